@@ -36,8 +36,7 @@ from localq.quantize.output.folder import claim_folder, stated_dtype, write_smal
 from localq.quantize.output.resume_files import ResumeFiles
 from localq.quantize.output.sensitivity_log import SensitivityLog
 from localq.quantize.output.shards import Shard, ShardWriter, plan_shards, start_state
-from localq.quantize.request import LayerwiseRequest
-from localq.quantize.request import config_changes, open_source, source_note
+from localq.quantize.request import LayerwiseRequest, config_changes, layerwise_task, open_source, source_note
 from localq.quantize.settings import ConversionSettings, QuantizedLayer, Tuning, rotate_mode
 from localq.quantize.target import target_format
 from localq.wording import OnProgress, Say
@@ -164,13 +163,13 @@ class _Conversion:
         """Choose the schemes for the requested bits, or load the choice of an interrupted run; see `mixture`."""
         request = self._request
         self._schemes = bit_mixture.load_or_choose(
-            request.out, task, self._model.layers, lambda trail: self._mixed(trail, on_progress, say)
+            request.out, task, self._model.layers, lambda log: self._mixed(log, on_progress, say)
         )
         every = {scheme for schemes in self._schemes for scheme in schemes}
         self._books = {scheme: load_initial(scheme, request.device) for scheme in every}
 
-    def _mixed(self, trail: SensitivityLog, on_progress: OnProgress, say: Say) -> bit_mixture.Schemes:
-        """Return the choice; the measuring resumes from `trail`."""
+    def _mixed(self, log: SensitivityLog, on_progress: OnProgress, say: Say) -> bit_mixture.Schemes:
+        """Return the choice; the measuring resumes from `log`."""
         request, model, total = self._request, self._model, 2 * self._model.layers
         done = 0
 
@@ -185,7 +184,7 @@ class _Conversion:
             *source, lambda what: on_progress(f"{FETCHING} {what}", done, total)
         )
         rows = partial(self._embedded, spread_indices(len(request.windows)))
-        prices = sensitivities(model, rows, request.device, self._settings, trail, before)
+        prices = sensitivities(model, rows, request.device, self._settings, log, before)
         return bit_mixture.choose_schemes(model, prices, self._settings.shares, self._layout, request.bits or 0.0, say)
 
     def quantization_config(self) -> dict[str, Any]:

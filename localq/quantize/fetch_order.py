@@ -1,4 +1,4 @@
-"""The order in which a layer-by-layer conversion reads a source that is downloaded file by file (`files/hub/shards.py`).
+"""The order in which a layer-by-layer conversion reads a source downloaded file by file (`files/hub/shards.py`).
 
 Step 0 is the embedding, steps from 1 are the layers, and the last one is an untied head. Measuring a mixture reads the
 layers forwards and backwards, and quantizing reads them again: deleted files are downloaded again, so that no more

@@ -58,7 +58,7 @@ class TargetFormat(Protocol):
         ...
 
     def to_tensors(self, packed: Packed, prefix: str, home: str) -> dict[str, Tensor]:
-        """Return the checkpoint tensors of the Linear `prefix`, on the CPU; home: the Linear that holds the codebooks."""
+        """Return the checkpoint tensors of a Linear, on the CPU; home: the Linear that owns the codebooks."""
         ...
 
     def from_checkpoint(self, checkpoint: Checkpoint, prefix: str) -> Packed:
@@ -137,7 +137,7 @@ class Aqlm2x8Format:
         return Packed(pairs, stored.scales.flatten(), None, stored.shape)
 
     def quantization_config(self, dtype: str, unquantized: Iterable[str]) -> dict[str, Any]:
-        """See `TargetFormat`. transformers compared names of weights before its release 5, and those of modules since."""
+        """Return that entry of config.json, with names of weights for transformers 4 and of modules for 5."""
         modules = sorted({*unquantized, "lm_head"})
         return {
             "quant_method": aqlm.quant_method,

@@ -130,9 +130,9 @@ def test_keys_in_8_and_values_in_4_bit_are_those_of_either_cache():
 def test_what_cannot_be_quantized_is_refused():
     with pytest.raises(LocalqError, match="heads of 5 columns cannot be stored in 8 bit"):
         KVCache(LAYOUT, 11, torch.float32, "cpu", 8)
-    with pytest.raises(LocalqError, match="5 bits is not defined"):
+    with pytest.raises(LocalqError, match="5 bits is not"):
         KVCache(WIDE, 11, torch.float32, "cpu", 5)
-    with pytest.raises(LocalqError, match="k4v8 bits is not defined"):
+    with pytest.raises(LocalqError, match="k4v8 bits is not supported"):
         KVCache(WIDE, 11, torch.float32, "cpu", "k4v8")
 
 
@@ -181,5 +181,5 @@ def test_zeros_and_every_width(width, bits):
 
 
 def test_unknown_bits():
-    with pytest.raises(ValueError, match="5 bits is not defined"):
+    with pytest.raises(ValueError, match="5 bits is not"):
         kv_codec.quantize(torch.ones(8), 5)

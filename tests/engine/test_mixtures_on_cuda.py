@@ -36,13 +36,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     plain = {kind: expert_checkpoints.source(place / kind, kind) for kind in ("mixtral", "qwen3_moe")}
     oss = make_checkpoint(place / "gpt_oss", "gpt_oss", shard_bytes=2**30)
     made = {f"{kind} bf16": folder for kind, folder in plain.items()}
-    made |= {f"{kind} nf4": by_tensor.convert(TensorwiseRequest(open_model(plain[kind]), "nf4", place / f"{kind}-nf4")) for kind in plain}
+    made |= {
+        f"{kind} nf4": by_tensor.convert(TensorwiseRequest(open_model(plain[kind]), "nf4", place / f"{kind}-nf4"))
+        for kind in plain
+    }
     for kind, format in (("mixtral", "vq2"), ("qwen3_moe", "vq2"), ("mixtral", "aqlm2x8")):
         made[f"{kind} {format}"] = converted(plain[kind], place / f"{kind}-{format}", format=format)
-    made["mixtral mxfp4"] = by_tensor.convert(TensorwiseRequest(open_model(plain["mixtral"]), "mxfp4", place / "mixtral-mxfp4"))
+    made["mixtral mxfp4"] = by_tensor.convert(
+        TensorwiseRequest(open_model(plain["mixtral"]), "mxfp4", place / "mixtral-mxfp4")
+    )
     made["qwen3_moe routers"] = expert_checkpoints.quantized(place / "hub", plain["qwen3_moe"], "nf4", routers=True)[0]
     made["gpt_oss mxfp4"] = published = expert_checkpoints.gpt_oss_published(place / "published", oss)
-    return {**made, "gpt_oss nf4": by_tensor.convert(TensorwiseRequest(open_model(published), "nf4", place / "gpt_oss-nf4"))}
+    return {
+        **made,
+        "gpt_oss nf4": by_tensor.convert(TensorwiseRequest(open_model(published), "nf4", place / "gpt_oss-nf4")),
+    }
 
 
 def loaded(folder: Path, device: str) -> LoadedModel:
@@ -147,7 +155,10 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Formats without kernels for experts."""
     place = tmp_path_factory.mktemp("others")
     plain = expert_checkpoints.source(place / "plain", "mixtral")
-    made = {each: by_tensor.convert(TensorwiseRequest(open_model(plain), each, place / each)) for each in ("bcq", "squeezellm")}
+    made = {
+        each: by_tensor.convert(TensorwiseRequest(open_model(plain), each, place / each))
+        for each in ("bcq", "squeezellm")
+    }
     published = ("awq", "gptq", "aqlm 1x16g8")
     return made | {each: expert_checkpoints.quantized(place / each, plain, each)[0] for each in published}
 

@@ -22,8 +22,8 @@ from localq.planner.load_options import LoadOptions
 from localq.quantize import by_layer
 from localq.quantize.by_layer import convert
 from localq.quantize.model.calibration_stream import check_range
-from localq.quantize.settings import Effort, Tuning
 from localq.quantize.request import LayerwiseRequest
+from localq.quantize.settings import Effort, Tuning
 from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.formats import aqlm_package
 from tests.support.models.tiny_checkpoints import make_checkpoint

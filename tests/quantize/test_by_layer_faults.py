@@ -57,7 +57,9 @@ def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All layers together at the end: what is killed is killed in the midst of that, too."""
-    return converted(llama, tmp_path_factory.mktemp("out") / "trained", **SETTINGS, joint_tuning=Tuning(steps=2, sequences=2))
+    return converted(
+        llama, tmp_path_factory.mktemp("out") / "trained", **SETTINGS, joint_tuning=Tuning(steps=2, sequences=2)
+    )
 
 
 # One process that has loaded everything makes children: each converts and is killed, and another goes on.

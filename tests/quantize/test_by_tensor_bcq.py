@@ -108,7 +108,9 @@ def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path: Path) -> None:
     told: list[str] = []
     wish = binary_mixture.BitBudget(3.5, TEXT)
-    out = by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "out", budget=wish), None, told.append)
+    out = by_tensor.convert(
+        TensorwiseRequest(open_model(source), "bcq", tmp_path / "out", budget=wish), None, told.append
+    )
     assert 3.3 < bits.per_weight(open_model(out)) <= 3.5
     assert any("bits a weight of 3.5" in line for line in told)
     assert re.fullmatch(r"mix3\.[345]\d?", stored_format.scheme_of(open_model(out)))
@@ -154,16 +156,22 @@ def test_a_mixture_that_was_killed_while_it_measured_goes_on(
             by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, budget=wish))
     assert (out / sensitivity_log.FILE).is_file()
     monkeypatch.setattr(sensitivity.Source, "block", lambda model, layer: (steps.append(layer), read(model, layer))[1])
-    by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, budget=wish), lambda what, *_: steps.append(what))
+    by_tensor.convert(
+        TensorwiseRequest(open_model(source), "bcq", out, budget=wish), lambda what, *_: steps.append(what)
+    )
     measured = [each for each in steps[: steps.index("quantizing")] if isinstance(each, int)]
     assert measured == {1: [1, 1, 0, 0, 1], 3: [1, 0, 0, 1]}[step]  # the last two: where schemes are tried
     assert not list(out.glob("conversion.*"))
-    assert digests(out) == digests(by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "whole", budget=wish)))
+    assert digests(out) == digests(
+        by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "whole", budget=wish))
+    )
 
 
 def test_too_few_bits_for_a_mixture(source: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalqError, match="the least that this model takes") as caught:
-        by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "out", budget=binary_mixture.BitBudget(1.01, TEXT)))
+        by_tensor.convert(
+            TensorwiseRequest(open_model(source), "bcq", tmp_path / "out", budget=binary_mixture.BitBudget(1.01, TEXT))
+        )
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -214,7 +222,9 @@ def test_on_a_text_the_model_computes_more_nearly_what_it_did(source: Path, tmp_
     """Of the text itself; and only the codes differ, not what is written besides or how it is called."""
     ids = torch.tensor(TEXT.windows[0])
     plain = by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "plain", scheme="q2g32"))
-    on_text = by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "text", scheme="q2g32", text=TEXT))
+    on_text = by_tensor.convert(
+        TensorwiseRequest(open_model(source), "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
+    )
     assert shapes(on_text) == shapes(plain)
     assert stored_format.scheme_of(open_model(on_text)) == stored_format.scheme_of(open_model(plain)) == "q2g32"
     assert (on_text / "config.json").read_bytes() == (plain / "config.json").read_bytes()
@@ -232,7 +242,9 @@ def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
     plain = by_tensor.convert(TensorwiseRequest(uneven, "bcq", tmp_path / "plain", scheme="q2g32"))
     whole = by_tensor.convert(TensorwiseRequest(uneven, "bcq", tmp_path / "text", scheme="q2g32", text=TEXT))
     assert shapes(whole) == shapes(plain)
-    mixed = by_tensor.convert(TensorwiseRequest(uneven, "bcq", tmp_path / "mixed", budget=binary_mixture.BitBudget(3.5, TEXT)))
+    mixed = by_tensor.convert(
+        TensorwiseRequest(uneven, "bcq", tmp_path / "mixed", budget=binary_mixture.BitBudget(3.5, TEXT))
+    )
     assert shapes(mixed).keys() == shapes(plain).keys()
     with open_checkpoint(uneven) as before, open_checkpoint(open_model(mixed)) as after:
         name = "model.layers.1.mlp.down_proj.weight"
@@ -259,7 +271,9 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what was written of the layers before, which are not searched again."""
-    whole = by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "whole", shard_bytes=5_000, text=TEXT))
+    whole = by_tensor.convert(
+        TensorwiseRequest(open_model(source), "bcq", tmp_path / "whole", shard_bytes=5_000, text=TEXT)
+    )
     out, packed = tmp_path / "out", binary_layers.LayerCodes.packed
 
     def stopped(layers: binary_layers.LayerCodes, prefix: str) -> bcq.Packed:

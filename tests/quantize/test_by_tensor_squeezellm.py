@@ -168,7 +168,9 @@ def test_what_was_killed_goes_on_with_what_it_measured(source: Path, made: Path,
     assert (tmp_path / "out" / input_moments.FILE).is_file()
     told.clear()
     again = {"shard_bytes": 60_000, "text": TEXT}
-    by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", **again), lambda what, *_: told.append(what))
+    by_tensor.convert(
+        TensorwiseRequest(files, "squeezellm", tmp_path / "out", **again), lambda what, *_: told.append(what)
+    )
     assert set(told) == {"quantizing"}
     for path in made.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()

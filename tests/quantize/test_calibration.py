@@ -142,12 +142,12 @@ def test_the_chats_tell_a_conversion_from_others(source, chats, tmp_path) -> Non
     [
         ([json.dumps(CHATS[0]), "{oops"], r"line 2: not valid JSON"),
         (["[1, 2]"], r"line 1: holds a JSON list where an object belongs"),
-        (["", '{"text": "hello"}'], r"line 2: its messages are no list of roles and contents"),
-        (['{"messages": []}'], r"line 1: its messages"),
-        (['{"messages": ["hello"]}'], r"line 1: its messages"),
-        (['{"messages": [{"role": "user", "content": ["hello"]}]}'], r"line 1: its messages"),
-        (['{"messages": [{"content": "hello"}]}'], r"line 1: its messages"),
-        (["", "  "], "is empty: it holds no chat"),
+        (["", '{"text": "hello"}'], r"line 2: messages must be a list"),
+        (['{"messages": []}'], r"line 1: messages must be"),
+        (['{"messages": ["hello"]}'], r"line 1: messages must be"),
+        (['{"messages": [{"role": "user", "content": ["hello"]}]}'], r"line 1: messages must be"),
+        (['{"messages": [{"content": "hello"}]}'], r"line 1: messages must be"),
+        (["", "  "], "contains no chats"),
     ],
 )
 def test_lines_that_are_no_chats_are_named(tmp_path, lines, why) -> None:
@@ -157,7 +157,7 @@ def test_lines_that_are_no_chats_are_named(tmp_path, lines, why) -> None:
         calibration.read_texts([path])
     assert caught.value.exit_code == ExitCode.USAGE
     assert caught.value.what == calibration.OPTION
-    assert caught.value.next_step.startswith('A line is {"messages"')
+    assert caught.value.next_step.startswith('Each line must be {"messages"')
 
 
 def test_a_model_that_cannot_read_chats_says_so(source, tmp_path, chats) -> None:
@@ -167,7 +167,7 @@ def test_a_model_that_cannot_read_chats_says_so(source, tmp_path, chats) -> None
         (base / path.name).write_bytes(path.read_bytes())
     config = json.loads((base / "tokenizer_config.json").read_text())
     for template, why in (
-        (None, "this base model has no chat template"),
+        (None, "but this base model has no chat template"),
         ("{{ raise_exception('no system') if messages[0]['role'] == 'system' }}", "line 5: .*no system"),
     ):
         (base / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))

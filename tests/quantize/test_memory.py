@@ -237,7 +237,13 @@ def test_the_count_of_training_is_what_the_allocator_of_a_gpu_tells(tmp_path):
     hidden, tokens, vocab, device = 2048, 1024, 40960, torch.device("cuda", 0)
     model, tuning = decoder(7168, tokens, hidden), Tuning(2, 2)
     counted = memory.count(
-        model.layers[0], hidden, tokens, settings("cuda", joint_tuning=tuning), device="cuda", rotated=False, vocab=vocab
+        model.layers[0],
+        hidden,
+        tokens,
+        settings("cuda", joint_tuning=tuning),
+        device="cuda",
+        rotated=False,
+        vocab=vocab,
     )
     streams = text(model, tokens, device)
     layers = [(copy.deepcopy(block).to(device), packed_block(block, 1)) for block in model.layers]

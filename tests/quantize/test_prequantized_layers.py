@@ -112,7 +112,7 @@ def test_the_command_that_trains_them(made, packed, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "3 windows of 512 tokens, on CPU." in said
     assert "paths a row" not in said
-    assert "trained together, " in said
+    assert "joint training: " in said
     for file in model.glob("model-*.safetensors"):
         before, after = load_file(file), load_file(out / file.name)
         changed = {name.rpartition(".")[2] for name in before if not torch.equal(before[name], after[name])}

@@ -1,13 +1,12 @@
-"""A model in binary codes, layer by layer on a text: every matrix on what those before it have left of its input.
+"""Binary-coding quantization layer by layer on a text: every matrix on the input that the matrices before it leave.
 
-The text runs through the model twice, as it was and as it is by now. `statistics.py` makes of both the metric of a
-matrix and its goal, which makes up for what was lost before it; `binary.py` finds the codes. Nothing is turned, so all
-else of the model stays as it is, and so do matrices whose rows the format cannot take.
+The text runs through the source model and through the quantized one. `model/statistics.py` turns both into the metric
+of a matrix and its target, which compensates for earlier losses; `binary/matrix.py` finds the codes. Nothing is
+rotated, so everything else stays as it is, and so do matrices whose row length the format cannot store.
 
-A conversion asks for its matrices in the order of the layers (`Layers.packed`). One that goes on takes the text through
-the layers that are written already, with the weights they stand for, makes one that is not there whole again, and so
-comes to what it would have made. On the device lie both copies of a layer in f32, and of one matrix the metric, its
-factor and the drift.
+A conversion requests its matrices in the order of the layers (`LayerCodes.packed`). A resumed one runs the text through
+the finished layers with their written weights, and quantizes an unfinished layer again, so the result is the same. The
+device holds both copies of a layer in f32, and for one matrix the metric, its factor and the drift.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from localq.quantize.model.sensitivity import group_linears
 from localq.quantize.model.source import SourceModel
 from localq.quantize.model.statistics import Statistics
 
-CORRECTION = 0.03  # damping of the goals, in parts of the metric's mean diagonal
-MakerOf = Callable[[str], bcq.Maker]  # planes and group of the Linear of that prefix
-Written = Callable[[str], bcq.Packed | None]  # what an earlier run has made of it, if it has
+CORRECTION = 0.03  # damping of the targets, as a fraction of the metric's mean diagonal
+MakerOf = Callable[[str], bcq.Maker]  # planes and group of the Linear with that prefix
+Written = Callable[[str], bcq.Packed | None]  # its codes from an interrupted run, if there are any
 
 
 class LayerCodes:
-    """The matrices of a model that is not turned, made when they are asked for, each layer once."""
+    """Codes of an unrotated model's matrices, computed on request, each layer once."""
 
     def __init__(self, model: SourceModel, streams: Streams, maker_of: MakerOf, written: Written) -> None:
-        """streams: the text as the first layer reads it; they are used up."""
+        """Take `streams`, the text as the input of the first layer; they are consumed."""
         self._model, self._streams, self._maker_of, self._written = model, streams, maker_of, written
         self._next = 0
         self._made: dict[str, bcq.Packed] = {}
@@ -49,13 +48,13 @@ class LayerCodes:
             self._layer_of |= {model.root(index) + name: index for name in names}
 
     def __contains__(self, prefix: str) -> bool:
-        """Is the Linear `prefix` one of a layer, of those that the format takes?"""
+        """True for a Linear of a layer that the format can store."""
         return prefix in self._layer_of
 
     def packed(self, prefix: str) -> bcq.Packed:
-        """The Linear `prefix`, on the CPU; layers before its own are through, those behind it not begun.
+        """Return the codes of the Linear `prefix`, on the CPU; requests come in the order of the layers.
 
-        Raises LocalqError (exit 8) for weights with which the model computes what is not finite.
+        Raises LocalqError (exit 8) for weights that lead to non-finite values.
         """
         layer = self._layer_of[prefix]
         with torch.inference_mode():
@@ -66,14 +65,14 @@ class LayerCodes:
 
 
 def is_supported(block: Block, group: Group) -> bool:
-    """Can the format take the matrices of `group`? Rows that are no multiple of 8 long are copied (`convert`)."""
+    """True where the format can store the matrices of `group`; others, with rows no multiple of 8 long, are copied."""
     return group_linears(block, group)[0].in_features % bcq.BLOCK == 0
 
 
 def _take_through(
     model: SourceModel, index: int, streams: Streams, maker_of: MakerOf, written: Written
 ) -> dict[str, bcq.Packed]:
-    """Both streams through layer `index`, and its matrices by prefix."""
+    """Run both streams through layer `index`, and return its codes by prefix."""
     block, root = model.block(index), model.root(index)
     made, found = copy.deepcopy(block), dict[str, bcq.Packed]()
     groups = groups_of(block)
@@ -108,14 +107,14 @@ def _take_through(
 def _packed(
     group: Group, block: Block, made: Block, streams: Streams, root: str, maker_of: MakerOf
 ) -> list[bcq.Packed]:
-    """The matrices of a group, which read one input, on the CPU."""
+    """Quantize the matrices of a group, which read one input; on the CPU."""
     linears = group_linears(block, group)
     weight = torch.cat([linear.weight for linear in linears])
     statistics = _gathered(group, linears[0], block, made, streams)
     metric = statistics.finish(weight, CORRECTION)
     if not bool(torch.isfinite(weight).all()):
-        why = "on the calibration text the model computes values that are not finite"
-        raise bad_file(root + group.names[0], why, "Fetch the model again.")
+        why = "on the calibration text the model computes non-finite values"
+        raise bad_file(root + group.names[0], why, "Check the weights: localq verify.")
     rows = [linear.out_features for linear in linears]
     parts = torch.split(weight, rows)
     makers = [maker_of(root + name) for name in group.names]
@@ -131,7 +130,7 @@ def _own(rows: bcq.Packed) -> bcq.Packed:
 
 
 def _gathered(group: Group, first: nn.Linear, block: Block, made: Block, streams: Streams) -> Statistics:
-    """What the text tells about the matrices of a group."""
+    """Return the input statistics of a group."""
     step = streams.step
     statistics = Statistics(first.in_features, first.out_features if group.writes else 0, streams.device)
     for x, full in streams.pairs():

@@ -1,19 +1,18 @@
-"""Binary codes (`quant/bcq.py`) with what a text tells about errors of columns together: signs and scales on a metric.
+"""Binary codes of one matrix (`formats/bcq`) on the second moments of its input: signs and scales by a metric.
 
-Of a matrix W f32 [rows, in] whose input has the second moments H (`statistics.py`), the codes are searched that lose
-least of trace(E H E^T), E = W less what the codes stand for; rows are independent of each other.
+For a matrix W f32 [rows, in] whose input has the second moments H (`model/statistics.py`), the search minimizes
+trace(E H E^T), where E is W minus the decoded codes; rows are independent of each other.
 
-1. Error feedback, as GPTQ has it (Frantar et al. 2023), to sums of scales in place of even steps. Column after column
-   takes the nearest sum, and the columns behind it, which are not chosen yet, make up for its error as well as they
-   can. A group gets its scales when its first column is reached, from what its weights have become by then, by
-   `bcq_solve` with columns that count as much as an error there will cost in the end: H = V V^T, V upper triangular,
-   and an error e of column j costs (e V_jj)^2.
-2. Turns, all groups one after the other in each: the scales of a group that are best for its signs, everything else as
-   it is (least squares with the metric); then each of its columns, in their order, takes the sum with the least loss,
-   everything else as it is. No step raises the loss, scales being those of f16 that are stored.
+1. Error feedback as in GPTQ (Frantar et al. 2023), with sums of scales in place of even steps. Column by column takes
+   the nearest sum, and later columns compensate for its error. A group gets its scales when its first column is
+   reached, from its weights at that point, by `bcq.solve` with columns weighted by their later cost: H = V V^T, V upper
+   triangular, and an error e of column j costs (e V_jj)^2.
+2. Refinement passes over all groups: the scales of a group that are best for its signs, everything else fixed (least
+   squares with the metric); then each of its columns, in order, takes the sum with the least loss, everything else
+   fixed. No step raises the loss, with scales as they are stored in f16.
 
-Step 2 finds what feedback cannot: errors that earlier columns should have made for later ones, and scales for signs
-that were not chosen by distance.
+Step 2 finds what feedback cannot: errors that earlier columns should make for later ones, and scales for signs that
+were not chosen by distance.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from localq.formats.bcq import solve as bcq_solve
 from localq.quantize.model.linear_algebra import pieces
 from localq.quantize.model.statistics import damped_in_place, factor
 
-TURNS = 2  # of step 2: a third lessens the loss by about a hundredth more (tests/quantize/binary/test_matrix.py)
-FIRST_TURNS = 5  # of `bcq_solve` at most, for scales that are fitted again
-DAMPING = 0.01  # of the metric, in parts of its mean diagonal
-RUN = 128  # columns whose errors are gathered before they go to the columns behind, or to all others
-FINER = 8  # than `pieces` in general: rows that are worked on take `TAKEN` bytes a weight besides
+TURNS = 2  # passes of step 2; a third one lowers the loss by about 1 % (tests/quantize/binary/test_matrix.py)
+FIRST_TURNS = 5  # most iterations of `bcq.solve`; step 2 fits the scales again
+DAMPING = 0.01  # of the metric, as a fraction of its mean diagonal
+RUN = 128  # columns whose errors are collected before they are applied to the other columns
+FINER = 8  # pieces are smaller than in general by this factor: working on rows takes `TAKEN` more bytes per weight
 TAKEN = 64
 
 
 @dataclass(frozen=True)
 class EncodedMatrix:
-    """A matrix in binary codes, and its loss: trace(E H E^T) over trace(W H W^T), without damping."""
+    """A matrix in binary codes, and its loss: trace(E H E^T) / trace(W H W^T), without damping."""
 
     packed: bcq.Packed
     loss: float
 
 
 def encode(weight: Tensor, metric: Tensor, maker: bcq.Maker, turns: int = TURNS) -> EncodedMatrix:
-    """weight f32 [rows, in], finite; metric f32 [in, in], of the same device -> its codes there.
+    """Encode weight f32 [rows, in], finite, by metric f32 [in, in] on the same device.
 
-    The metric is raised while this lasts (`statistics.damped_in_place`). Raises LocalqError (exit 8) where it is not finite.
+    The metric is damped in place meanwhile. Raises LocalqError (exit 8) where it is not finite.
     """
     rows, columns = weight.shape
     size = min(maker.group or columns, columns)
@@ -68,7 +67,7 @@ def _pieces(rows: int, columns: int) -> list[slice]:
 def _chosen(
     weight: Tensor, maker: bcq.Maker, cuts: list[slice], feedback: Tensor, metric: Tensor, turns: int
 ) -> tuple[Tensor, Tensor]:
-    """Of some rows: numbers u8 [rows, in], scales f16 [rows, layers, groups]."""
+    """Encode some rows: numbers u8 [rows, in], scales f16 [rows, layers, groups]."""
     part = _Rows(weight, maker, cuts)
     part.feed(feedback)
     part.refine(metric, turns)
@@ -76,7 +75,7 @@ def _chosen(
 
 
 class _Rows:
-    """Some rows of a matrix, turned on their side: what belongs to a column lies together.
+    """Some rows of a matrix, transposed, so that a column is contiguous.
 
     numbers  u8 [in, rows]: bit b is the sign in plane b
     scales   f16 [groups, rows, layers]
@@ -94,7 +93,7 @@ class _Rows:
         return bcq_solve.Sums(self.scales[group].float(), self._planes)
 
     def feed(self, feedback: Tensor) -> None:
-        """Codes by feedback; the inverse of V, f32 [in, in]."""
+        """Choose codes by error feedback; feedback: the inverse of V, f32 [in, in]."""
         left, pivots = self._weight.clone(), feedback.diagonal().clone()
         for group, cut in enumerate(self._cuts):
             costs = pivots[cut].square().reciprocal()
@@ -112,17 +111,17 @@ class _Rows:
                 left[run.stop :].addmm_(feedback[run, run.stop :].T, errors, alpha=-1)
 
     def _index(self, run: slice) -> Tensor:
-        """For which of its sums each weight takes, rising: i64 [columns, rows, 1]."""
+        """Allocate the rank of the sum that each weight takes: i64 [columns, rows, 1]."""
         return self.numbers.new_empty(run.stop - run.start, self.numbers.shape[1], 1, dtype=torch.int64)
 
     def _take(self, run: slice, sums: bcq_solve.Sums, index: Tensor) -> None:
-        """Numbers and values of some columns by `index`."""
+        """Set numbers and values of some columns from `index`."""
         chosen = index[..., 0].T
         self.numbers[run] = sums.order.gather(1, chosen).T.to(torch.uint8)
         self._values[run] = sums.sums.gather(1, chosen).T
 
     def refine(self, metric: Tensor, turns: int) -> None:
-        """Turns on `metric` f32 [in, in], symmetric."""
+        """Run refinement passes on `metric` f32 [in, in], symmetric."""
         if not turns:
             return
         slopes = metric @ (self._weight - self._values)  # H E^T
@@ -134,7 +133,7 @@ class _Rows:
                     self._choose(run, sums, metric, slopes)
 
     def _fit(self, group: int, cut: slice, metric: Tensor, slopes: Tensor) -> None:
-        """The scales of a group that are best for its signs, where they lessen the loss."""
+        """Fit the scales of a group to its signs, where that lowers the loss."""
         signs = [(self.numbers[cut] >> plane & 1).float() * 2 - 1 for plane in range(self._planes)]
         signs += [torch.ones_like(signs[0])] * self._zero_point
         own, layers = metric[cut, cut], len(signs)
@@ -158,7 +157,7 @@ class _Rows:
         slopes.addmm_(metric[:, cut], change, alpha=-1)
 
     def _choose(self, run: slice, sums: bcq_solve.Sums, metric: Tensor, slopes: Tensor) -> None:
-        """The best sum for each of some columns of a group."""
+        """Choose the best sum for each of some columns of a group."""
         some, own, index = slopes[run].clone(), metric[run, run], self._index(run)
         before = self._values[run].clone()
         for at, heavy in enumerate(own.diagonal()):

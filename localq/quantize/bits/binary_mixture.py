@@ -1,12 +1,12 @@
-"""Planes and groups of binary codes where they are worth most: which scheme each sub-layer gets, for a size in all.
+"""Mixed binary codes: each sub-layer gets the planes and group size that are worth its bytes, within a total size.
 
-The sub-layers are those of `quantizer.mixture`: q, k and v; o; gate and up; down. What one loses in a scheme is what an
-error in it costs at the end of the model (`quantizer/sensitivity.py`, with feedback, as `quantizer/binary.py` has it)
-times what the scheme leaves of its weights, measured on rows from all over it; what it takes is counted in bytes, with
-all scales. The choice among the schemes is that of `quantizer.mixture`: the step with the most loss less a byte, again
-and again, while it fits. nuQmm's search quantizes each sub-layer in each scheme and reads the text again.
+The sub-layers are the groups of `bits/mixture.py`: q, k and v; o; gate and up; down. The loss of a scheme is the
+sub-layer's sensitivity (`model/sensitivity.py`, with feedback, as in `binary/matrix.py`) times the error that the
+scheme leaves, measured on rows from all over the sub-layer; its cost is counted in bytes, with all scales. The choice
+among the schemes is that of `bits/mixture.py`. nuQmm's search quantizes each sub-layer in each scheme and reads the
+text again.
 
-A conversion keeps its choice in `mixture.FILE` while it lasts, so that one that goes on makes what it would have made.
+A conversion keeps its choice in `mixture.FILE` while it runs, so that a resumed one gives the same result.
 """
 
 from __future__ import annotations
@@ -38,52 +38,52 @@ from localq.quantize.output.sensitivity_log import SensitivityLog
 from localq.quantize.settings import ConversionSettings, Effort
 from localq.wording import OnProgress, Say
 
-ROWS = 8  # of a matrix, on which a scheme is tried
-TRIED = 3  # turns of the solver there: which scheme is better shows soon
+ROWS = 8  # of a matrix, to try a scheme on
+TRIED = 3  # iterations of the solver there: enough to rank the schemes
 CANDIDATES = tuple(f"q{planes}g{group}" for planes in range(1, MOST_PLANES + 1) for group in BCQ_GROUPS)
-MEASURING = "measuring what bits are worth"
+MEASURING = "measuring sensitivity"
 PLAIN = ConversionSettings(Effort(), (), rotate="none", shares=False)
 
 
 @dataclass(frozen=True)
 class BitBudget:
-    """So many bits per weight at most, with all scales, decided on a text."""
+    """A budget of bits per weight, with all scales, and the text that decides where they go."""
 
     bits: float
     text: CalibrationText
 
     @property
     def facts(self) -> list[str]:
-        """What tells it from another."""
+        """What identifies the budget in a conversion's fingerprint."""
         return [f"{self.bits:g}", *self.text.facts]
 
 
 @dataclass(frozen=True)
 class MixedFormat:
-    """The format with numbers of its own for each matrix, as `convert` makes it; see `bcq.Maker`."""
+    """bcq with planes and group size per matrix; stands in for the format in `by_tensor.convert`."""
 
     makers: dict[str, bcq.Maker]
     BLOCK: int = bcq.BLOCK
 
     def of_matrix(self, prefix: str) -> bcq.Maker:
-        """Of the Linear `prefix`; the default's where the search did not see it."""
+        """Return the parameters of the Linear `prefix`; the default's outside the search."""
         return self.makers.get(prefix, bcq.of_scheme(""))
 
     def quantization_config(self, compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
-        """See `bcq.quantization_config`."""
+        """Return that entry of config.json."""
         return bcq.quantization_config(compute_dtype, skipped)
 
 
 def choose_format(
     out: Path,
     task: dict[str, Any],
-    wish: BitBudget,
+    budget: BitBudget,
     source: ModelFiles,
     checkpoint: Checkpoint,
-    tell: OnProgress,
+    on_progress: OnProgress,
     say: Say,
 ) -> MixedFormat:
-    """What the conversion `task` into `out` makes, or has made already, of each matrix.
+    """Choose planes and group size of each matrix for the conversion `task`, or load the choice from `out`.
 
     Raises LocalqError: exit 2 for a mixture of experts, or too few bits, 8 for damaged weights.
     """
@@ -93,9 +93,9 @@ def choose_format(
         raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
     architecture = ARCHITECTURES[model_type]
     with torch.no_grad():
-        model = SourceModel(source, checkpoint, architecture, wish.text.device, seed=0, rotated=False)
+        model = SourceModel(source, checkpoint, architecture, budget.text.device, seed=0, rotated=False)
         schemes = bit_mixture.load_or_choose(
-            out, task, model.layers, lambda trail: _chosen(model, wish, trail, tell, say)
+            out, task, model.layers, lambda log: _chosen(model, budget, log, on_progress, say)
         )
     makers: dict[str, bcq.Maker] = {}
     for layer, row in enumerate(schemes):
@@ -104,28 +104,28 @@ def choose_format(
     return MixedFormat(makers)
 
 
-def _chosen(model: SourceModel, wish: BitBudget, trail: SensitivityLog, tell: OnProgress, say: Say) -> Schemes:
+def _chosen(model: SourceModel, budget: BitBudget, log: SensitivityLog, on_progress: OnProgress, say: Say) -> Schemes:
     steps = 3 * model.layers
-    windows = [wish.text.windows[index] for index in spread_indices(len(wish.text.windows), WINDOWS)]
+    windows = [budget.text.windows[index] for index in spread_indices(len(budget.text.windows), WINDOWS)]
 
     def rows() -> list[Tensor]:
         dtype = stream_dtype(len(windows), len(windows[0]), model.model.config.hidden)
         return [(each * model.model.embed_scale).to(dtype) for each in model.embedded(windows)]
 
     def before(left: Sequence[int]) -> None:
-        tell(MEASURING, 2 * model.layers - sum(0 < number <= model.layers for number in left), steps)
+        on_progress(MEASURING, 2 * model.layers - sum(0 < number <= model.layers for number in left), steps)
 
-    prices = sensitivities(model, rows, wish.text.device, PLAIN, trail, before)
+    prices = sensitivities(model, rows, budget.text.device, PLAIN, log, before)
     offered: dict[tuple[int, int], tuple[PricedGroup, list[str]]] = {}  # by layer and group
     for layer, row in enumerate(prices):
         block = model.block(layer)
         for number, (group, price) in enumerate(zip(groups_of(block), row, strict=True)):
             if is_supported(block, group):
                 offered[layer, number] = _part(group.names, group_linears(block, group), price)
-        tell(MEASURING, 2 * model.layers + layer + 1, steps)
+        on_progress(MEASURING, 2 * model.layers + layer + 1, steps)
     parts = [part for part, _ in offered.values()]
-    chosen = bit_mixture.choose(parts, wish.bits)
-    say(bit_mixture.summary(parts, chosen, wish.bits))
+    chosen = bit_mixture.choose(parts, budget.bits)
+    say(bit_mixture.summary(parts, chosen, budget.bits))
     schemes = [[""] * len(row) for row in prices]  # "" where the format cannot take the matrices, which are copied
     for ((layer, number), (_, names)), each in zip(offered.items(), chosen, strict=True):
         schemes[layer][number] = names[each]
@@ -133,14 +133,14 @@ def _chosen(model: SourceModel, wish: BitBudget, trail: SensitivityLog, tell: On
 
 
 def _part(names: tuple[str, ...], linears: list[nn.Linear], price: float) -> tuple[PricedGroup, list[str]]:
-    """A sub-layer, and the schemes that its numbers count: those that no other beats in size and in loss."""
+    """Return a sub-layer and its schemes: those that no other beats in both size and loss."""
     sampled = torch.cat([linear.weight[_spread_rows(linear.out_features)].float() for linear in linears])
     energy = float(sampled.double().square().sum()) or 1.0
     tried = []
     columns = linears[0].in_features
     for scheme in CANDIDATES:
         maker = bcq.of_scheme(scheme)
-        if maker.group // 2 >= max(columns, BCQ_GROUPS[0]):  # all of a row, as in half of it
+        if maker.group // 2 >= max(columns, BCQ_GROUPS[0]):  # the same as a smaller group: both cover the row
             continue
         size = sum(bcq.bytes(each.out_features, each.in_features, maker.planes, maker.group) for each in linears)
         left = _error(maker, sampled) / energy

@@ -1,15 +1,15 @@
-"""Bits where they are worth most: which scheme of vq2 each group of matrices gets, for a size in all.
+"""Mixed schemes of vq2: each group of matrices gets the scheme that is worth its bytes, within a total size.
 
-Groups (`matrix_groups.groups_of`): matrices that read one input share their codebooks, and so their scheme. What
-one loses in a scheme is its sensitivity (`sensitivity.py`) times what the scheme leaves of noise; what it takes is
-counted in bytes, with codebooks, scales and signs. From 2 bits everywhere, the step with the most loss less a byte is
-taken, again and again, while it fits: along the lower hull of a group's steps, which is the least sum for that size.
+Matrices of a group (`matrix_groups.groups_of`) read one input and share codebooks, and so their scheme. The loss of a
+scheme is the group's sensitivity (`model/sensitivity.py`) times the noise that the scheme leaves; its cost is counted
+in bytes, with codebooks, scales and signs. From 2 bits everywhere, the step with the largest loss reduction per byte is
+taken again and again while it fits: along the lower hull of each group's steps, which minimizes the sum for that size.
 
-Measured once, on smollm2-135m made in haste (3,072 tokens, 2 paths) at 2.67 bits with all that is stored: perplexity
-60.7 with 2.5 bits of codes everywhere, 51.8 mixed (4 windows of 1024 of the validation slice).
+Measured on smollm2-135m, quantized fast (3,072 tokens, 2 paths) to 2.67 bits in total: perplexity 60.7 with 2.5 bits of
+codes everywhere, 51.8 mixed (4 windows of 1024 of the validation slice).
 
-A conversion keeps its choice in `FILE` while it lasts, and until then what it has measured (`trail.py`), so that one
-that goes on makes what it would have made.
+A conversion keeps its choice in `FILE` while it runs, and until then its measurements (`output/sensitivity_log.py`), so
+that a resumed one gives the same result.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from localq.quantize.output.sensitivity_log import SensitivityLog
 from localq.quantize.output.shards import write_file
 from localq.wording import Say
 
-# What each scheme leaves of Gaussian noise, with 16 paths: `books.error` (tests/quantize/bits/test_mixture.py).
+# Mean square error on Gaussian weights by scheme, with 16 paths (tests/quantize/bits/test_mixture.py).
 NOISE_LEFT = {"s4l16": 0.0824, "s4l16+s16l16": 0.0508, "s4l16+s8l16": 0.0282, "s4l16+s4l16": 0.00792}
 SCHEMES = tuple(NOISE_LEFT)
 FILE = "conversion.bits.json"
 MAX_FILE_BYTES = 2**20
-MOST_BITS = 4  # that can be asked for
+MOST_BITS = 4  # the largest `--bits`
 _DENSE = ("weight", "bias")
-Schemes = list[list[str]]  # of each layer, of each group
-Layout = Callable[[int, list[str]], dict[str, TensorInfo]]  # of a layer, whose groups have these schemes: its tensors
+Schemes = list[list[str]]  # by layer and group
+Layout = Callable[[int, list[str]], dict[str, TensorInfo]]  # (layer, schemes of its groups) -> its tensors
 
 
 @dataclass(frozen=True)
 class PricedGroup:
-    """A group of a layer.
+    """A group of a layer, with what each scheme costs and loses.
 
-    sensitivity  nats a token
-    sizes        bytes in each of `SCHEMES`, or of the schemes of another format, rising
-    weights      how many
-    left         what each scheme leaves of noise
+    sensitivity  nats per token
+    sizes        bytes in each of `SCHEMES`, or of the schemes of another format, ascending
+    weights      number of weights
+    left         mean square error that each scheme leaves of unit noise
     """
 
     names: tuple[str, ...]
@@ -58,11 +58,11 @@ class PricedGroup:
     left: tuple[float, ...] = tuple(NOISE_LEFT.values())
 
     def loss(self, scheme: int) -> float:
-        """Nats a token."""
+        """Return the loss in nats per token."""
         return self.sensitivity * self.left[scheme]
 
     def steps(self) -> list[int]:
-        """Schemes on the lower hull of loss over size, rising; the first is 0."""
+        """Return the schemes on the lower hull of loss over size, ascending; the first is 0."""
         hull: list[int] = []
         for scheme in range(len(self.sizes)):
             while len(hull) > 1 and self.slope(hull[-1], scheme) >= self.slope(hull[-2], hull[-1]):
@@ -71,14 +71,14 @@ class PricedGroup:
         return hull
 
     def slope(self, before: int, after: int) -> float:
-        """Nats less for each byte more."""
+        """Return the loss reduction per byte, in nats."""
         return (self.loss(before) - self.loss(after)) / (self.sizes[after] - self.sizes[before])
 
 
 def choose(parts: Sequence[PricedGroup], bits: float) -> list[int]:
-    """A number of `SCHEMES` for each part, of at most `bits` per weight over all of them.
+    """Choose a scheme for each part (its index in `SCHEMES`), at most `bits` per weight over all of them.
 
-    Raises LocalqError (exit 2) where even the smallest takes more.
+    Raises LocalqError (exit 2) where even the smallest schemes take more.
     """
     size, budget = _least(parts, bits)
     waiting = [part.steps()[1:] for part in parts]
@@ -97,14 +97,14 @@ def choose(parts: Sequence[PricedGroup], bits: float) -> list[int]:
 
 
 def _least(parts: Sequence[PricedGroup], bits: float) -> tuple[int, int]:
-    """Bytes of all parts in the smallest scheme, and those that there may be. See `choose`."""
+    """Return the bytes of all parts in the smallest scheme, and the budget; raises as `choose`."""
     weights, size = sum(part.weights for part in parts), sum(part.sizes[0] for part in parts)
     budget = int(bits * weights / 8)
     if size > budget:
         least = -(-800 * size // weights) / 100
-        why = f"the least that this model takes is {least:.2f} bits a weight, with codebooks, scales and signs"
-        step = "Leave mixtures to larger models: the same everywhere, as with --bits 2, takes any."
-        raise usage_error("--bits", why, f"Ask for {least:.2f} or more." if least < MOST_BITS else step)
+        why = f"this model needs at least {least:.2f} bits per weight, with codebooks, scales and signs"
+        step = "Mix bits on larger models only; --bits 2 works for any model."
+        raise usage_error("--bits", why, f"Use {least:.2f} or more." if least < MOST_BITS else step)
     return size, budget
 
 
@@ -113,7 +113,7 @@ def _more(part: PricedGroup, before: int, after: int) -> int:
 
 
 def summary(parts: Sequence[PricedGroup], chosen: Sequence[int], bits: float) -> str:
-    """For the user: bits per weight in all, and of each kind of group."""
+    """Return a line for the user: bits per weight in total, and by kind of group."""
     kinds: dict[str, list[int]] = {}
     for part, scheme in zip(parts, chosen, strict=True):
         name = " ".join(name.rpartition(".")[2].removesuffix("_proj") for name in part.names)
@@ -122,30 +122,27 @@ def summary(parts: Sequence[PricedGroup], chosen: Sequence[int], bits: float) ->
         kind[1] += part.weights
     size, weights = (sum(each) for each in zip(*kinds.values(), strict=True))
     each = ", ".join(f"{name} {8 * held / count:.2f}" for name, (held, count) in kinds.items())
-    return f"{8 * size / weights:.3f} bits a weight of {bits:g}: {each}"
+    return f"{8 * size / weights:.3f} bits per weight (at most {bits:g}): {each}"
 
 
 def load_or_choose(
     folder: Path, job: dict[str, Any], layers: int, make: Callable[[SensitivityLog], Schemes]
 ) -> Schemes:
-    """The choice that the conversion `job` into `folder` has made already, or the one it makes now.
-
-    make: is given what lies in `folder` of a measuring that was killed.
-    """
-    path, trail = folder / FILE, SensitivityLog(folder, job)
+    """Load the choice of an interrupted conversion `job` in `folder`, or make it; `make` resumes a killed measuring."""
+    path, log = folder / FILE, SensitivityLog(folder, job)
     found = read_object(path, MAX_FILE_BYTES) if path.is_file() else {}
     schemes = found.get("schemes") if found.get("job") == job else None
     if not isinstance(schemes, list) or len(schemes) != layers:
-        schemes = make(trail)
+        schemes = make(log)
         write_file(path, json.dumps({"job": job, "schemes": schemes}, indent=1).encode())
-    trail.clear()
+    log.clear()
     return schemes
 
 
 def choose_schemes(
     model: SourceModel, prices: Sequence[Sequence[float]], shares: bool, layout: Layout, bits: float, say: Say
 ) -> Schemes:
-    """The choice for at most `bits` per weight, which `say` is told of; prices: `sensitivity.sensitivities`."""
+    """Choose schemes for at most `bits` per weight; prices: from `sensitivity.sensitivities`."""
     parts = _parts(model, prices, shares, layout)
     best = choose(parts, bits)
     say(summary(parts, best, bits))
@@ -154,10 +151,7 @@ def choose_schemes(
 
 
 def check_budget(model: SourceModel, shares: bool, layout: Layout, bits: float | None) -> None:
-    """Raises LocalqError (exit 2) where `bits` are too few: known before anything is written or measured.
-
-    None: nothing is mixed.
-    """
+    """Raise LocalqError (exit 2) where `bits` are too few, before anything is written or measured; None = no mixing."""
     if bits is None:
         return
     rows = [[0.0] * len(groups_of(model.meta_block(layer))) for layer in range(model.layers)]
@@ -165,7 +159,7 @@ def check_budget(model: SourceModel, shares: bool, layout: Layout, bits: float |
 
 
 def _parts(model: SourceModel, rows: Sequence[Sequence[float]], shares: bool, layout: Layout) -> list[PricedGroup]:
-    """The groups of all layers; rows: their sensitivities. `shares` as in `settings.ConversionSettings`."""
+    """Return the groups of all layers; rows: their sensitivities; shares: as in `ConversionSettings`."""
     parts: list[PricedGroup] = []
     for layer, row in enumerate(rows):
         planned = [layout(layer, [scheme] * len(row)) for scheme in SCHEMES]
@@ -179,7 +173,7 @@ def _parts(model: SourceModel, rows: Sequence[Sequence[float]], shares: bool, la
 
 
 def _bytes_of(tensors: dict[str, TensorInfo], modules: set[str]) -> int:
-    """What is stored for quantized modules, and for homes of codebooks."""
+    """Return the bytes stored for quantized modules and their codebooks."""
     parts = [key.rpartition(".") for key in tensors]
     return sum(
         tensors[f"{module}.{last}"].nbytes for module, _, last in parts if module in modules and last not in _DENSE

@@ -1,8 +1,8 @@
 """Codes, codebooks and scales for matrices that read the same input and share their codebooks.
 
-`search_codes` searches the codes of all rows block by block of columns, every block fed what the errors of those before cost
-(kernels/search.py); `fit` then finds, for these codes, the codebooks and scales with the least loss trace(E H E^T).
-Both again, as often as it is asked for; the best of all is kept.
+`search_codes` searches the codes of all rows by blocks of columns; each block receives the errors of the blocks before
+it (`formats/codebooks/search_kernel.py`). `fit_codebooks` then finds, for these codes, the codebooks and scales with
+the least loss trace(E H E^T). Both repeat for `Effort.rounds`; the best result is kept.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from localq.quantize.settings import Effort, OnStage, ignore_stage
 
 @dataclass(frozen=True)
 class EncodedMatrices:
-    """Codes of each book u8 [rows, positions]; books, f32 but of 16-bit values; scales f32 [rows, 1], likewise.
+    """Matrices in codes of shared codebooks.
 
-    loss   trace(E H E^T) over trace(W H W^T), without damping
+    codes   of each codebook, u8 [rows, positions]
+    books, scales [rows, 1]  f32, with values that 16 bits hold
+    loss    trace(E H E^T) / trace(W H W^T), without damping
     """
 
     codes: tuple[Tensor, ...]
@@ -34,7 +36,7 @@ class EncodedMatrices:
     loss: float
 
     def matrices(self, rows: Sequence[int], signs: Tensor | None, columns: int) -> list[Packed]:
-        """The matrices, so many rows each behind each other, on the CPU; they hold the same codebook tensors."""
+        """Split into matrices of `rows` rows each, on the CPU; they share their codebook tensors."""
         codebooks = [book.codewords.half().cpu() for book in self.books]
         codes, scales = [each.cpu() for each in self.codes], self.scales.half().flatten().cpu()
         found, begin = [], 0
@@ -49,9 +51,9 @@ class EncodedMatrices:
 def encode(
     weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort, on_stage: OnStage = ignore_stage
 ) -> EncodedMatrices:
-    """weight f32 [rows, in], metric f32 [in, in] -> its codes. `books` are where the search begins; all on one device.
+    """Encode weight f32 [rows, in] by metric f32 [in, in], starting from `books`; all on one device.
 
-    in is a multiple of 16. Beside its operands it holds one more matrix [in, in], and pieces of the weight.
+    in is a multiple of 16. Memory beside the operands: one matrix [in, in], and pieces of the weight.
     """
     on_stage("search")
     with damped_in_place(metric, effort.damping):
@@ -60,7 +62,7 @@ def encode(
     whole = _energy(weight, metric).clamp_min(1e-30)
     best: EncodedMatrices | None = None
     for number in range(effort.rounds):
-        assert found is not None  # it goes after the last round
+        assert found is not None  # freed after the last round
         codes = search_codes(weight, scales, found, books, effort)
         found = found if number + 1 < effort.rounds else None
         on_stage("codebooks")
@@ -77,7 +79,7 @@ def encode(
 
 
 def search_codes(weight: Tensor, scales: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
-    """Codes u8 [rows, positions] of each book for weight f32 [rows, in]; scales f32 [rows, 1], of rows of unit size."""
+    """Search codes u8 [rows, positions] of each codebook for weight f32 [rows, in] with row scales f32 [rows, 1]."""
     rows, columns = weight.shape
     cuts = pieces(rows, columns, 2)  # a row is a block of threads: fewer rows would leave a large GPU idle
     parts = [_chosen(weight[cut] / scales[cut], found, books, effort) for cut in cuts]
@@ -85,7 +87,7 @@ def search_codes(weight: Tensor, scales: Tensor, found: Factor, books: Sequence[
 
 
 def _chosen(left: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
-    """`search_codes` for scaled rows, which are used up."""
+    """`search_codes` for scaled rows, which are overwritten."""
     rows, columns = left.shape
     step = found.white.shape[1]
     tails = torch.zeros(rows, max(book.length for book in books), device=left.device)
@@ -102,10 +104,7 @@ def _chosen(left: Tensor, found: Factor, books: Sequence[Book], effort: Effort) 
 def _fitted_scales(
     weight: Tensor, codes: Sequence[Tensor], books: Sequence[Book], metric: Tensor, before: Tensor
 ) -> Tensor:
-    """f32 [rows, 1]: what the decoded matrix is best multiplied with to come near to `weight`.
-
-    `before` where that is negative.
-    """
+    """Fit row scales f32 [rows, 1] by least squares; `before` where the fit is not positive."""
     found = []
     for rows in pieces(*weight.shape):
         plain = decode([each[rows] for each in codes], books, weight.shape[1])
@@ -117,7 +116,7 @@ def _fitted_scales(
 
 
 def _lost(weight: Tensor, codes: Sequence[Tensor], books: Sequence[Book], metric: Tensor, scales: Tensor) -> Tensor:
-    """trace(E H E^T)"""
+    """Return trace(E H E^T)."""
     lost = torch.zeros((), device=weight.device)
     for rows in pieces(*weight.shape):
         error = decode([each[rows] for each in codes], books, weight.shape[1]).mul_(scales[rows])
@@ -126,16 +125,16 @@ def _lost(weight: Tensor, codes: Sequence[Tensor], books: Sequence[Book], metric
 
 
 def _energy(matrix: Tensor, metric: Tensor) -> Tensor:
-    """trace(M H M^T)"""
+    """Return trace(M H M^T)."""
     parts = [matrix[rows] for rows in pieces(*matrix.shape)]
     return torch.stack([((part @ metric).mul_(part)).sum() for part in parts]).sum()
 
 
 def _positive(scales: Tensor) -> Tensor:
-    """As `_sixteen`, no less than the least number above 0 that there is: rows are divided by them."""
+    """Round as `_sixteen`, to at least the smallest positive f16: rows are divided by the scales."""
     return _sixteen(scales.clamp_min(2**-24))
 
 
 def _sixteen(values: Tensor) -> Tensor:
-    """Rounded to what the file holds, within its range."""
+    """Round to f16, clamped to its range."""
     return values.clamp(-60_000, 60_000).half().float()

@@ -1,12 +1,12 @@
-"""What is continuous in a quantized layer (codebooks, scales, norms), trained to do what the full layer does.
+"""Fine-tuning of a quantized layer: its codebooks, scales and norms are trained to match the full layer.
 
-The codes stay. Adam, on whole sequences: x as the quantized model gives it to the layer, and the aim is what the full
-model's stream holds behind it, so the layer also learns to make up for the drift before it. As AQLM does block by block
-(Egiazarov et al. 2024, section 3.4), which has no drift in its aim.
+The codes are fixed. Adam on whole sequences: x is the layer's input in the quantized model, the target is the full
+model's stream after the layer, so the layer also learns to compensate for earlier drift. AQLM does the same block by
+block (Egiazarov et al. 2024, section 3.4), without drift in its target.
 
-On a GPU matrices, what they multiply and their gradients are bfloat16, as mixed precision trains everywhere
-(Micikevicius et al. 2018): what is trained, the stream, norms, attention and the loss stay in f32. Rounding takes at
-most 0.2 % of a weight, of which 2 bits have left a squared error of 7.5 %.
+On a GPU matrices, their inputs and their gradients are bfloat16, as in mixed-precision training (Micikevicius et al.
+2018); trained values, the stream, norms, attention and the loss stay in f32. Rounding changes a weight by at most
+0.2 %, while 2 bits leave a squared error of 7.5 %.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """In which matrices are multiplied while a layer is trained on `device`."""
+    """Return the dtype of matrix products while a layer is trained on `device`."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 class _Mixed(TorchFunctionMode):
-    """Products of f32 and a matrix in 16 bit: x goes there, and what comes out comes back."""
+    """Multiply f32 inputs with 16-bit matrices: the input is rounded, the result is f32 again."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
@@ -50,7 +50,7 @@ class _Mixed(TorchFunctionMode):
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, called as it is, with the result in the type of the input whatever that of the weight is."""
+    """`F.linear` whose result has the dtype of the input, whatever the dtype of the weight."""
     if weight.dtype == input.dtype:
         return F.linear(input, weight, bias)
     out = F.linear(input.to(weight.dtype), weight).to(input.dtype)
@@ -58,7 +58,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 class _Decode(torch.autograd.Function):
-    """codes u8 and a codebook f32 [256, length] -> f32 [rows, columns]; the gradient is of the codebook."""
+    """Decode codes u8 by a codebook f32 [256, length] to f32 [rows, columns]; differentiable in the codebook."""
 
     @staticmethod
     def forward(ctx: Any, words: Tensor, codes: Tensor, stride: int, columns: int) -> Tensor:
@@ -73,10 +73,10 @@ class _Decode(torch.autograd.Function):
 
 
 class TrainableLayer(nn.Module):
-    """The matrices of a layer as functions of what is trained."""
+    """A layer with trainable codebooks, scales and norms; its matrices are functions of them."""
 
     def __init__(self, packed: dict[str, Packed], block: Block, device: torch.device, *, lent: bool = False) -> None:
-        """lent: codes are on the device only while they are decoded."""
+        """Take a quantized layer; lent: codes are on the device only while they are decoded."""
         super().__init__()
         self._device, self._dtype = device, product_dtype(device)
         self._packed = packed if lent else {name: each.to(device) for name, each in packed.items()}
@@ -99,21 +99,21 @@ class TrainableLayer(nn.Module):
         self.norms = nn.ParameterList(nn.Parameter(torch.ones_like(value)) for value in self.kept.values())
 
     def parameters_of(self, rates: Tuning) -> list[dict[str, Any]]:
-        """For the optimizer."""
+        """Return the optimizer's parameter groups."""
         groups = ((self.books, rates.codebooks), (self.scales, rates.scales), (self.norms, rates.norms))
         return [{"params": list(part), "lr": rate} for part, rate in groups]
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter of the block by name, with gradients: matrices in `product_dtype`, the others f32."""
+        """Return every parameter of the block by name, differentiable: matrices in `product_dtype`, the others f32."""
         found = {name: value * factor for (name, value), factor in zip(self.kept.items(), self.norms, strict=True)}
         for name, factor in zip(self._packed, self.scales, strict=True):
-            # What lies between codes and weights is made again on the way back: it would be as large as the layer.
+            # Intermediates between codes and weights are as large as the layer: the backward pass recomputes them.
             made = checkpoint(self._weight, name, factor, use_reentrant=False, preserve_rng_state=False)
             found[f"{name}.weight"] = made
         return found
 
     def _weight(self, name: str, factor: Tensor) -> Tensor:
-        """A matrix [out, in]."""
+        """Decode a matrix [out, in]."""
         packed, total = self._packed[name].to(self._device), None
         for (codes, _), stride, place in zip(packed.books, packed.strides, self._books[name], strict=True):
             part = _Decode.apply(self.books[place], codes, stride, packed.shape[1])  # type: ignore[no-untyped-call]
@@ -125,7 +125,7 @@ class TrainableLayer(nn.Module):
         return weight.to(self._dtype)
 
     def result(self) -> tuple[dict[str, Packed], dict[str, Tensor]]:
-        """The matrices with what was learned, on the CPU and rounded as they are stored; and the other parameters."""
+        """Return the trained matrices, on the CPU and rounded as stored, and the other parameters."""
         words = [book.detach().half().cpu() for book in self.books]
         made = {}
         for (name, packed), factor in zip(self._packed.items(), self.scales, strict=True):
@@ -142,12 +142,12 @@ class TrainableLayer(nn.Module):
 
 
 def _derives(module: nn.Module) -> bool:
-    """Does it compute with something that it made of its weights when they were loaded (gemma's norms)?"""
+    """True for a module that computes with values derived from its weights at load time (gemma's norms)."""
     return isinstance(module, RMSNorm) and module.derived_bytes() > 0
 
 
 class _Unrotate(torch.autograd.Function):
-    """Rows of W from those of the decoded matrix; its adjoint is the way there."""
+    """Undo the rotation of a decoded matrix's rows; the backward pass applies it."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, signs: Tensor) -> Tensor:
@@ -171,11 +171,11 @@ def tune(
     device: torch.device,
     on_stage: OnStage = ignore_stage,
 ) -> tuple[dict[str, Packed], dict[str, Tensor], float]:
-    """Train a layer on `device`. block: f32, of plain linears, with the norms and biases to begin with, anywhere.
+    """Train a layer; block: f32, of plain linears, with its initial norms and biases, on any device.
 
-    sequences(i), i < count: x and aim of a sequence, f32 [T, hidden] on the device. Returns the matrices, the other
-    parameters by name, and the loss, in parts of the aims' energy, over the last tenth of the steps. `on_stage` hears
-    when the steps begin ("fine-tuning") and end ("forward").
+    sequences(number): x and target of a sequence, f32 [T, hidden] on the device. Returns the matrices, the other
+    parameters by name, and the loss, as a fraction of the targets' energy, over the last tenth of the steps.
+    `on_stage` is called before ("fine-tuning") and after ("forward") the steps.
     """
     generator = torch.Generator().manual_seed(seed)
     losses = []
@@ -183,7 +183,7 @@ def tune(
         torch.inference_mode(False),
         torch.enable_grad(),
         sdpa_kernel(SDPBackend.MATH),
-    ):  # the others add as threads come
+    ):  # the other backends sum in varying order
         trained = TrainableLayer(packed, block, device)
         optimizer = torch.optim.Adam(trained.parameters_of(tuning), betas=(0.9, 0.95))
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -203,7 +203,7 @@ def tune(
 
 
 def _step(block: Block, trained: TrainableLayer, batch: list[tuple[Tensor, Tensor]], step: Pass) -> float:
-    """Gradients of the mean loss of some sequences; the matrices are decoded once for all of them."""
+    """Compute gradients of the mean loss of a batch; the matrices are decoded once for all its sequences."""
 
     def losses(weights: dict[str, Tensor]) -> float:
         total = 0.0
@@ -218,18 +218,18 @@ def _step(block: Block, trained: TrainableLayer, batch: list[tuple[Tensor, Tenso
 
 
 def run_block(block: Block, weights: dict[str, Tensor], x: Tensor, step: Pass) -> Tensor:
-    """x f32 [T, hidden] -> what a block with these weights leaves of it, f32. x may be written over."""
+    """Run x f32 [T, hidden] through a block with these weights; x may be overwritten."""
     with _Mixed():
         out: Tensor = torch.func.functional_call(block, weights, (x, step))
     return out
 
 
 def backpropagate(trained: TrainableLayer, work: Callable[[dict[str, Tensor]], T]) -> T:
-    """What `work` gives with the weights; the gradients that it leaves on them go on to what is trained."""
+    """Call `work` with the weights, and propagate the gradients it leaves on them to the trained values."""
     weights = trained.weights()
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     found = work(leaves)
-    # Experts that no token of the batch went through have none.
+    # Experts without a token in the batch have no gradient.
     seen = [(weights[name], leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None]
     torch.autograd.backward([weight for weight, _ in seen], [gradient for _, gradient in seen])
     return found

@@ -1,12 +1,12 @@
-"""Codebooks for weights that look like Gaussian noise: where every search begins.
+"""Initial codebooks: trained on Gaussian noise, the start of every search.
 
-Rotated weights do look so, whatever the model, so one set of codebooks for each scheme is kept in the package
+Rotated weights look like Gaussian noise, whatever the model, so one set of codebooks per scheme is packaged
 (`localq/data/codebooks.safetensors`, f16 [256, length] under "s4l16.0" and so on), made by
 
     python -m localq.quantize.codebooks.initial_codebooks localq/data/codebooks.safetensors
 
-`train` chooses codes for rows of noise and fits the codebooks to them, again and again: fresh noise each time, and the
-mean of old and new codebooks in the second half, so that the last noise does not decide.
+`train` alternates between choosing codes for rows of noise and fitting the codebooks to them, with fresh noise each
+time; in the second half it averages old and new codebooks, so that they do not fit the last noise.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FILE = places.PACKAGE_DATA / "codebooks.safetensors"
 
 
 def load_initial(scheme: str, device: torch.device) -> tuple[Book, ...]:
-    """The codebooks of a scheme of `SCHEMES`, for weights of mean square 1; f32 on `device`.
+    """Load the codebooks of a scheme of `SCHEMES`, for weights of mean square 1; f32 on `device`.
 
     Raises LocalqError (exit 2) for other schemes.
     """
     sizes = vq2_codebooks(scheme)
     if scheme not in SCHEMES:
-        raise usage_error(f"vq2 {scheme}", "there are no codebooks to begin with", f"There are: {', '.join(SCHEMES)}.")
+        raise usage_error(f"vq2 {scheme}", "there are no initial codebooks for it", f"Schemes: {', '.join(SCHEMES)}.")
     tensors = load_file(FILE)
     return tuple(
         Book(stride, tensors[f"{scheme}.{number}"].float().to(device)) for number, (stride, _) in enumerate(sizes)
@@ -45,7 +45,7 @@ def load_initial(scheme: str, device: torch.device) -> tuple[Book, ...]:
 
 
 def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tuple[Book, ...]:
-    """Codebooks for Gaussian weights of mean square 1, on the CPU; `rows` of 512 weights in every round."""
+    """Train codebooks on Gaussian weights of mean square 1, on the CPU; `rows` of 512 weights in every round."""
     generator = torch.Generator().manual_seed(seed)
     sizes = vq2_codebooks(scheme)
     books = _first(sizes, generator)
@@ -63,7 +63,7 @@ def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tupl
 
 
 def mean_square_error(books: tuple[Book, ...], rows: int, beam: int, seed: int = 1) -> float:
-    """Mean square error on fresh Gaussian weights; the least that so many bits allow is 4^-bits."""
+    """Return the mean square error on fresh Gaussian weights; the lower bound is 4^-bits."""
     noise = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
     step = min(book.stride for book in books)
     codes = search_codes(noise, torch.ones(rows, 1), _plain(step), books, Effort(beam=beam, columns=COLUMNS))
@@ -71,7 +71,7 @@ def mean_square_error(books: tuple[Book, ...], rows: int, beam: int, seed: int =
 
 
 def _first(sizes: list[tuple[int, int]], generator: torch.Generator) -> list[Book]:
-    """Noise that falls off along every codeword, books of finer steps larger; together of mean square 0.9."""
+    """Start from noise that decays along every codeword; all codebooks together have mean square 0.9."""
     books = []
     for number, (stride, length) in enumerate(sizes):
         lags = torch.arange(length) // stride
@@ -82,7 +82,7 @@ def _first(sizes: list[tuple[int, int]], generator: torch.Generator) -> list[Boo
 
 
 def _plain(step: int) -> Factor:
-    """Of the unit matrix: no error reaches another column."""
+    """Return the factor of the unit matrix, with which no error reaches another column."""
     return Factor(torch.zeros(COLUMNS, COLUMNS), torch.eye(step).expand(COLUMNS // step, step, step))
 
 

@@ -1,6 +1,6 @@
-"""The end of `--best`: layers that were made one by one are trained together (`quantizer/whole.py`), and written.
+"""Joint training of a conversion (`--best`): layers that were quantized one by one are trained together, and written.
 
-Until then they lie beside the model as drafts, shards under names of their own.
+Until then they are drafts: shards beside the model, under their own names.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from localq.quantize.settings import ConversionSettings, QuantizedLayer, Tuning
 from localq.quantize.target import TargetFormat
 
 DRAFT = "conversion.layer-{:05d}.safetensors"
-# Weights of the decoder's layers. Codes and streams of all of them lie on the host: of a 70B 36 GB, by count.
+# Most weights of the decoder's layers. The host holds codes and streams of all layers: 36 GB for 70B, by count.
 LARGEST = 10**10
 
 Windows = Sequence[Sequence[int]]
 
 
 def is_trained_jointly(tuning: Tuning, model: SourceModel) -> bool:
-    """Is `model` trained as a whole?"""
+    """True where the layers of `model` are trained together."""
     return tuning.steps > 0 and model.weights() <= LARGEST
 
 
 def why_not(tuning: Tuning, model: SourceModel, name: str, *, ready: bool) -> str:
-    """What the user, who asked for it, must know where it is not; "" else.
+    """Return a note for the user on why the layers are not trained together, "" where they are.
 
-    Raises LocalqError (exit 2) where that leaves nothing to do, since the layers of `name` are `ready`.
+    Raises LocalqError (exit 2) where that leaves nothing to do, because the layers of `name` are `ready`.
     """
     if tuning.steps == 0 or is_trained_jointly(tuning, model):
         return ""
     why = (
-        f"models of more than {LARGEST // 10**9} billion weights are not trained as a whole, "
-        "which takes half a gigabyte of this machine's memory for every billion"
+        f"joint training is limited to models of {LARGEST // 10**9} billion weights: "
+        "it takes half a gigabyte of RAM per billion"
     )
     if ready:
-        raise usage_error("--best", f"{name}: {why}", "Leave it out.")
-    return f"{name}: layer by layer alone, for {why}."
+        raise usage_error("--best", f"{name}: {why}", "Remove --best.")
+    return f"{name}: fine-tuned layer by layer only; {why}."
 
 
 def draft_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """Of these layers, in their order."""
+    """Return a draft shard for each of these layers."""
     return [Shard(DRAFT.format(number), shard.tensors) for number, shard in enumerate(shards, 1)]
 
 
 @dataclass(frozen=True)
 class LayerFiles:
-    """A conversion's files: of the embedding, of the layers in their order, of a head; config: the source's."""
+    """The layers of a conversion on disk; files: of embedding, layers, and an untied head; config: the source's."""
 
     model: SourceModel
     target: TargetFormat
@@ -76,7 +76,7 @@ class LayerFiles:
     config: dict[str, Any]
 
     def layer(self, index: int, *, trained: bool) -> tuple[dict[str, Packed], dict[str, Tensor]]:
-        """Its matrices, and what else of it was `trained`, by name."""
+        """Read a layer's matrices, and with `trained` its other parameters, by name."""
         stored = in_memory(load_file(self.folder / self.files[1 + index].name), self.config)
         model = self.model
         packed = {name: self.target.from_checkpoint(stored, model.prefix(index, name)) for name in model.linears(index)}
@@ -84,7 +84,7 @@ class LayerFiles:
         return packed, {name: stored.read(key) for name, key in others}
 
     def shell(self, index: int, others: dict[str, Tensor], device: torch.device) -> Block:
-        """The layer in f32 on the device, but for its matrices, which are on none."""
+        """Return the layer in f32 on the device, with its matrices on the meta device."""
         block = copy.deepcopy(self.model.meta_block(index)).float()
         for name, value in others.items():
             owner, _, last = name.rpartition(".")
@@ -96,24 +96,24 @@ class LayerFiles:
         return block
 
     def end(self, name: str) -> Tensor:
-        """A tensor of the embedding, the last norm or the head."""
+        """Read a tensor of the embedding, the last norm or the head."""
         (shard,) = {each.name for each in self.files if name in each.tensors}
         with safe_open(self.folder / shard, framework="pt") as file:
             found: Tensor = file.get_tensor(name)
         return found
 
     def ending(self, device: torch.device) -> Ending:
-        """What makes predictions of the stream behind the last layer."""
+        """Return last norm and head, which predict from the stream after the last layer."""
         table, norm, *head = self.model.end_shapes()
         return make_ending(self.model.model, self.end(norm), self.end(head[0] if head else table), device)
 
 
 @dataclass(frozen=True)
 class TrainedLayers:
-    """What became of the layers, with what of a layer did not change; `said` of it."""
+    """The trained layers, each with a block of its fixed parameters, and a summary for the user."""
 
     layers: list[tuple[QuantizedLayer, Block]]
-    said: str
+    summary: str
 
 
 def train(
@@ -125,7 +125,7 @@ def train(
     on_step: OnStep,
     name: str,
 ) -> TrainedLayers:
-    """Train the layers that are `written`; streams: behind the last of them. name: of the model, for errors."""
+    """Train the layers in `written`; streams: after the last of them; name: the model's, for errors."""
     device, model = streams.device, written.model
     table = written.end(next(iter(model.end_shapes())))
 
@@ -140,7 +140,9 @@ def train(
         packed, others = written.layer(index, trained=True)
         layers.append((written.shell(index, others, device), packed))
     texts = joint_training.Sequences(len(windows), first, aim, streams.step, name, settings.dtype)
-    outcome = joint_training.train(layers, texts, written.ending(device), settings.joint_tuning, settings.seed, kept, on_step)
+    outcome = joint_training.train(
+        layers, texts, written.ending(device), settings.joint_tuning, settings.seed, kept, on_step
+    )
     made = []
     for (block, _), (packed, others) in zip(layers, outcome.layers, strict=True):
         homes = {name: home for group in groups_of(block) for name, home in group.homes(settings.shares).items()}

@@ -1,14 +1,14 @@
-"""All layers trained together, to say what the full model says: what `--best` ends with.
+"""Joint training of all layers on the full model's predictions: the last stage of `--best`.
 
-Layer by layer (`finetune.py`) each has learned to leave the stream as the full model has it, every direction of it
-alike. Codebooks, scales and norms of all of them go on from there, by what comes out in the end: the Kullback-Leibler
-divergence of the distribution of the next token from that of the full model, whose stream behind the last layer has
-been kept. The codes stay. QuIP# ends in the same way (Tseng et al. 2024, section 5).
+Layer-by-layer tuning (`finetune.py`) matches the full model's stream, every direction alike. Codebooks, scales and
+norms of all layers continue from there, on the output: the Kullback-Leibler divergence of the next-token distribution
+from that of the full model, whose stream after the last layer is stored. The codes are fixed. QuIP# ends in the same
+way (Tseng et al. 2024, section 5).
 
-Of the device it takes no more than one layer does, and the head: a batch goes layer by layer, what every layer reads
-waits on the host, and on the way back a layer is computed again. Every `KEPT_EVERY` steps all that the rest follows
-from is on the disk (`kept.py`), so a killed training ends as if it had not been. What ends further from the full model
-than it began, on a few of the sequences, is left as it was.
+Device memory is that of one layer and the head: a batch runs layer by layer, inputs of all layers wait on the host, and
+the backward pass computes each layer again. Every `KEPT_EVERY` steps the whole state is written to disk
+(`output/resume_files.py`), so a killed training resumes with the same result. Training that ends further from the full
+model than it started, on a few of the sequences, is discarded.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ FILE = "conversion.training.safetensors"
 KEPT_EVERY = 10  # steps
 JUDGED = 4  # sequences, before and after
 BETAS = (0.9, 0.95)
-_KNOWN = ("step", "exp_avg", "exp_avg_sq")  # by Adam, of a parameter
+_KNOWN = ("step", "exp_avg", "exp_avg_sq")  # Adam's state of a parameter
 
-OnStep = Callable[[int, int], None]  # steps done, and of how many
-Layer = tuple[Block, dict[str, Packed]]  # norms and biases on the device in f32, whatever its linears hold; matrices
+OnStep = Callable[[int, int], None]  # steps done, and in total
+Layer = tuple[Block, dict[str, Packed]]  # a block with norms and biases in f32 on the device; its matrices
 Result = tuple[dict[str, Packed], dict[str, Tensor]]  # see `finetune.TrainableLayer.result`
 
 
@@ -46,10 +46,10 @@ Result = tuple[dict[str, Packed], dict[str, Tensor]]  # see `finetune.TrainableL
 class Sequences:
     """Sequences of one length: f32 [T, hidden] on the device, by number below `count`.
 
-    first  what the first layer reads
-    aim    what the full model's last layer leaves
-    step   of a pass over one of them
-    name, dtype  of the model, and what it is to compute in
+    first  input of the first layer
+    aim    the full model's stream after the last layer
+    step   pass state, shared by all sequences
+    name, dtype  of the model, for errors, and the dtype it computes in
     """
 
     count: int
@@ -62,8 +62,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What becomes of every layer; before, after: the mean divergence, nats a token, of some of the texts; losses by
-    step."""
+    """The trained layers; before, after: mean divergence, nats per token, of some sequences; losses: by step."""
 
     layers: list[Result]
     before: float
@@ -72,10 +71,8 @@ class TrainingResult:
 
     def __str__(self) -> str:
         if not self.after < self.before:
-            return (
-                f"trained together, which did not help ({self.before:.3g} nats a token from the full model): left out"
-            )
-        return f"trained together, {self.before:.3g} -> {self.after:.3g} nats a token from the full model"
+            return f"joint training did not help (KL {self.before:.3g} nats per token from the full model): discarded"
+        return f"joint training: KL {self.before:.3g} -> {self.after:.3g} nats per token from the full model"
 
 
 def train(
@@ -87,9 +84,9 @@ def train(
     kept: ResumeFiles,
     on_step: OnStep,
 ) -> TrainingResult:
-    """Train `layers`, from where `kept` is on.
+    """Train `layers`, resuming from the state in `kept`.
 
-    Raises LocalqError: exit 8 where values are no numbers, 2 where they are beyond `Texts.dtype`.
+    Raises LocalqError: exit 8 for NaN, 2 for values outside the range of `Sequences.dtype`.
     """
     device = ending[1].device
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(_attention(device)):
@@ -116,12 +113,12 @@ def train(
 
 
 def _attention(device: torch.device) -> list[SDPBackend]:
-    """Kernels that always add in the same order: the fused one of a CPU does, heads by themselves; a GPU's does not."""
+    """Return attention backends that sum in a fixed order: the CPU's fused one does, a GPU's does not."""
     return [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if device.type == "cpu" else [SDPBackend.MATH]
 
 
 def _chosen(count: int, most: int, seed: int, step: int) -> list[int]:
-    """The sequences of a step: shuffled anew whenever all have been read."""
+    """Return the sequences of a step; the order is shuffled again for every pass over the text."""
     size = min(count, most)
     found = []
     for place in range(step * size, (step + 1) * size):
@@ -133,7 +130,7 @@ def _chosen(count: int, most: int, seed: int, step: int) -> list[int]:
 def _step(
     blocks: Sequence[Block], trained: Sequence[TrainableLayer], texts: Sequences, ending: Ending, chosen: list[int]
 ) -> float:
-    """Gradients of the mean divergence of some sequences."""
+    """Compute gradients of the mean divergence of some sequences; returns that divergence."""
     stream, read = [texts.first(number) for number in chosen], list[list[Tensor]]()
     for index, (block, each) in enumerate(zip(blocks, trained, strict=True)):
         read.append([_away(x) for x in stream])
@@ -150,7 +147,7 @@ def _step(
 
 
 def _judged(blocks: Sequence[Block], trained: Sequence[TrainableLayer], texts: Sequences, ending: Ending) -> float:
-    """The mean divergence of some sequences from all over the texts."""
+    """Return the mean divergence of some sequences from all over the text."""
     chosen = spread_indices(texts.count, JUDGED)
     stream = [texts.first(number) for number in chosen]
     for block, each in zip(blocks, trained, strict=True):
@@ -160,7 +157,7 @@ def _judged(blocks: Sequence[Block], trained: Sequence[TrainableLayer], texts: S
 
 
 def _away(x: Tensor) -> Tensor:
-    """A copy on the host, in memory that a GPU reads by itself."""
+    """Copy to the host, into pinned memory for a GPU."""
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x)
 
 
@@ -171,7 +168,7 @@ def _through(block: Block, trained: TrainableLayer, stream: list[Tensor], step: 
 
 
 def _back(block: Block, trained: TrainableLayer, read: list[Tensor], slopes: list[Tensor], step: Pass) -> list[Tensor]:
-    """The slopes to what a layer read, from those to what it left; gradients to what is trained of it are added up."""
+    """Return gradients to a layer's inputs from those to its outputs; gradients to trained values accumulate."""
 
     def slopes_through(weights: dict[str, Tensor]) -> list[Tensor]:
         found = []
@@ -186,7 +183,7 @@ def _back(block: Block, trained: TrainableLayer, read: list[Tensor], slopes: lis
 
 
 def _divergence(ending: Ending, x: Tensor, aim: Tensor, count: int) -> tuple[float, Tensor]:
-    """Of one sequence of so many: its share of their mean, and the gradient of that to x [T, hidden]."""
+    """Return a sequence's share of the mean of `count`, and its gradient to x [T, hidden]."""
     rows = max(1, HEAD_BYTES // (4 * len(ending[1])))
     leaf = x.detach().requires_grad_()
     total = torch.zeros((), device=x.device)
@@ -205,7 +202,7 @@ def _divergence(ending: Ending, x: Tensor, aim: Tensor, count: int) -> tuple[flo
 
 
 def _keep(optimizer: torch.optim.Adam, kept: ResumeFiles, before: float, losses: list[float]) -> None:
-    """All that the steps that are left follow from."""
+    """Write the whole state of the training."""
     tensors = {}
     for number, value in enumerate(_values(optimizer)):
         tensors[f"{number}.value"] = value.detach()
@@ -214,7 +211,7 @@ def _keep(optimizer: torch.optim.Adam, kept: ResumeFiles, before: float, losses:
 
 
 def _gone_on(optimizer: torch.optim.Adam, kept: ResumeFiles) -> tuple[float, list[float]] | None:
-    """Where the training began, and the losses of the steps that are done, whose outcome is put in place."""
+    """Restore the state of an interrupted training: returns its initial divergence and the losses so far."""
     found = kept.read(FILE)
     if found is None:
         return None
@@ -223,7 +220,7 @@ def _gone_on(optimizer: torch.optim.Adam, kept: ResumeFiles) -> tuple[float, lis
     for number, value in enumerate(_values(optimizer)):
         value.data.copy_(tensors[f"{number}.value"])
         known = {name: tensors[f"{number}.{name}"] for name in _KNOWN if f"{number}.{name}" in tensors}
-        if known:  # not of an expert that no token has gone through
+        if known:  # absent for an expert without tokens
             optimizer.state[value] = {
                 name: each.to(value.device) if each.dim() else each for name, each in known.items()
             }

@@ -1,7 +1,7 @@
-"""One layer: its matrices quantized one after the other, each on what the ones before it have left of its input.
+"""One layer: its matrices quantized group by group, each on the input that the groups before it leave.
 
-Four groups in the order in which the layer computes: q, k and v; o; gate and up; down. Those of a group read the same
-input and share their codebooks. Of a mixture every expert has the last two for itself (`experts.py`).
+Four groups in computing order: q, k and v; o; gate and up; down. Matrices of a group read the same input and share
+codebooks. In a mixture every expert has its own last two groups (`model/expert_tokens.py`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ OnGroup = Callable[[int], None]  # weights of the group
 def quantize_layer(
     block: Block, index: int, streams: Streams, settings: ConversionSettings, on_group: OnGroup = lambda weights: None
 ) -> QuantizedLayer:
-    """Quantize a dense `block`, f32 on the device of `streams`, and take both streams through it; a mixture is opened.
+    """Quantize a dense `block`, f32 on the device of `streams`, and run both streams through it.
 
-    On return `block` is as it was, but for where it lies (`Settings.on_host`); the streams are behind the layer.
-    `on_group` hears of every group that is done.
+    A mixture has unstacked experts. On return `block` holds the same values, on the host with
+    `ConversionSettings.on_host`; the streams are after the layer. `on_group` is called after every group.
     """
     block.to("cpu" if settings.on_host else streams.device)
     made, found = copy.deepcopy(block), QuantizedLayer()
@@ -86,7 +86,7 @@ def _through_mlp(block: Block, made: Block, streams: Streams) -> None:
 def _tune(
     made: Block, index: int, before: list[Tensor], streams: Streams, settings: ConversionSettings, found: QuantizedLayer
 ) -> None:
-    """Fine-tune `made`, which read `before`; what then comes out of it replaces the quantized stream."""
+    """Fine-tune `made` on the inputs `before`; its new output replaces the quantized stream."""
     device, step = streams.device, streams.step
 
     def sequence(number: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def _put_others(block: Block, others: dict[str, Tensor]) -> None:
 def pass_layer(
     block: Block, packed: dict[str, Packed], others: dict[str, Tensor], streams: Streams, settings: ConversionSettings
 ) -> None:
-    """Take the streams through a layer that was quantized before; block as in `quantize_layer`, others of `QuantizedLayer`."""
+    """Run both streams through a finished layer; block: as in `quantize_layer`, others: of `QuantizedLayer`."""
     block.to("cpu" if settings.on_host else streams.device)
     made = copy.deepcopy(block)
     for name, matrix in packed.items():
@@ -127,7 +127,7 @@ def pass_layer(
 
 
 def pass_full(block: Block, streams: Streams, settings: ConversionSettings) -> None:
-    """Take the full text alone through a layer, as `pass_layer` does."""
+    """Run the full stream alone through a layer."""
     block.to("cpu" if settings.on_host else streams.device)
     names, step = [[name for group in some for name in group.names] for some in _halves(block)], streams.step
     with on_device(block, names[0], streams.device):
@@ -137,13 +137,13 @@ def pass_full(block: Block, streams: Streams, settings: ConversionSettings) -> N
 
 
 def _halves(block: Block) -> tuple[list[Group], list[Group]]:
-    """The groups of attention, and those of the MLP."""
+    """Return the groups of attention, and those of the MLP."""
     groups = groups_of(block)
     return groups[:2], groups[2:]
 
 
 def set_weights(block: Block, name: str, packed: Packed, device: torch.device) -> None:
-    """Give the linear `name` of a dense block the weights that `packed` stands for, made on `device`."""
+    """Set the linear `name` of a dense block to the weights of `packed`, dequantized on `device`."""
     linear = plain_linear(block.get_submodule(name))
     linear.weight.data = dequantize(packed.to(device), linear.weight.dtype).to(linear.weight.device)
 
@@ -158,8 +158,7 @@ def _quantize(
     found: QuantizedLayer,
     chosen: list[Tensor] | None = None,
 ) -> int:
-    """The matrices of a group go into `made` and `found`; returns how many weights they have. `chosen`: the experts of
-    every token."""
+    """Quantize a group into `made` and `found`; returns its number of weights. chosen: the experts of every token."""
     linears = [plain_linear(block.get_submodule(name)) for name in group.names]
     columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
     settings.on_stage("statistics")
@@ -170,8 +169,8 @@ def _quantize(
         part.copy_(linear.weight.data)
     metric = statistics.finish(weight, settings.correction)
     if not all(bool(torch.isfinite(weight[some]).all()) for some in pieces(*weight.shape)):
-        why = "on the calibration text the model computes values that are not finite"
-        raise bad_file(f"layer {index}, {group.names[0]}", why, "Fetch the model again.")
+        why = "on the calibration text the model computes non-finite values"
+        raise bad_file(f"layer {index}, {group.names[0]}", why, "Check the weights: localq verify.")
     signs = group.signs(columns, index, settings)
     if signs is not None:
         _rotate_(weight, metric, signs.to(device))
@@ -187,7 +186,7 @@ def _quantize(
 
 
 def _gather(group: Group, block: Block, made: Block, streams: Streams, chosen: list[Tensor]) -> Statistics:
-    """What the text tells about the matrices of a group."""
+    """Return the input statistics of a group."""
     first, device, step = plain_linear(block.get_submodule(group.names[0])), streams.device, streams.step
     if group.expert is not None:
         with on_device(made, group.after, device), on_device(block, group.after, device):
@@ -202,7 +201,7 @@ def _gather(group: Group, block: Block, made: Block, streams: Streams, chosen: l
 
 
 def _rotate_(weight: Tensor, metric: Tensor, signs: Tensor) -> None:
-    """Both, in place, as inputs have it that are rotated."""
+    """Rotate both in place, to match a rotated input."""
     for rows in pieces(*weight.shape):
         weight[rows] = rotation.rotate(weight[rows], signs)
     rotate_metric_(metric, signs)

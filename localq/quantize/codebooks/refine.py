@@ -1,8 +1,8 @@
-"""The codebooks that fit given codes best: a linear least-squares problem, by conjugate gradients.
+"""Codebooks that fit given codes best: a linear least-squares problem, solved by conjugate gradients.
 
 The decoded matrix D(C) is linear in the codebooks C, so trace((W - s D(C)) H (W - s D(C))^T) is quadratic in them; s
-are the scales of the rows. Its gradient needs a decoding, a product with H, and the adjoint of decoding: every codeword
-gathers what lies where it was used.
+are the row scales. Its gradient needs a decoding, a product with H, and the adjoint of decoding: every codeword sums
+the matrix wherever it is used.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from localq.formats.codebooks.search_kernel import ENTRIES, Book
 from localq.formats.codebooks.unpack_kernel import CodeSet, additive_dequantize
 from localq.quantize.model.linear_algebra import pieces
 
-RIDGE = 1e-3  # of the mean diagonal, for codewords that are hardly used
-# Of the squared residual that fitting begins with: what is left then is rounding, and where two books can take from
-# each other (a constant in the one is none in the other) steps along it would lead away.
+RIDGE = 1e-3  # of the mean diagonal, for rarely used codewords
+# As a fraction of the initial squared residual: below it only rounding is left, and steps along directions in which two
+# codebooks cancel each other (a constant in one, its negative in the other) would diverge.
 ROUNDING = 1e-11
 
 
 def fit_codebooks(
     weight: Tensor, metric: Tensor, codes: Sequence[Tensor], books: Sequence[Book], scales: Tensor, steps: int
 ) -> list[Book]:
-    """Better codebooks after `steps` steps from `books`; weight f32 [rows, in], scales f32 [rows, 1]."""
+    """Improve `books` by `steps` steps; weight f32 [rows, in], scales f32 [rows, 1]."""
     squares = scales.square()
     heights = [_used(each, squares) * metric.diagonal().mean() for each in codes]
     weights = [height + RIDGE * height.mean() for height in heights]  # of the preconditioner
@@ -49,7 +49,7 @@ def fit_codebooks(
     for _ in range(steps):
         turned = product(way)
         along = _dot(way, turned)
-        if not bool((along > 0) & (size > least)):  # at the end already
+        if not bool((along > 0) & (size > least)):  # converged
             break
         pace = size / along
         values = [value + pace * each for value, each in zip(values, way, strict=True)]
@@ -61,7 +61,7 @@ def fit_codebooks(
 
 
 def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tensor:
-    """f32 [rows, columns], without scales. On a GPU a kernel makes it, bit for bit the same, of two books at most."""
+    """Decode to f32 [rows, columns], without scales; a GPU kernel gives the same bits, for at most two codebooks."""
     if codes[0].is_cuda:
         sets = [
             CodeSet(part[:, :, None].contiguous(), book.codewords[None].contiguous(), book.stride)
@@ -77,14 +77,14 @@ def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tens
 
 
 def adjoint(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> list[Tensor]:
-    """The adjoint of decoding: matrix f32 [rows, in] -> f32 [256, length] of each book."""
+    """Apply the adjoint of decoding: matrix f32 [rows, in] -> f32 [256, length] of each codebook."""
     return _gathered(lambda rows: matrix[rows], matrix.shape, codes, books)
 
 
 def _gathered(
     rows_of: Callable[[slice], Tensor], shape: Sequence[int], codes: Sequence[Tensor], books: Sequence[Book]
 ) -> list[Tensor]:
-    """`adjoint` of a matrix of this shape, of which `rows_of` gives some rows."""
+    """`adjoint` for a matrix of this shape whose rows `rows_of` computes."""
     found = [torch.zeros_like(book.codewords) for book in books]
     for rows in pieces(*shape):
         part = rows_of(rows)
@@ -108,7 +108,7 @@ def _gather(total: Tensor, matrix: Tensor, numbers: Tensor, book: Book) -> None:
 
 
 def _used(numbers: Tensor, squares: Tensor) -> Tensor:
-    """f32 [256, 1]: how often each codeword is used, weighed by the squares of the rows' scales."""
+    """Return f32 [256, 1]: uses of each codeword, weighted by the squared row scales."""
     counts = torch.zeros(ENTRIES, 1, device=numbers.device)
     alone = Book(1, counts)  # a weight for each position
     for rows in pieces(*numbers.shape):

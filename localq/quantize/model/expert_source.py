@@ -1,7 +1,7 @@
-"""The matrices of experts in a source: where each is read, and what it is called where it is written.
+"""The matrices of experts in a source: where each is read, and its name in the output.
 
-Files hold them one by one (`engine.expert_pieces`), or, as transformers 5 writes them, as stacks in 16 bit; either way
-they are written one by one, under the names that this family is published with.
+Files hold them one by one (`engine/load/expert_pieces.py`), or, as transformers 5 writes them, as stacks in 16 bit;
+either way they are written one by one, under the published names of the family.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from localq.quantize.output.tensor_jobs import experts_of
 
 @dataclass(frozen=True)
 class ExpertMatrix:
-    """keys: checkpoint tensors that `read` reads; prefix: of what is written; read() -> [out, in] as it is stored, of a
-    quantized one f32."""
+    """An expert's matrix in the source.
+
+    keys    checkpoint tensors that `read` reads
+    prefix  of the output tensors
+    read    -> [out, in] as stored, or f32 where it is quantized
+    """
 
     keys: tuple[str, ...]
     prefix: str
@@ -29,7 +33,7 @@ class ExpertMatrix:
 
 
 def expert_matrices(assignment: Assignment, checkpoint: Checkpoint, model_type: str) -> dict[str, ExpertMatrix]:
-    """Path in the model ("layers.0.mlp.experts.7.gate_proj") -> the matrix."""
+    """Return path in the model ("layers.0.mlp.experts.7.gate_proj") -> matrix."""
     found: dict[str, ExpertMatrix] = {}
     for target, stack in assignment.stacks.items():
         if isinstance(stack, Pieces):

@@ -1,11 +1,12 @@
-"""Mixtures of experts for the quantizer: the tokens that each expert is quantized on.
+"""Mixtures of experts in the quantizer: the tokens that each expert is quantized on.
 
-An expert is quantized on the tokens that the router of the quantized model sends it. The text sends some experts few
-tokens, or none, of which their inputs' moments would have little of the rank that they have: those borrow, up to
-`LEAST` tokens in all, from the tokens that went elsewhere, taken evenly from all over the text. What is borrowed
-counts a quarter (`BORROWED` on a row). So an expert that was never visited is quantized on what its layer reads.
+An expert is quantized on the tokens that the router of the quantized model sends it. Some experts get few tokens or
+none, too few for the rank of their inputs' moments. They borrow tokens of other experts, evenly from all over the text,
+up to `LEAST` tokens in total. A borrowed token counts a quarter (`BORROWED` scales its row). An expert that the router
+never chooses is thus quantized on the layer's input.
 
-No expert makes up for the drift of the residual stream (`statistics.Statistics`, d): a token's experts would all try.
+Experts do not compensate for the drift of the residual stream (d of `statistics.Statistics`): all experts of a token
+would do so at once.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from localq.quantize.model import calibration_stream
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.statistics import Statistics
 
-LEAST = 1024  # tokens that an expert is quantized on, where the text has as many
+LEAST = 1024  # tokens that an expert is quantized on, if the text has as many
 BORROWED = 0.5
 
 
 def mixture_of(block: Block) -> UnstackedMixture | None:
-    """Of a block that has one."""
+    """Return the mixture of a block, None without one."""
     part: nn.Module = block.mlp
     return part if isinstance(part, UnstackedMixture) else None
 
 
 def choices(made: Block, streams: Streams) -> list[Tensor]:
-    """The experts of every token, int64 [T, k] of each window on the CPU; all of `made` but experts is on the device,
-    and the streams are behind attention."""
+    """Return the experts of every token, int64 [T, k] for each window, on the CPU.
+
+    All of `made` but the experts is on the device, and the streams are after attention.
+    """
     mixture = mixture_of(made)
     assert mixture is not None
     return [
@@ -43,7 +46,7 @@ def choices(made: Block, streams: Streams) -> list[Tensor]:
 
 
 def tokens_of(chosen: list[Tensor], expert: int, least: int = LEAST) -> list[tuple[Tensor, Tensor]]:
-    """Of each window the tokens that go to `expert`, and those that it borrows."""
+    """Return for each window the tokens that go to `expert`, and those that it borrows."""
     goes = [(each == expert).any(1) for each in chosen]
     count, everything = sum(int(each.sum()) for each in goes), torch.cat(goes)
     others = (~everything).nonzero().flatten()
@@ -59,7 +62,7 @@ def tokens_of(chosen: list[Tensor], expert: int, least: int = LEAST) -> list[tup
 def gather(
     block: Block, made: Block, expert: int, down: bool, chosen: list[Tensor], streams: Streams, columns: int
 ) -> Statistics:
-    """What the text tells about gate and up of an expert, or about its down, whose inputs gate and up make."""
+    """Return the input statistics of an expert's gate and up, or of its down projection."""
     statistics = Statistics(columns, 0, streams.device)
     for x, full, factor in _rows(chosen, expert, streams):
         inputs = [_input(one, expert, down, rows) * factor for one, rows in ((made, x), (block, full))]
@@ -68,7 +71,7 @@ def gather(
 
 
 def _rows(chosen: list[Tensor], expert: int, streams: Streams) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Both streams at the tokens of an expert, f32 on the device, and what each row is multiplied with."""
+    """Yield both streams at the tokens of an expert, f32 on the device, and the factor of each row."""
     tokens = tokens_of(chosen, expert)
     for (own, borrowed), x, full in zip(tokens, streams.x, streams.full, strict=True):
         rows = torch.cat((own, borrowed))

@@ -1,18 +1,18 @@
-"""A model rotated so that no weight stands out, with nothing to pay for it when it runs.
+"""Rotations that remove outliers from the weights and fold into them, at no cost at run time.
 
 A codebook fits weights best that look like noise. Three rotations make them so, and a product with its transpose
-somewhere else takes each back (QuaRot, Ashkboos et al. 2024, sections 3 and 4):
+elsewhere undoes each (QuaRot, Ashkboos et al. 2024, sections 3 and 4):
 
-stream   Q [hidden, hidden], of the residual stream: the embedding and all that is added to the stream is written in the
-         rotated basis, all that reads it is multiplied with Q. RMSNorm does not see a rotation once its own weights are
-         moved into the matrices behind it.
+stream   Q [hidden, hidden] of the residual stream: the embedding and everything added to the stream is written in the
+         rotated basis, everything that reads it is multiplied with Q. RMSNorm commutes with a rotation once its own
+         weights are folded into the matrices after it.
 values   one of a head's width for every key/value head: the rows of v and the columns of o; attention mixes tokens,
          not channels.
-inputs   of the down projection: behind a nonlinearity, so it is done when the model runs (quant/hadamard.py).
+inputs   of the down projection: after a nonlinearity, so it is applied at run time (formats/codebooks/rotation.py).
 
-The first needs norms only in front of matrices: families with norms behind them (gemma) keep their stream, and rotate
-its inputs when they run. Q is a random orthogonal matrix of hidden/p rows, times (Kronecker) a Hadamard matrix of p,
-with random signs; p is the largest power of two that divides hidden.
+The first needs norms only in front of matrices: families with norms after them (gemma) keep their stream, and rotate
+inputs at run time. Q is a random orthogonal matrix of hidden/p rows, times (Kronecker) a Hadamard matrix of p, with
+random signs; p is the largest power of two that divides hidden.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from localq.models.unstacked_experts import UnstackedMixture
 
 
 def can_rotate_stream(model: Decoder) -> bool:
-    """Can the stream be rotated? Norms behind attention or the MLP would see it."""
+    """True where the stream can be rotated: norms after attention or the MLP forbid it."""
     norms = [block.norms() for block in model.layers if isinstance(block, Block)]
     return all(each.after_attention is None and each.after_mlp is None for each in norms)
 
 
 def random_rotation(width: int, seed: int) -> Tensor:
-    """Q f64 [width, width], orthogonal, the same for the same seed."""
+    """Return Q f64 [width, width], orthogonal, determined by the seed."""
     power = width & -width
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(width // power, width // power, generator=generator, dtype=torch.float64)
@@ -47,12 +47,12 @@ def random_rotation(width: int, seed: int) -> Tensor:
 
 
 def minus_signs(columns: int, seed: int) -> Tensor:
-    """The signs of the rotation of an input, u8 [columns / 8] as `rotation.packed_signs` has them."""
+    """Return random signs for the rotation of an input, u8 [columns / 8] as `rotation.packed_signs` packs them."""
     return rotation.packed_signs(torch.randint(0, 2, (columns,), generator=torch.Generator().manual_seed(seed)).bool())
 
 
 def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
-    """Turn the weights of a block of plain linears, in place. turn: Q of the stream, on its device, or None."""
+    """Rotate the weights of a block of plain linears in place; turn: Q of the stream on its device, or None."""
     attention, mlp, norms = block.self_attn, block.mlp, block.norms()
     _fold_values(attention, seed)
     if turn is None:
@@ -67,7 +67,7 @@ def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
 
 
 def _ends_of(mlp: nn.Module) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
-    """What reads the stream in an MLP, and what writes it."""
+    """Return the linears that read the stream in an MLP, and those that write it."""
     if isinstance(mlp, UnstackedMixture):
         return mlp.readers(), mlp.writers()
     assert isinstance(mlp, GatedMLP)
@@ -75,16 +75,18 @@ def _ends_of(mlp: nn.Module) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
 
 
 def rotate_rows(rows: Tensor, turn: Tensor) -> Tensor:
-    """rows [n, hidden], of the embedding or of a head into which its norm has gone -> the same, rotated, f32."""
+    """Rotate rows [n, hidden] of the embedding, or of a head with its norm folded in; f32."""
     return _times(rows, turn)
 
 
 def _fold_values(attention: Attention, seed: int) -> None:
-    """v and o, by a rotation of the width of a head for every key/value head."""
+    """Rotate v and o by a rotation of a head's width for every key/value head."""
     width, heads, kv_heads = attention.head_dim, attention.heads, attention.kv_heads
     last = plain_linear(attention.inputs()[-1])  # v, or q, k and v behind each other
     weight, out = last.weight.data, attention.o_proj.weight.data
-    rotations = torch.stack([random_rotation(width, seed * kv_heads + head) for head in range(kv_heads)]).to(weight.device)
+    rotations = torch.stack([random_rotation(width, seed * kv_heads + head) for head in range(kv_heads)]).to(
+        weight.device
+    )
     rows = weight[-kv_heads * width :].double().view(kv_heads, width, -1)
     weight[-kv_heads * width :] = (rotations @ rows).reshape(kv_heads * width, -1).to(weight.dtype)
     if last.bias is not None:
@@ -96,19 +98,19 @@ def _fold_values(attention: Attention, seed: int) -> None:
 
 
 def plain_linear(module: nn.Module) -> nn.Linear:
-    """`module`, which is a linear with plain weights."""
+    """Return `module`, a linear with plain weights; raises TypeError for others."""
     if not isinstance(module, nn.Linear):
         raise TypeError(f"{type(module).__name__} is no plain linear")
     return module
 
 
 def _read(reader: nn.Linear, norm: Tensor, turn: Tensor) -> None:
-    """What is multiplied with the normed stream."""
+    """Rotate a linear that reads the normed stream, with the norm folded in."""
     reader.weight.data = _times(reader.weight.data.float() * norm.float(), turn).to(reader.weight.dtype)
 
 
 def _write(writer: nn.Linear, turn: Tensor) -> None:
-    """What is added to the stream."""
+    """Rotate a linear that is added to the stream."""
     dtype = writer.weight.dtype
     writer.weight.data = _times(writer.weight.data.T, turn).T.contiguous().to(dtype)
     if writer.bias is not None:
@@ -116,7 +118,7 @@ def _write(writer: nn.Linear, turn: Tensor) -> None:
 
 
 def _times(rows: Tensor, turn: Tensor) -> Tensor:
-    """rows @ turn in the type of `turn`, some rows at a time; f32."""
+    """Return rows @ turn, computed in the dtype of `turn` some rows at a time; f32."""
     return torch.cat([(part.to(turn.dtype) @ turn).float() for part in torch.split(rows, 2**14)])
 
 
@@ -125,7 +127,7 @@ def _reset(norm: RMSNorm) -> None:
 
 
 def _sylvester(size: int) -> Tensor:
-    """The normalized Hadamard matrix of a power of two, f64."""
+    """Return the normalized Hadamard matrix of a power of two, f64."""
     ones = torch.ones(1, 1, dtype=torch.float64)
     while len(ones) < size:
         ones = torch.cat((torch.cat((ones, ones), 1), torch.cat((ones, -ones), 1)))

@@ -1,7 +1,6 @@
-"""What a text tells about the inputs of every Linear, for formats that are then made tensor by tensor.
+"""Input moments: the mean squares of every Linear's inputs on a text, for formats that are made tensor by tensor.
 
-Measured once for a conversion (`quantizer/importance.py`) and kept beside what is written until that is done, so that a
-conversion that goes on has it at once.
+Measured once per conversion, and kept beside its output until it is finished, for a resumed conversion.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from localq.wording import OnProgress
 
 
 def measure(model: SourceModel, streams: Streams, on_layer: Callable[[], None]) -> dict[str, Tensor]:
-    """Of every Linear of the blocks, by its prefix in the checkpoint, f32 [in] on the CPU.
+    """Measure every Linear of the blocks: prefix in the checkpoint -> mean squares f32 [in], on the CPU.
 
-    model: not rotated. streams: the text as the first layer reads it; `full` is used up.
+    model: not rotated. streams: the text as the input of the first layer; `full` is overwritten.
     """
     found: dict[str, Tensor] = {}
     for index in range(model.layers):
@@ -50,8 +49,8 @@ def measure(model: SourceModel, streams: Streams, on_layer: Callable[[], None]) 
         for group, total in zip(groups, sums, strict=True):
             mean = (total / tokens).float().cpu()
             if not bool(torch.isfinite(mean).all()):
-                why = "on the calibration text the model computes values that are not finite"
-                raise bad_file(f"layer {index}, {group.names[0]}", why, "Fetch the model again.")
+                why = "on the calibration text the model computes non-finite values"
+                raise bad_file(f"layer {index}, {group.names[0]}", why, "Check the weights: localq verify.")
             found |= {model.root(index) + name: mean for name in group.names}
         on_layer()
     return found
@@ -63,37 +62,37 @@ MEASURING = "measuring inputs"
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """Token ids in windows of one length, and where the model runs on them."""
+    """Calibration text: token ids in windows of one length, and the device that the model runs on."""
 
     windows: Sequence[Sequence[int]]
     device: torch.device
 
     @property
     def facts(self) -> list[str]:
-        """What tells it from another."""
+        """What identifies the text in a conversion's fingerprint."""
         ids = json.dumps([list(window) for window in self.windows]).encode()
         return [hashlib.sha256(ids).hexdigest(), self.device.type]
 
 
 def load_or_measure(
-    out: Path, text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress
+    out: Path, text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint, on_progress: OnProgress
 ) -> dict[str, Tensor]:
-    """Of every Linear, by its prefix, the mean squares of its inputs f32 [in], on the device of `text`.
+    """Return prefix -> mean squares of the inputs f32 [in], on the device of `text`.
 
-    Those that lie in `out`, which belongs to a conversion on this text, or measured now. Raises LocalqError: exit 2 for
-    a mixture of experts, 8 for damaged weights.
+    Loaded from `out`, the folder of an interrupted conversion on this text, or measured now. Raises LocalqError: exit 2
+    for a mixture of experts, 8 for damaged weights.
     """
     path = out / FILE
-    if path.is_file():  # placed whole
+    if path.is_file():  # written atomically
         return load_file(path, device=str(text.device))
     with torch.inference_mode():
-        found = _measured(text, source, checkpoint, tell)
+        found = _measured(text, source, checkpoint, on_progress)
     write_file(path, save({name: each.clone() for name, each in found.items()}))
     return {name: each.to(text.device) for name, each in found.items()}
 
 
 def open_streams(text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint) -> tuple[SourceModel, Streams]:
-    """The model as it is, and the text as its first layer reads it.
+    """Return the unrotated model, and the text as the input of its first layer.
 
     Raises LocalqError: exit 2 for a mixture of experts, or an architecture that is not supported.
     """
@@ -108,14 +107,16 @@ def open_streams(text: CalibrationText, source: ModelFiles, checkpoint: Checkpoi
     return model, Streams(model.model, rows, text.device)
 
 
-def _measured(text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress) -> dict[str, Tensor]:
+def _measured(
+    text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint, on_progress: OnProgress
+) -> dict[str, Tensor]:
     model, streams = open_streams(text, source, checkpoint)
     done = 0
 
     def advance() -> None:
         nonlocal done
         done += 1
-        tell(MEASURING, done, model.layers)
+        on_progress(MEASURING, done, model.layers)
 
-    tell(MEASURING, 0, model.layers)
+    on_progress(MEASURING, 0, model.layers)
     return measure(model, streams, advance)

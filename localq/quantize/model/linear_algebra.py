@@ -1,8 +1,8 @@
-"""The triangular factor of a large symmetric matrix in that matrix's own memory, a panel of columns at a time.
+"""Cholesky factor of a large symmetric matrix, in the matrix's own memory, a panel of columns at a time.
 
 H = V V^T with V upper triangular, so that columns are finished from the last to the first; then products with the
-inverse of H, or the inverse of V. Beside the matrix no more than two panels are held. A matrix of one panel is factored
-by one call of LAPACK or cuSOLVER.
+inverse of H, or the inverse of V. Memory beside the matrix: two panels at most. A matrix of one panel is factored by
+one call of LAPACK or cuSOLVER.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ VALUES = 2**26  # of a piece
 
 
 def pieces(rows: int, columns: int, factor: int = 1) -> list[slice]:
-    """Cuts of [rows, columns] into equal pieces of at most `factor` times `VALUES`, and of a row at least."""
+    """Split [rows, columns] into equal row slices of at most `factor` * `VALUES` values, and at least a row."""
     count = min(-(-rows * columns // (factor * VALUES)), rows)
     size = -(-rows // max(count, 1))
     return [slice(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
@@ -24,9 +24,9 @@ PANEL = 2048  # columns
 
 
 def factor_(matrix: Tensor) -> bool:
-    """matrix [n, n], f32 or f64, of which the upper triangle counts -> V in its place, with zeros below.
+    """Replace matrix [n, n], f32 or f64, of which only the upper triangle is read, by V, with zeros below.
 
-    False where the matrix is not positive definite: what it holds is of no use then.
+    Returns False where the matrix is not positive definite; its content is then undefined.
     """
     for begin, end in reversed(_panels(len(matrix))):
         block = matrix[begin:end, begin:end]
@@ -44,7 +44,7 @@ def factor_(matrix: Tensor) -> bool:
 
 
 def solve_(upper: Tensor, rows: Tensor) -> None:
-    """rows [m, n] becomes X with X H = rows; upper [n, n] as `factor_` leaves it, of the same dtype."""
+    """Replace rows [m, n] by X with X H = rows; upper [n, n]: V of `factor_`, in the same dtype."""
     panels = _panels(len(upper))
     for begin, end in reversed(panels):  # Y V^T = rows
         part = rows[:, begin:end]
@@ -59,7 +59,7 @@ def solve_(upper: Tensor, rows: Tensor) -> None:
 
 
 def invert_(upper: Tensor) -> None:
-    """V [n, n] as `factor_` leaves it becomes its inverse."""
+    """Replace V [n, n] of `factor_` by its inverse."""
     for begin, end in _panels(len(upper)):
         block = upper[begin:end, begin:end]
         ones = torch.eye(end - begin, dtype=upper.dtype, device=upper.device)
@@ -69,7 +69,7 @@ def invert_(upper: Tensor) -> None:
 
 
 def mean_transpose_(matrix: Tensor, parts: float) -> None:
-    """matrix [n, n] becomes (matrix + its transpose) / parts."""
+    """Replace matrix [n, n] by (matrix + its transpose) / parts."""
     for begin, end in _panels(len(matrix)):
         for first, last in _panels(end):
             both = matrix[begin:end, first:last] + matrix[first:last, begin:end].T
@@ -79,5 +79,5 @@ def mean_transpose_(matrix: Tensor, parts: float) -> None:
 
 
 def _panels(columns: int) -> list[tuple[int, int]]:
-    """First and last + 1 of each."""
+    """Return begin and end of each panel."""
     return [(begin, min(begin + PANEL, columns)) for begin in range(0, columns, PANEL)]

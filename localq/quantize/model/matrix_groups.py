@@ -1,4 +1,4 @@
-"""Which matrices of a layer are quantized together: those that read the same input, in the order of computing."""
+"""Groups of a layer: matrices that read the same input are quantized together, in computing order."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Group:
     """Matrices that read one input.
 
     names     of their modules in the block
-    x         their input: of the block, and of what the streams hold before attention, or before the MLP
-    home      the module of the block whose codebook it is where they share one, "" of a single matrix
-    writes    its output is added to the stream, so it makes up for the drift
-    number    in the layer; of a mixture the same for all experts
+    x         computes their input, from the block and the stream before attention or before the MLP
+    home      the module of the block that holds shared codebooks, "" for a single matrix
+    writes    the output is added to the stream, so it compensates for the drift
+    number    in the layer; in a mixture the same for all experts
     after     linears that compute x
-    expert    whose it is, or None
+    expert    number of the expert, or None
     """
 
     names: tuple[str, ...]
@@ -39,22 +39,22 @@ class Group:
     expert: int | None = None
 
     def rotated(self, rotate: str) -> bool:
-        """Is the input rotated when the model runs? That of o is turned with the values already."""
+        """True where the input is rotated at run time; that of o is rotated with the values."""
         return {"none": False, "down": self.number == DOWN, "all": self.names != OUT}[rotate]
 
     def homes(self, shares: bool) -> dict[str, str]:
-        """The module whose codebooks each matrix has."""
+        """Return matrix -> the module that holds its codebooks."""
         return {name: (self.home if shares else "") or name for name in self.names}
 
     def signs(self, columns: int, layer: int, settings: ConversionSettings) -> Tensor | None:
-        """Of the rotation of the input when the model runs, u8 [columns / 8]; None without one."""
+        """Return the signs of the run-time rotation of the input, u8 [columns / 8]; None without one."""
         if not self.rotated(settings.rotate):
             return None
         return minus_signs(columns, (settings.seed * 4096 + layer) * 4 + self.number)
 
 
 def groups_of(block: Block) -> list[Group]:
-    """The groups of a block: two of attention, two of the MLP, or of every expert two."""
+    """Return the groups of a block: two of attention, and two of the MLP or of every expert."""
     names = {id(module): name for name, module in block.named_modules()}
     attention = tuple(names[id(module)] for module in block.self_attn.inputs())
     norms = block.norms()
@@ -80,7 +80,7 @@ def groups_of(block: Block) -> list[Group]:
 
 
 def _of_expert(number: int) -> list[Group]:
-    """Its two groups, whose inputs `experts.gather` knows."""
+    """Return the two groups of an expert; `expert_tokens.gather` computes their inputs."""
     home = f"mlp.experts.{number}"
     inputs = (f"{home}.gate_proj", f"{home}.up_proj")
 

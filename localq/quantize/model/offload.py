@@ -1,6 +1,6 @@
-"""A layer whose weights wait on the host, and are on the device only while something computes with them.
+"""Weights of a layer that wait on the host and are on the device only while something computes with them.
 
-What lies on the device already stays there: nothing is copied, and nothing else is computed.
+Resident layers stay on the device: nothing is copied, and the results are the same.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from localq.models.experts import Router
 
 @contextmanager
 def on_device(block: Block, linears: Collection[str], device: torch.device) -> Iterator[None]:
-    """While it is entered all parameters of `block` are on `device`, but for those of linears that are not named. A
-    router is no such linear."""
+    """Hold the parameters of `block` on `device`, except those of linears that are not named; routers always count."""
     held = []
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear) and name not in linears and not isinstance(module, Router):

@@ -1,23 +1,23 @@
-"""What an error in each matrix costs at the end of the model: measured once, to decide where bits are worth most.
+"""Sensitivity: what an error in each matrix costs in the model's output, to decide where bits matter most.
 
-An error E of a matrix [out, in] changes its output y by E x. To second order, and where neither rows nor tokens
-conspire, the distribution of the next token then moves by
+An error E of a matrix [out, in] changes its output y by E x. To second order, with errors of rows and tokens
+independent, the next-token distribution then moves by
 
 KL = 1/2 sum over rows r of  mean(g_r^2) * (E H E^T)_rr        H = mean(x^T x)
 
-nats a token; g is the gradient to y of the log-probability of words that the model itself draws, so that its squares
-are those of the Fisher information: one pass through the model and one back. What a search with feedback leaves of a
-row r of mean square s_r, with codebooks that leave the part e of noise, is e * s_r * sum of V_ii^2 where H = V V^T, V
-upper triangular. So e times
+nats per token; g is the gradient to y of the log-probability of words that the model itself samples, so its squares are
+those of the Fisher information: one forward and one backward pass. A search with feedback leaves, of a row r of mean
+square s_r, with codebooks that leave the fraction e of noise, e * s_r * sum of V_ii^2, where H = V V^T, V upper
+triangular. So e times
 
     sensitivity = 1/2 sum of V_ii^2 * sum over r of mean(g_r^2) s_r
 
-is the price of a group of matrices, for every e. The search by sub-layers of nuQmm (Park et al. 2022, arXiv 2206.09557)
-quantizes each of them and reads the text again, which takes as many passes as there are layers, kinds and sizes.
+is the price of a group of matrices, for every e. nuQmm's search by sub-layers (Park et al. 2022, arXiv 2206.09557)
+quantizes each of them and reads the text again, once per layer, kind and size.
 
-Set against that on smollm2-135m, where 36 groups of nine layers were quantized to 2 bits one at a time: the KL was 0.75
-to 4.2 times the price (medians by kind: q, k and v 1.3, o 2.2, gate and up 1.7, down 2.0: tokens do conspire a little),
-with a rank correlation of 0.94; of one group the factor changed by 1.3 at most between 2 and 4 bits.
+Compared on smollm2-135m, with 36 groups of nine layers quantized to 2 bits one at a time: the KL was 0.75 to 4.2 times
+the price (medians by kind: q, k and v 1.3, o 2.2, gate and up 1.7, down 2.0: tokens are not fully independent), with a
+rank correlation of 0.94; for one group the factor changed by 1.3 at most between 2 and 4 bits.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from localq.quantize.model.statistics import F64_COLUMNS, rotate_metric_
 from localq.quantize.output.sensitivity_log import MeasuringState, SensitivityLog
 from localq.quantize.settings import ConversionSettings
 
-WINDOWS, TRACED = 16, 4  # of the text, for the metrics; of these for the gradients
-HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the disk
-HEAD_BYTES = 2**26  # of logits at a time, in f32: what is made of them takes seven times as much
+WINDOWS, TRACED = 16, 4  # windows for the metrics; of these for the gradients
+HELD_BYTES = 4 * 2**30  # of layer inputs in the traced windows, on disk
+HEAD_BYTES = 2**26  # of logits at a time, in f32; their derivatives take seven times as much
 OnStep = Callable[[Sequence[int]], None]
 Ending = tuple[nn.Module, Tensor, float]  # norm, head [vocab, hidden], soft cap of the logits (0 = none)
 
@@ -54,50 +54,50 @@ def sensitivities(
     begin: Callable[[], list[Tensor]],
     device: torch.device,
     settings: ConversionSettings,
-    trail: SensitivityLog,
+    log: SensitivityLog,
     before: OnStep,
     *,
     feedback: bool = True,
 ) -> list[list[float]]:
-    """Of each layer its four groups (`matrix_groups.groups_of`), in nats a token for weights that are lost altogether.
+    """Return the sensitivity of the four groups of each layer, in nats per token for weights that are lost entirely.
 
-    begin   the text as the first layer reads it, by window [T, hidden]; not asked where `trail` is beyond that
-    before  is called with the numbers of what is still to be read of the source, before each of it: 0 for the
-            embedding, then layers from 1, then the head as one more, and the layers back again; at the end with none
-    feedback: codes are searched so that an error makes up for those before; else V_ii^2 above are H_ii.
+    begin   returns the text as the input of the first layer, by window [T, hidden]; not called when `log` is further
+    before  called before each read with the steps that are left: 0 for the embedding, then layers from 1, then the
+            head as one more, and the layers in reverse; at the end with none
+    feedback: the code search compensates for earlier errors; without it V_ii^2 above are H_ii
 
     Raises LocalqError: exit 8 for damaged weights, 9 for the disk.
     """
-    point, way = trail.found(), reading_order(model.layers)
+    point, way = log.found(), reading_order(model.layers)
     if point is None:
         before(way)
         rows = begin()
-        point = trail.begin(rows, _traced(rows, model.layers), model.layers)
+        point = log.begin(rows, _traced(rows, model.layers), model.layers)
     model.model.make_tables(len(point.rows[0]), device)
     streams = Streams(model.model, point.rows, device)
     if not point.back:
         for layer in range(point.layer, model.layers):
             before(way[1 + layer :])
-            _forward_layer(model, layer, streams, settings, trail, feedback)
+            _forward_layer(model, layer, streams, settings, log, feedback)
         before(way[1 + model.layers :])
-        point = _start_backward(model, streams, trail)
+        point = _start_backward(model, streams, log)
     while point.layer >= 0:
         before(way[len(way) - 1 - point.layer :])
-        _backward_layer(model, point, streams, trail)
+        _backward_layer(model, point, streams, log)
     before([])
     if not all(math.isfinite(each) for layer in point.prices for each in layer):
-        why = "on the calibration text the model computes values that are not finite"
-        raise bad_file("weights", why, "Fetch the model again.")
+        why = "on the calibration text the model computes non-finite values"
+        raise bad_file("weights", why, "Check the weights: localq verify.")
     return point.prices[::-1]
 
 
 def reading_order(layers: int) -> list[int]:
-    """What is read of the source, in this order; see `before` of `sensitivities`."""
+    """Return the order in which the source is read; see `before` of `sensitivities`."""
     return [*range(layers + 2), *range(layers, 0, -1)]
 
 
 def _traced(text: list[Tensor], layers: int) -> int:
-    """Of how many windows what layers read is kept."""
+    """Return the number of windows whose layer inputs are stored."""
     return min(TRACED, len(text), max(1, HELD_BYTES // (layers * 4 * text[0].numel())))
 
 
@@ -106,42 +106,42 @@ def _forward_layer(
     layer: int,
     streams: Streams,
     settings: ConversionSettings,
-    trail: SensitivityLog,
+    log: SensitivityLog,
     feedback: bool,
 ) -> None:
-    """Take the full text through a layer."""
+    """Run the text through a layer, and log its inputs and energies."""
     read = [x.clone() for x in streams.full[: _traced(streams.full, model.layers)]]
     energies = _forward(model.block(layer), layer, streams, settings, feedback)
-    trail.passed(layer, read, energies, streams.full)
+    log.passed(layer, read, energies, streams.full)
 
 
-def _start_backward(model: SourceModel, streams: Streams, trail: SensitivityLog) -> MeasuringState:
-    """From the text behind the last layer to the slopes there."""
+def _start_backward(model: SourceModel, streams: Streams, log: SensitivityLog) -> MeasuringState:
+    """Compute the gradients after the last layer, where the backward pass starts."""
     ending, text = make_ending(model.model, *model.ending(), streams.device), streams.full
     traced = text[: _traced(text, model.layers)]
     slopes = [_slope_of_end(ending, x, seed) for seed, x in enumerate(traced)]
     point = MeasuringState(slopes, model.layers - 1, back=True)
-    trail.reach(point)
+    log.reach(point)
     return point
 
 
-def _backward_layer(model: SourceModel, point: MeasuringState, streams: Streams, trail: SensitivityLog) -> None:
-    """Take the slopes of `point` back through its layer, which gets its prices."""
-    text, energies = trail.layer(point.layer)
+def _backward_layer(model: SourceModel, point: MeasuringState, streams: Streams, log: SensitivityLog) -> None:
+    """Propagate the gradients of `point` back through its layer, and log the layer's prices."""
+    text, energies = log.layer(point.layer)
     squares = _backward(model.block(point.layer), text, point.rows, streams)
     point.prices.append([float(square @ energy) / 2 for square, energy in zip(squares, energies, strict=True)])
     point.layer -= 1
-    trail.reach(point)
+    log.reach(point)
 
 
 def spread_indices(count: int, most: int = WINDOWS) -> list[int]:
-    """Numbers of at most `most` of so many windows, from all over the text."""
+    """Return the numbers of at most `most` of `count` windows, evenly spread."""
     wanted = min(count, most)
     return [index * count // wanted for index in range(wanted)]
 
 
 def _forward(block: Block, index: int, streams: Streams, settings: ConversionSettings, feedback: bool) -> list[Tensor]:
-    """Take the full text through a layer; of each group f64 [rows]: mean squares of the weights times sum of V_ii^2."""
+    """Run the text through a layer; returns per group f64 [rows]: mean squared weights times the sum of V_ii^2."""
     groups, device = groups_of(block), streams.device
     readers = [group_linears(block, group)[0] for group in groups]
     moments = [torch.zeros(each.in_features, each.in_features, device=device) for each in readers]
@@ -159,7 +159,7 @@ def _forward(block: Block, index: int, streams: Streams, settings: ConversionSet
 def _energy(
     block: Block, group: Group, metric: Tensor, tokens: int, index: int, settings: ConversionSettings, feedback: bool
 ) -> Tensor:
-    """metric: sums over so many tokens; it is used up."""
+    """Return a group's energies; metric: sums over `tokens`, overwritten."""
     linear_algebra.mean_transpose_(metric, 2 * tokens)
     signs = group.signs(len(metric), index, settings)
     if signs is not None:
@@ -171,7 +171,7 @@ def _energy(
 
 
 def _left_by_feedback(metric: Tensor, damping: float) -> float:
-    """Sum of V_ii^2, of a damped metric = V V^T; its trace, which feedback lessens, where rounding hides V."""
+    """Return the sum of V_ii^2 for a damped metric = V V^T; its trace where rounding makes V fail."""
     upper = metric.double() if len(metric) <= F64_COLUMNS else metric
     upper.diagonal().add_(damping * upper.diagonal().mean())
     trace = float(upper.diagonal().double().sum())
@@ -179,7 +179,7 @@ def _left_by_feedback(metric: Tensor, damping: float) -> float:
 
 
 def _slope_of_end(ending: Ending, x: Tensor, seed: int) -> Tensor:
-    """Gradient, to x [T, hidden] behind the last layer, of the log-probability of words drawn by what it predicts."""
+    """Return the gradient to x [T, hidden], after the last layer, of the log-probability of sampled words."""
     _, head, _ = ending
     device = head.device
     draws = torch.rand(len(x), generator=torch.Generator().manual_seed(seed))
@@ -199,14 +199,14 @@ def _slope_of_end(ending: Ending, x: Tensor, seed: int) -> Tensor:
 
 
 def logits(ending: Ending, x: Tensor) -> Tensor:
-    """f32 [T, vocab] of a stream [T, hidden] behind the last layer."""
+    """Return logits f32 [T, vocab] of a stream [T, hidden] after the last layer."""
     norm, head, cap = ending
     found: Tensor = norm(x) @ head.T
     return torch.tanh(found / cap) * cap if cap else found
 
 
 def make_ending(model: Decoder, scale: Tensor, head: Tensor, device: torch.device) -> Ending:
-    """On the device, in f32. scale: of the last norm; head [vocab, hidden]."""
+    """Return last norm, head and soft cap, f32 on the device; scale: of the norm; head [vocab, hidden]."""
     norm = copy.deepcopy(model.norm).to_empty(device=device).float()
     norm.weight = nn.Parameter(scale.to(device).float(), requires_grad=False)
     norm.finish()
@@ -214,7 +214,7 @@ def make_ending(model: Decoder, scale: Tensor, head: Tensor, device: torch.devic
 
 
 def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: Streams) -> list[Tensor]:
-    """Take the slopes back through a layer, in place; of each group f64 [rows], mean squares of those to its output."""
+    """Propagate gradients back through a layer, in place; returns mean squared output gradients f64 [rows] by group."""
     groups, device = groups_of(block), streams.device
     linears = [group_linears(block, group) for group in groups]
     sums: dict[nn.Module, Tensor] = {
@@ -224,7 +224,7 @@ def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: S
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        sdpa_kernel(SDPBackend.MATH),  # the others add as threads come
+        sdpa_kernel(SDPBackend.MATH),  # the other backends sum in varying order
         _outputs(sums),
     ):
         for number, x in enumerate(text):
@@ -238,13 +238,13 @@ def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: S
 
 
 def group_linears(block: Block, group: Group) -> list[nn.Linear]:
-    """The linears of a group."""
+    """Return the linears of a group."""
     return [plain_linear(block.get_submodule(name)) for name in group.names]
 
 
 @contextmanager
 def inputs_of(linears: Sequence[nn.Linear]) -> Iterator[dict[nn.Module, Tensor]]:
-    """What each read last."""
+    """Record the last input of each linear."""
     read: dict[nn.Module, Tensor] = {}
 
     def look(linear: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -260,7 +260,7 @@ def inputs_of(linears: Sequence[nn.Linear]) -> Iterator[dict[nn.Module, Tensor]]
 
 @contextmanager
 def _outputs(sums: Mapping[nn.Module, Tensor]) -> Iterator[None]:
-    """Adds up the squared slopes to what each gives, over tokens, as they come back."""
+    """Accumulate the squared gradients to each linear's output, over tokens, in the backward pass."""
 
     def look(linear: nn.Module, arguments: tuple[Tensor, ...], out: Tensor) -> None:
         total = sums[linear]

@@ -1,4 +1,4 @@
-"""The full model, a layer at a time, rotated (`fold.py`), and where each of its tensors belongs in a checkpoint."""
+"""The full model, read one layer at a time and rotated (`fold.py`), and the checkpoint names of its tensors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from localq.quantize.output.tensor_jobs import published_name
 from localq.quantize.settings import QuantizedLayer
 from localq.quantize.target import TargetFormat
 
-STREAM = 1_000_003  # what the seed of the stream's rotation is set apart by
+STREAM = 1_000_003  # offset of the seed of the stream's rotation
 
 
 class SourceModel:
-    """A model whose layers are read when they are asked for.
+    """A source model whose layers are read on request.
 
-    rotated   the stream is rotated, and head and embedding are no longer the same matrix
-    model    its modules, on the meta device; tables of passes are made by who runs it
+    rotated  the stream is rotated, and head and embedding are separate matrices
+    model    its modules, on the meta device; the caller makes the tables of a pass
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SourceModel:
         *,
         rotated: bool = True,
     ) -> None:
-        """rotated: layers as the search for codes reads them, else as they are."""
+        """Assign the checkpoint's tensors; rotated: layers as the code search takes them, else as stored."""
         with torch.device("meta"):
             self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
         if self.model.config.experts and not rotated:
@@ -68,7 +68,7 @@ class SourceModel:
                     raise usage_error(files.name, why, "Use --format nf4.")
 
     def _open_experts(self, files: ModelFiles) -> None:
-        """Experts are linears of their own from here on."""
+        """Turn stacked experts into separate linears."""
         mixtures = [module for module in self.model.modules() if isinstance(module, Mixture)]
         if any(each.experts.interleaved for each in mixtures):
             raise usage_error(files.name, format_facts.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
@@ -83,17 +83,17 @@ class SourceModel:
 
     @property
     def origin(self) -> str:
-        """The format that the weights are read from, "" for plain ones."""
+        """The format of the source's weights, "" for unquantized ones."""
         return self._assignment.format or ""
 
     def meta_block(self, index: int) -> Block:
-        """Layer `index` without data."""
+        """Return layer `index` on the meta device."""
         block = self.model.layers[index]
         assert isinstance(block, Block)
         return block
 
     def block(self, index: int) -> Block:
-        """Layer `index`: plain linears, f32, on the device, rotated."""
+        """Return layer `index`: plain linears, f32 on the device, rotated."""
         block = copy.deepcopy(self.meta_block(index)).to_empty(device=self._device).float()
         for name, _ in list(block.named_parameters()):
             owner, _, last = name.rpartition(".")
@@ -107,22 +107,19 @@ class SourceModel:
         return block
 
     def embedded(self, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """For each of `windows`, of ids, its rows of the embedding f32 [T, hidden] on the CPU, rotated.
-
-        Without what a family multiplies rows with.
-        """
+        """Yield the embedding rows f32 [T, hidden] of each window, on the CPU, rotated, before the family's scaling."""
         table = self._stored(weights.TABLE)
         for ids in windows:
             yield self._rotated(self._wide(weights.TABLE, table[torch.tensor(ids)]))
 
     def ending(self) -> tuple[Tensor, Tensor]:
-        """The last norm's scale [hidden], and the head, the embedding or its own, [vocab, hidden]; f32 on the CPU."""
+        """Return the last norm's scale [hidden] and the head [vocab, hidden], tied or not; f32 on the CPU."""
         rows = self.end_rows({norm := self._key("norm.weight")})
         head = rows.get(self.head_name(), self._rows(weights.TABLE))
         return torch.cat(list(rows[norm])), torch.cat(list(head))
 
     def end_rows(self, names: Container[str]) -> dict[str, Iterator[Tensor]]:
-        """Embedding, or last norm and head with it, f32 on the CPU, where they are named: some rows at a time."""
+        """Return embedding, last norm and head among `names`, f32 on the CPU, some rows at a time."""
         tied, rotated = self.model.lm_head is None, self._turn is not None
         table, norm = self._key(weights.TABLE), self._key("norm.weight")
         found: dict[str, Iterator[Tensor]] = {}
@@ -137,13 +134,13 @@ class SourceModel:
         return found
 
     def end_names(self) -> tuple[list[str], list[str]]:
-        """The names of `end_rows`: those before the first layer, or all of a tied model; those behind the last."""
+        """Return the names of `end_rows`: before the first layer (all of a tied model), and after the last."""
         table, norm = self._key(weights.TABLE), self._key("norm.weight")
         names = list(self.end_shapes())
         return (names, []) if self.model.lm_head is None else ([table], [norm, self.head_name()])
 
     def read_for(self, layer: int | None, *, head: bool = False) -> list[str]:
-        """Checkpoint tensors that a layer is made of; of None, the embedding and what stands with it, or the `head`."""
+        """Return the checkpoint tensors of a layer; for None, those read with the embedding, or with the `head`."""
         if layer is not None:
             targets = [f"layers.{layer}.{name}" for name, _ in self.meta_block(layer).named_parameters()]
         elif self.model.lm_head is None:
@@ -153,29 +150,28 @@ class SourceModel:
         return [key for target in targets for key in self._keys(target)]
 
     def head_name(self) -> str:
-        """Of the head's weight in the checkpoint."""
+        """Return the checkpoint name of the head's weight."""
         return "lm_head.weight" if self.model.lm_head is None else self._key("lm_head.weight")
 
     # ---- names and sizes
 
     def root(self, index: int) -> str:
-        """What stands before a module's name in the checkpoint: "model.layers.3."."""
+        """Return the prefix of a layer's modules in the checkpoint: "model.layers.3."."""
         name = self._linears[index][0]
         return self._prefix(f"layers.{index}.{name}").removesuffix(name)
 
     def other_names(self, index: int) -> dict[str, str]:
-        """Parameters of a block that are not quantized (norms, biases) -> their checkpoint names."""
+        """Return parameter -> checkpoint name for the unquantized ones of a block (norms, biases)."""
         quantized = {f"{name}.weight" for name in self._linears[index]}
         names = [name for name, _ in self.meta_block(index).named_parameters() if name not in quantized]
         return {name: published_name(self._key(f"layers.{index}.{name}"), self._model_type) for name in names}
 
     def linears(self, index: int) -> list[str]:
-        """Names of the modules of a layer that are quantized."""
+        """Return the names of a layer's quantized modules."""
         return self._linears[index]
 
     def prefix(self, index: int, name: str) -> str:
-        """What the names of the tensors of a module of a layer begin with where it is written: of a linear, or of an
-        expert."""
+        """Return the output prefix of a layer's module, a linear or an expert."""
         path = f"layers.{index}.{name}"
         if path in self._experts:
             return self._experts[path].prefix
@@ -184,13 +180,13 @@ class SourceModel:
         return self.root(index) + name
 
     def others(self, block: Block, index: int) -> dict[str, Tensor]:
-        """The same of a block, by their checkpoint names."""
+        """Return the unquantized parameters of a block by checkpoint name, on the CPU."""
         return {key: block.get_parameter(name).detach().cpu() for name, key in self.other_names(index).items()}
 
     def layout(
         self, index: int, targets: dict[str, TargetFormat], signed: set[str], homes: dict[str, str], dtype: torch.dtype
     ) -> dict[str, TensorInfo]:
-        """Every tensor that is written for a layer. By linear: targets, homes of codebooks; signed: with rotations."""
+        """Return the output tensors of a layer; targets, homes: by linear; signed: linears with rotated inputs."""
         block = self.meta_block(index)
         planned: dict[str, TensorInfo] = {}
         for name in self._linears[index]:
@@ -203,14 +199,14 @@ class SourceModel:
         return planned | {key: info(dtype, tuple(block.get_parameter(name).shape)) for name, key in others}
 
     def end_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of embedding, last norm and head, by their checkpoint names."""
+        """Return the shapes of embedding, last norm and head by checkpoint name."""
         config = self.model.config
         table = (config.vocab_size, config.hidden)
         shapes = {self._key(weights.TABLE): table, self._key("norm.weight"): (config.hidden,)}
         return shapes if self.model.lm_head is None and not self.rotated else {**shapes, self.head_name(): table}
 
     def unread(self) -> list[str]:
-        """Checkpoint tensors that are no part of the decoder, which a conversion copies."""
+        """Return the checkpoint tensors outside the decoder, which a conversion copies."""
         used = set(self._assignment.dense.values())
         read = (*self._assignment.quantized.values(), *self._assignment.stacks.values())
         used |= {key for entry in read for key in (*entry.keys, *entry.shared)}
@@ -218,7 +214,7 @@ class SourceModel:
         return sorted(set(self._checkpoint.tensors) - used - redundant)
 
     def weights(self) -> int:
-        """Weights of all linears of the blocks."""
+        """Return the number of weights in all linears of the blocks."""
         return sum(
             fold.plain_linear(self.meta_block(index).get_submodule(name)).weight.numel()
             for index in range(self.layers)
@@ -226,7 +222,7 @@ class SourceModel:
         )
 
     def tensors(self, made: QuantizedLayer, block: Block, index: int, target: TargetFormat) -> dict[str, Tensor]:
-        """The tensors of a layer that was made."""
+        """Return the output tensors of a quantized layer."""
         written = self.others(block, index)
         written |= {self.other_names(index)[name]: value for name, value in made.others.items()}
         for name, packed in made.packed.items():
@@ -236,14 +232,14 @@ class SourceModel:
     # ---- inside
 
     def _key(self, target: str) -> str:
-        """The checkpoint's name of a parameter."""
+        """Return the checkpoint name of a parameter."""
         path = target.removesuffix(".weight")
         if path in self._assignment.quantized and path != target:
             return f"{self._assignment.quantized[path].prefix}.weight"
         return self._assignment.dense[target]
 
     def _keys(self, target: str) -> tuple[str, ...]:
-        """All checkpoint tensors of a parameter."""
+        """Return all checkpoint tensors of a parameter."""
         path = target.removesuffix(".weight")
         if path in self._experts:
             return self._experts[path].keys
@@ -256,7 +252,7 @@ class SourceModel:
         return self._key(f"{path}.weight").removesuffix(".weight")
 
     def _rows(self, target: str, norm: Tensor | None = None) -> Iterator[Tensor]:
-        """Of the embedding or the head, rotated; the norm before a head goes into it."""
+        """Yield rows of embedding or head, rotated, with the norm before a head folded in."""
         stored = self._stored(target)
         for rows in pieces(*stored.shape):
             part = self._wide(target, stored[rows])
@@ -266,7 +262,7 @@ class SourceModel:
         return (rows if self._turn is None else fold.rotate_rows(rows, self._turn)).cpu()
 
     def _stored(self, target: str) -> Tensor:
-        """A parameter as it lies in a file, on the CPU; of a quantized one what it stands for."""
+        """Return a parameter as stored, on the CPU; a quantized one is dequantized."""
         path = target.removesuffix(".weight")
         if path in self._assignment.quantized and path != target:
             entry = self._assignment.quantized[path]
@@ -276,14 +272,14 @@ class SourceModel:
         return self._checkpoint.read(self._assignment.dense[target])
 
     def _wide(self, target: str, stored: Tensor) -> Tensor:
-        """A copy of some of it, f32 on the device, which widens it faster than the host."""
+        """Return a copy, f32 on the device, which converts faster than the host."""
         dense = stored.to(self._device).to(torch.float32, copy=True)
         if not bool(torch.isfinite(dense).all()):
-            raise bad_file(self._keys(target)[0], "it holds NaN or infinity", "Fetch the model again.")
+            raise bad_file(self._keys(target)[0], "it contains NaN or infinity", "Check the weights: localq verify.")
         return dense
 
     def _read(self, target: str) -> Tensor:
-        """A parameter, f32 on the device."""
+        """Read a parameter, f32 on the device."""
         path = target.removesuffix(".weight")
         if path in self._experts:
             return self._wide(target, self._experts[path].read())
@@ -295,6 +291,6 @@ class SourceModel:
 
 
 def _linears_of(block: Block) -> list[str]:
-    """Names of the linears of a block that are quantized: all but a router."""
+    """Return the names of a block's quantized linears: all but a router."""
     found = block.named_modules()
     return [name for name, module in found if isinstance(module, nn.Linear) and not isinstance(module, Router)]

@@ -1,10 +1,9 @@
-"""How far the measuring of a mixture has come (`sensitivity.py`), on the disk: a killed one goes on from there.
+"""The progress of measuring sensitivities (`model/sensitivity.py`), on disk, so that a killed measuring resumes.
 
-While it lasts, the folder of the conversion holds of every layer that the text went through what that read of the
-traced windows and what its weights count (`conversion.measured-00007.safetensors`), and the text behind the last of
-them; on the way back, in the place of the text, slopes and prices (`FILE`). Every file is placed whole, that of a layer
-before the text behind it, and removed when the prices that it is needed for are there: what a kill leaves is a step
-that is done, or one that is done again (`kept.py`). Nothing of it is on the host meanwhile.
+The folder of the conversion holds, for every layer that the text has passed, its inputs in the traced windows and the
+energies of its weights (`conversion.measured-00007.safetensors`); and in `FILE` the text after the last of them, or in
+the backward pass gradients and prices. Files are written atomically, that of a layer before the text after it, and
+deleted once their prices are known: a kill leaves finished steps, or one to repeat. The host holds none of it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _LAYERS = "conversion.measured-*.safetensors"
 
 @dataclass
 class MeasuringState:
-    """Where a measuring is.
+    """The state of a measuring.
 
-    layer   the next one that the text, or on the way `back` the slopes, go through
-    rows    by window what the text is there, or the slopes; [T, hidden] on the CPU
-    prices  of the layers behind, from the last one on; empty on the way there
+    layer   the next one of the forward pass, or with `back` of the backward pass
+    rows    by window, the text before that layer, or the gradients; [T, hidden] on the CPU
+    prices  of the layers after it, from the last one; empty in the forward pass
     """
 
     rows: list[Tensor]
@@ -41,20 +40,20 @@ class MeasuringState:
 
 
 class SensitivityLog:
-    """What lies in `folder` of the measuring for the conversion `job`."""
+    """The files of the measuring in `folder` for the conversion `job`."""
 
     def __init__(self, folder: Path, job: dict[str, Any]) -> None:
         self._folder, self._kept = folder, ResumeFiles(folder, job)
 
     def begin(self, rows: list[Tensor], traced: int, layers: int) -> MeasuringState:
-        """Raises LocalqError (exit 9) where the disk is too small for what `traced` of `rows` are in so many layers."""
+        """Start at the first layer. Raises LocalqError (exit 9) where the disk is too small for the traced inputs."""
         self.clear()
         size = rows[0].nbytes
         check_free(self._folder, (2 * len(rows) + layers * traced) * size, str(self._folder))  # a text replaces another
         return MeasuringState(rows)
 
     def found(self) -> MeasuringState | None:
-        """Where a killed measuring was; None for the beginning."""
+        """Return the state that a killed measuring left; None to start at the beginning."""
         read = self._kept.read(FILE)
         if read is None:
             return None
@@ -64,31 +63,31 @@ class SensitivityLog:
         return point if all(self._kept.read(_LAYER.format(layer), "energies") for layer in needed) else None
 
     def passed(self, layer: int, read: list[Tensor], energies: list[Tensor], text: list[Tensor]) -> None:
-        """The text has gone through a layer. read: by traced window; energies: f64 [rows] by group."""
+        """Record that the text has passed a layer. read: inputs by traced window; energies: f64 [rows] by group."""
         tensors = {"read": torch.stack(read), "energies": torch.cat(energies)}
         self._kept.write(_LAYER.format(layer), tensors, {"rows": [len(each) for each in energies]})
         self.reach(MeasuringState(text, layer + 1))
 
     def layer(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
-        """`read` and `energies` of one that was passed, whose file `found` or `passed` has seen."""
+        """Return `read` and `energies` of a layer that the text has passed."""
         read = self._kept.read(_LAYER.format(layer))
         assert read is not None
         state, tensors = read
         return _apart(tensors["read"]), _apart(torch.split(tensors["energies"], state["rows"]))
 
     def reach(self, point: MeasuringState) -> None:
-        """Record it; layers behind it on the way back are not needed any more."""
+        """Record the state; in the backward pass the files of later layers are deleted."""
         state = {"layer": point.layer, "back": point.back, "prices": point.prices}
         self._kept.write(FILE, {"rows": torch.stack(point.rows)}, state)
         if point.back:
             (self._folder / _LAYER.format(point.layer + 1)).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Nothing of it is needed any more."""
+        """Delete all files of the measuring."""
         for path in (self._folder / FILE, *self._folder.glob(_LAYERS)):
             path.unlink(missing_ok=True)
 
 
 def _apart(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Each where torch would have put it: sums come in another order where memory begins elsewhere."""
+    """Clone each: alignment changes the order of sums, so views of a file would change the result."""
     return [each.clone() for each in tensors]

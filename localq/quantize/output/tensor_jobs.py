@@ -69,7 +69,7 @@ def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, mod
             outputs = {prefix + suffix: info(*of_suffix) for prefix in prefixes for suffix, of_suffix in parts}
             jobs.append(TensorJob(name, source, outputs, quantized=True, experts=experts))
         else:
-            # What GGUF stores is dequantized to float32; bfloat16 is the type that these models were published in.
+            # GGUF tensors are dequantized to float32; these models are published in bfloat16.
             kept = info(torch.bfloat16, source.shape) if kind == "gguf" else source
             jobs.append(TensorJob(name, source, {published_name(name, model_type): kept}, quantized=False))
     return jobs
@@ -81,7 +81,7 @@ def maker_of(module: Any, prefix: str) -> Any:
 
 
 def experts_of(name: str, shape: tuple[int, ...], model_type: str) -> tuple[tuple[str, ...], ...]:
-    """Of the stack `name`, the prefixes of each expert's matrices; empty where it is none that can be taken apart."""
+    """Return the prefixes of each expert's matrices in the stack `name`; empty where it cannot be split."""
     traits = MODEL_TYPES.get(model_type)
     match = _STACK.fullmatch(name) if traits and traits.expert_module and len(shape) == 3 and all(shape) else None
     if traits is None or match is None:
@@ -93,7 +93,7 @@ def experts_of(name: str, shape: tuple[int, ...], model_type: str) -> tuple[tupl
 
 
 def published_name(name: str, model_type: str) -> str:
-    """A router that the source calls as transformers 5 does, as the files of this family call it."""
+    """Return the published name of a tensor; sources written by transformers 5 name routers differently."""
     traits = MODEL_TYPES.get(model_type)
     home = (traits.expert_module if traits else "") or "mlp"
     return name.replace(".mlp.gate.", f".{home}.gate.")

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from localq import driver, kernels
-from localq.driver import Driver, CudaStack, probe_driver
+from localq.driver import CudaStack, Driver, probe_driver
 from localq.engine.load.device import NO_DRIVER_NOTE, pick
 from localq.errors import ExitCode, LocalqError
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localq.driver import Driver, CudaStack
+from localq.driver import CudaStack, Driver
 from localq.engine.load import plan as planning
 from localq.engine.load import weights
 from localq.engine.load.device import NO_DRIVER_NOTE, pick

@@ -254,7 +254,9 @@ def test_a_reply_of_a_mixture_is_that_of_one_pass(sources):
 @every_kind
 def test_nf4_takes_every_expert_apart_as_bitsandbytes_would(kind, sources, tmp_path):
     from_matrices = by_tensor.convert(TensorwiseRequest(open_model(sources[kind]), "nf4", tmp_path / "matrices"))
-    from_stacks = by_tensor.convert(TensorwiseRequest(open_model(fused(tmp_path / "fused", sources[kind])), "nf4", tmp_path / "stacks"))
+    from_stacks = by_tensor.convert(
+        TensorwiseRequest(open_model(fused(tmp_path / "fused", sources[kind])), "nf4", tmp_path / "stacks")
+    )
     theirs = read(quantized(tmp_path / "bnb", sources[kind], "nf4")[0])
     ours, again = read(from_matrices), read(from_stacks)
     assert ours.keys() == again.keys() == theirs.keys()
@@ -283,7 +285,9 @@ def test_mxfp4_of_a_mixture_loads_and_lies_in_one_matrix(sources, tmp_path):
 def test_experts_that_a_format_cannot_take_stay_and_are_told(tmp_path):
     narrow = source(tmp_path / "m", "qwen3_moe", moe_intermediate_size=40)  # down_proj has rows of 40
     told: list[str] = []
-    made = by_tensor.convert(TensorwiseRequest(open_model(fused(tmp_path / "fused", narrow)), "nf4", tmp_path / "nf4"), say=told.append)
+    made = by_tensor.convert(
+        TensorwiseRequest(open_model(fused(tmp_path / "fused", narrow)), "nf4", tmp_path / "nf4"), say=told.append
+    )
     assert len(told) == 1
     assert "1 matrices stay unquantized" in told[0]
     torch.testing.assert_close(load(open_model(made), CPU).model.layers[0].mlp.experts.down_proj,
@@ -291,7 +295,11 @@ def test_experts_that_a_format_cannot_take_stay_and_are_told(tmp_path):
 
 
 def test_a_kill_while_experts_are_taken_apart_loses_one_shard(sources, tmp_path, monkeypatch):
-    whole = by_tensor.convert(TensorwiseRequest(open_model(fused(tmp_path / "f", sources["mixtral"])), "nf4", tmp_path / "whole", shard_bytes=60_000))  # fmt: skip
+    whole = by_tensor.convert(
+        TensorwiseRequest(
+            open_model(fused(tmp_path / "f", sources["mixtral"])), "nf4", tmp_path / "whole", shard_bytes=60_000
+        )
+    )
     made = 0
 
     def killed(weight: Tensor) -> nf4.Packed:

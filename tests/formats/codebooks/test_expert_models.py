@@ -201,7 +201,10 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("others")
     plain = source(place / "plain", "qwen3_moe")
     made = {format: quantized(place / format, plain, format)[0] for format in ("awq", "gptq")}
-    return made | {each: by_tensor.convert(TensorwiseRequest(open_model(plain), each, place / each)) for each in ("bcq", "squeezellm")}
+    return made | {
+        each: by_tensor.convert(TensorwiseRequest(open_model(plain), each, place / each))
+        for each in ("bcq", "squeezellm")
+    }
 
 
 @pytest.mark.parametrize("format", sorted(set(expert_pieces.LINEARS) - {*FORMATS, "vptq"}))

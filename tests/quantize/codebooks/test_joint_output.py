@@ -75,7 +75,7 @@ def test_the_model_is_nearer_to_the_full_one_and_its_codes_are_the_same(
     apart = converted(source, tmp_path / "apart", **{**changes, "whole": Tuning()})
     texts = changes["windows"]
     assert divergence(source, trained, texts) < 0.9 * divergence(source, apart, texts)
-    assert said[-1].startswith(f"{source.name}: trained together, ")
+    assert said[-1].startswith(f"{source.name}: joint training: ")
     assert sorted(path.name for path in trained.iterdir()) == sorted(path.name for path in apart.iterdir())
     one, other = tensors(trained), tensors(apart)
     assert one.keys() == other.keys()
@@ -171,4 +171,4 @@ def test_models_that_are_too_large_are_made_layer_by_layer(
     monkeypatch.setattr(joint_output, "LARGEST", 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 96) - 1)
     said: list[str] = []
     assert digests(by_layer.convert(request(source, tmp_path / "out", **SETTINGS), say=said.append)) == digests(apart)
-    assert "not trained as a whole" in said[0]
+    assert "joint training is limited" in said[0]

@@ -107,7 +107,7 @@ def test_the_divergence_falls_the_codes_stay_and_a_stopped_training_goes_on(mode
 
     finished = trained("whole")
     assert finished.after < 0.8 * finished.before
-    assert str(finished).startswith("trained together, ")
+    assert str(finished).startswith("joint training: ")
     for (_, packed), (made, _) in zip(layers, finished.layers, strict=True):
         for name, each in made.items():
             assert torch.equal(each.books[0][0], packed[name].books[0][0])

@@ -88,8 +88,8 @@ class ScriptedBackend:
         if script.load_fails:
             raise LocalqError(request.options.name, script.load_fails, "Try other weights.", ExitCode.BAD_FILE)
         return Loaded(
-            request.options.name, "cpu", script.device_name, "float32", "bf16", request.options.ctx or script.context, 320, False,
-            script.load_s, {"weights": 10**8}, list(script.notes),
+            request.options.name, "cpu", script.device_name, "float32", "bf16", request.options.ctx or script.context,
+            320, False, script.load_s, {"weights": 10**8}, list(script.notes),
         )  # fmt: skip
 
     def unload(self) -> None:

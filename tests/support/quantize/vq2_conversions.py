@@ -15,8 +15,8 @@ from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_layer
 from localq.quantize.model.calibration_stream import NoCache, Streams
-from localq.quantize.settings import Effort
 from localq.quantize.request import LayerwiseRequest
+from localq.quantize.settings import Effort
 
 COUNT, TOKENS, VOCAB = 6, 64, 256  # of calibration windows
 QUICK = Effort(beam=4, columns=64)

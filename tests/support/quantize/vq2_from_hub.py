@@ -18,8 +18,8 @@ from localq.files.model_folder import open_model
 from localq.quantize import by_layer
 from localq.quantize.model import sensitivity
 from localq.quantize.output import shards as shard_writer
-from localq.quantize.settings import Effort
 from localq.quantize.request import LayerwiseRequest
+from localq.quantize.settings import Effort
 from tests.support.files import fake_hub, hub_server
 from tests.support.files.fake_hub import FakeHub
 from tests.support.files.hub_server import REPO
@@ -45,9 +45,7 @@ def made(out: Path, **changes: Any) -> dict[str, str]:
     assert shards is not None
     try:
         files = open_model(shards.folder, weights=False)
-        request = LayerwiseRequest(
-            files, out, device=torch.device("cpu"), shards=shards, **{**SETTINGS, **changes}
-        )
+        request = LayerwiseRequest(files, out, device=torch.device("cpu"), shards=shards, **{**SETTINGS, **changes})
         by_layer.convert(request)
     finally:
         shards.close(done=shard_writer.load_state(out) is None)  # as the verb does

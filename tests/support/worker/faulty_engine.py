@@ -93,8 +93,8 @@ class FaultyBackend:
             self.held.append(f"tensor {count}")
         sizes = {"weights": len(self.held)}
         return Loaded(
-            request.options.name, "cuda", "a GPU", "bfloat16", "nf4", request.options.ctx or CONTEXT, VOCAB, True, 0.0, sizes,
-            [request.options.device], request.options.kv_bits or 16, "host", "8",
+            request.options.name, "cuda", "a GPU", "bfloat16", "nf4", request.options.ctx or CONTEXT, VOCAB, True, 0.0,
+            sizes, [request.options.device], request.options.kv_bits or 16, "host", "8",
         )  # fmt: skip
 
     def unload(self) -> None:
