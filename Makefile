@@ -46,7 +46,7 @@ wheel: $(VENV)/.made
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
 
 readme: $(VENV)/.installed-$(BUILD)
-	$(BIN)/python tests/support/readme_blocks.py
+	$(BIN)/python -m tests.tools.readme_blocks
 
 clean:
 	rm -rf $(VENV) build dist

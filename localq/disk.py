@@ -1,4 +1,4 @@
-"""The disk as downloads meet it: free space before the first byte, hashes after the last, errors with a cause."""
+"""Disk helpers: free space, durable writes, hashes, text files, OSErrors as LocalqErrors."""
 
 from __future__ import annotations
 
@@ -7,40 +7,41 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from localq.errors import ExitCode, LocalqError
+from localq.errors import ExitCode, LocalqError, usage_error
 
-RESERVE_BYTES = 2**30  # what a download leaves free, at most; less for models that are smaller than this
+RESERVE_BYTES = 2**30  # a download leaves this much free; less for smaller models
 
 
 def check_free(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raises LocalqError (exit 9) unless the disk of `folder`, which need not exist, takes `needed_bytes` and more.
+    """Raises LocalqError (exit 9) unless the disk of `folder` (which need not exist) has room for `needed_bytes`.
 
-    As much again as is needed, at most `RESERVE_BYTES`, must stay free: a full disk breaks other programs.
+    The same amount, at most `RESERVE_BYTES`, must stay free: a full disk breaks other programs.
     """
     free = free_bytes(folder)
     if needed_bytes + min(needed_bytes, RESERVE_BYTES) > free:
-        why = f"{needed_bytes:,} bytes and a reserve are needed in {folder}, and {free:,} bytes are free"
-        raise LocalqError(what, why, "Free some space; `localq ls` and `localq rm` help.", ExitCode.DISK)
+        why = f"{folder} needs {needed_bytes:,} bytes and a reserve, and has {free:,} bytes free"
+        raise LocalqError(what, why, "Free some space: `localq prune`, `localq rm`.", ExitCode.DISK)
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes of the disk that `folder`, which need not exist, lies on. Raises LocalqError (exit 9)."""
+    """Free bytes of the disk of `folder`, which need not exist. Raises LocalqError (exit 9)."""
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
     with disk_errors(place):
         return shutil.disk_usage(place).free
 
 
 def disk_error(folder: Path, error: OSError, needed_bytes: int | None = None) -> LocalqError:
-    """The LocalqError (exit 9) for an OSError of writing below `folder`; `needed_bytes`: what was still to come."""
+    """The LocalqError (exit 9) for an OSError of writing below `folder`; `needed_bytes`: still to be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    why = "the disk is full" if full else f"cannot be written ({error.strerror or error})"
+    why = "the disk is full" if full else f"cannot write ({error.strerror or error})"
     if full and needed_bytes is not None:
-        why += f": {needed_bytes:,} bytes are still needed, {free_bytes(folder):,} are free"
+        why += f": {needed_bytes:,} bytes needed, {free_bytes(folder):,} free"
     step = "Free some space and run the same command again." if full else "Check the path and its permissions."
     return LocalqError(str(folder), why, step, ExitCode.DISK)
 
@@ -56,15 +57,15 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """An empty folder for what is needed for a moment. Raises LocalqError (exit 9), also for OSErrors of its user."""
+    """A temporary folder. Raises LocalqError (exit 9), also for OSErrors inside the context."""
     with disk_errors(Path(os.environ.get("TMPDIR") or "/tmp")):
-        place = Path(tempfile.gettempdir())  # the first that can be written to
+        place = Path(tempfile.gettempdir())  # the first writable one
     with disk_errors(place), tempfile.TemporaryDirectory(prefix=prefix) as name:
         yield Path(name)
 
 
-def bytes_of(paths: Iterable[Path]) -> int:
-    """Bytes of these files, of those that are still there. Raises OSError."""
+def total_bytes(paths: Iterable[Path]) -> int:
+    """Bytes of the files that exist. Raises OSError."""
     total = 0
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -79,7 +80,7 @@ def sha256_of(path: Path) -> str:
 
 
 def git_blob_sha1_of(path: Path) -> str:
-    """Hex id that git gives to the content of a file: sha1 of "blob <size>", NUL, content."""
+    """Git's hex id of a file's content: sha1 of "blob <size>", NUL, content."""
     with path.open("rb") as file:
         digest = hashlib.sha1(f"blob {os.fstat(file.fileno()).st_size}\0".encode(), usedforsecurity=False)
         while chunk := file.read(2**20):
@@ -88,12 +89,12 @@ def git_blob_sha1_of(path: Path) -> str:
 
 
 def has_content(path: Path, content_id: str) -> bool:
-    """The content of a file is the one that `content_id` names: 64 hex digits are a sha256, 40 git's id of it."""
+    """Whether a file has the content `content_id`: a sha256 (64 hex digits) or git's id (40)."""
     return (sha256_of(path) if len(content_id) == 64 else git_blob_sha1_of(path)) == content_id
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and those above it, durably."""
+    """Create `folder` and its parents, durably."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -102,9 +103,9 @@ def make_folder(folder: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes, scratch: Path | None = None) -> None:
-    """Replace the file at `path` by one with `content`: before or after a power cut, one of the two is there.
+    """Replace the file at `path` atomically: a power cut leaves the old file or the new one.
 
-    It is written in the folder `scratch` of the same disk first, else beside its place.
+    The content is first written to the folder `scratch` on the same disk, default the folder of `path`.
     """
     scratch = scratch or path.parent
     make_folder(path.parent)
@@ -124,16 +125,46 @@ def write_durably(path: Path, content: bytes, scratch: Path | None = None) -> No
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write `content`, in as many pieces as the system takes it."""
+    """Write all of `content`."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable: of new files, and renamed ones."""
+    """Make new and renamed files in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+MOST_TEXT_BYTES = 2**20  # of a text file; a context holds little more
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file of at most MOST_TEXT_BYTES. Raises LocalqError (exit 2) for anything else.
+
+    A regular file, or a pipe that the shell opened: FILE may be <(COMMAND).
+    """
+    is_pipe = path.parent == Path("/dev/fd")
+    try:
+        # O_NONBLOCK: opening a named pipe must not wait for a writer.
+        descriptor = os.open(path.expanduser(), os.O_RDONLY | (0 if is_pipe else os.O_NONBLOCK))
+        with os.fdopen(descriptor, "rb") as file:
+            mode = os.fstat(descriptor).st_mode
+            if not (stat.S_ISREG(mode) or (is_pipe and stat.S_ISFIFO(mode))):
+                raise usage_error(str(path), "not a regular file", "Give a text file.")
+            raw = file.read(MOST_TEXT_BYTES + 1)
+    except (OSError, ValueError, RuntimeError) as error:
+        why = f"cannot read it ({getattr(error, 'strerror', None) or error})"
+        raise usage_error(str(path), why, "Check the path.") from error
+    if len(raw) > MOST_TEXT_BYTES:
+        raise usage_error(str(path), f"larger than {MOST_TEXT_BYTES / 1e6:.1f} MB", "Give a part of it.")
+    if b"\0" in raw:
+        raise usage_error(str(path), "not a text file", "Give a text file.")
+    try:
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise usage_error(str(path), f"not UTF-8 (byte {error.start})", "Convert it with `iconv -t utf-8`.") from error

@@ -1,7 +1,6 @@
-"""The errors that a user meets, and the one table of exit codes.
+"""Errors for users, and the table of exit codes.
 
-Every expected failure is a `LocalqError`: it names the thing, the cause and the next step, and carries the exit code
-that the command line ends with. Knows no torch, no terminal and no process.
+Every expected failure is a `LocalqError`: the thing, the cause, the next step and the exit code of the command.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ class ExitCode(enum.IntEnum):
 
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "success",
-    ExitCode.FAILURE: "failure that no other code names",
-    ExitCode.USAGE: "wrong usage: an unknown option, a bad value, a missing argument",
-    ExitCode.DOES_NOT_FIT: "the model does not fit into the memory it may use",
-    ExitCode.UNKNOWN_MODEL: "no model of that name",
-    ExitCode.GATED: "the model is gated, or the access token is missing or wrong",
-    ExitCode.NETWORK: "the network failed, or a file is missing while offline",
+    ExitCode.FAILURE: "any other failure",
+    ExitCode.USAGE: "wrong usage: unknown option, bad value or missing argument",
+    ExitCode.DOES_NOT_FIT: "the model does not fit the available memory",
+    ExitCode.UNKNOWN_MODEL: "unknown model",
+    ExitCode.GATED: "gated model, or missing or invalid access token",
+    ExitCode.NETWORK: "network failure, or a file is missing while offline",
     ExitCode.NO_DEVICE: "no usable CUDA device, driver or kernels",
-    ExitCode.BAD_FILE: "a file is damaged, tampered with or malformed",
-    ExitCode.DISK: "the disk is full or not writable",
+    ExitCode.BAD_FILE: "damaged, modified or malformed file",
+    ExitCode.DISK: "disk full or not writable",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
-    ExitCode.CLOSED_PIPE: "the reader of the output went away",
+    ExitCode.CLOSED_PIPE: "the output pipe was closed",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
 }
 
 
 class LocalqError(Exception):
-    """An expected failure: what it is about, why it happened, what to do next.
+    """An expected failure: what failed, why, and the next step.
 
-    `str(error)` is the one line that a user reads: "what: why. next_step".
+    `str(error)` is the line that users read: "what: why. next_step".
     """
 
     def __init__(self, what: str, why: str, next_step: str = "", exit_code: ExitCode = ExitCode.FAILURE) -> None:
@@ -60,7 +59,7 @@ class LocalqError(Exception):
         return f"{line} {self.next_step}" if self.next_step else line
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain form, for `--json` and for the pipe between the engine process and its client."""
+        """Plain form, for `--json` and the pipe of the engine process."""
         return {
             "what": self.what,
             "why": self.why,
@@ -81,5 +80,5 @@ def usage_error(what: str, why: str, next_step: str = "") -> LocalqError:
 
 
 def bad_file(what: str, why: str, next_step: str = "") -> LocalqError:
-    """A damaged, malformed or refused file (exit 8)."""
+    """A damaged, malformed or rejected file (exit 8)."""
     return LocalqError(what, why, next_step, ExitCode.BAD_FILE)

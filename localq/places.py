@@ -1,7 +1,7 @@
-"""Where localq keeps things, and the environment variables that move them.
+"""Folders and files of localq, and the environment variables that move them.
 
-Weights live in the Hugging Face cache, in its own layout (`hub_cache`); everything else in the platform's user
-folders. Nothing is created here: whoever writes creates.
+Weights are in the Hugging Face cache, in its layout (`hub_cache`); the rest is in the platform's user folders. These
+functions return paths and create nothing.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ from pathlib import Path
 
 import platformdirs
 
+PACKAGE_DATA = Path(__file__).parent / "data"  # texts, codebooks, layers, the catalogue
+PACKAGE_PARENT = Path(__file__).resolve().parents[1]  # what a child process needs on its path
+
 
 def config_file() -> Path:
-    """`config.toml` of the user (`LOCALQ_CONFIG` overrides)."""
+    """The user's `config.toml` (`LOCALQ_CONFIG` overrides)."""
     override = os.environ.get("LOCALQ_CONFIG")
     return Path(override).expanduser() if override else Path(platformdirs.user_config_dir("localq")) / "config.toml"
 
 
 def user_models_file() -> Path:
-    """The user's own additions to the catalogue (`LOCALQ_MODELS` overrides)."""
+    """The user's `models.toml`, additions to the catalogue (`LOCALQ_MODELS` overrides)."""
     override = os.environ.get("LOCALQ_MODELS")
     return Path(override).expanduser() if override else Path(platformdirs.user_config_dir("localq")) / "models.toml"
 
 
 def data_dir() -> Path:
-    """Things made here and worth keeping: embedded models, locally quantized models (`LOCALQ_DATA` overrides)."""
+    """Conversations, unpacked and quantized models (`LOCALQ_DATA` overrides)."""
     override = os.environ.get("LOCALQ_DATA")
     return Path(override).expanduser() if override else Path(platformdirs.user_data_dir("localq"))
 
 
 def cache_dir() -> Path:
-    """Things that can be made again (`LOCALQ_CACHE` overrides)."""
+    """Files that can be created again (`LOCALQ_CACHE` overrides)."""
     override = os.environ.get("LOCALQ_CACHE")
     return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("localq"))
 
@@ -52,7 +55,7 @@ def quantized_dir() -> Path:
 
 
 def pulled_dir() -> Path:
-    """What localq knows of files in the Hugging Face cache: `<data>/pulled/models--ORG--REPO/HASH.json`."""
+    """Records of files in the Hugging Face cache: `<data>/pulled/models--ORG--REPO/HASH.json`."""
     return data_dir() / "pulled"
 
 
@@ -62,14 +65,14 @@ def sessions_file() -> Path:
 
 
 def snapshots_dir() -> Path:
-    """What models have read of conversations, as it lies in the KV cache: `<cache>/sessions/`."""
+    """Snapshots, which are saved KV caches of conversations: `<cache>/sessions/`."""
     return cache_dir() / "sessions"
 
 
 def downloads_dir() -> Path:
-    """Downloads that are not finished: `<cache>/downloads`, or beside the weights where those are on another disk.
+    """Unfinished downloads: `<cache>/downloads`, or beside the weights if those are on another disk.
 
-    A finished one is renamed into the Hugging Face cache, and that works on one disk only.
+    A finished download is renamed into the Hugging Face cache, which works on one disk only.
     """
     here, cache = cache_dir(), hub_cache()
     if _device(here) == _device(cache):

@@ -1,7 +1,7 @@
-"""A project's own settings: `localq.toml` in the folder where localq is started, or above it in the same checkout.
+"""A project's settings: `localq.toml` in the current folder, or above it in the same git checkout.
 
-Whoever wrote the file need not be the user: it came with a clone or an archive. So it may say how replies are made, and
-nothing that reaches further: no path, no repository, no program, no network, no disk, no keys of the screen.
+The file may come from a clone or an archive, so its author is not trusted. It may set how replies are made and nothing
+else: no path, repository, program, network, disk or keys.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from localq import disk
 from localq.errors import usage_error
-from localq.text_file import text_of
 
 NAME = "localq.toml"
 SWITCH = "LOCALQ_NOPROJECT"
-# Besides how tokens are chosen (`settings.SAMPLING`). Left out: what the machine has, what is private, what costs disk.
+# In addition to the sampling settings. Excluded: settings of the machine, of private data, of the disk.
 MAY_SET = ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
 _CATALOGUE_NAME = re.compile(r"\w[\w.+:-]*(@[\w.+-]+)?")
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The nearest file, from this folder up to the top of the git checkout; outside of one in this folder alone.
+    """The nearest file, from the current folder up to the top of the git checkout; without a checkout only here.
 
-    None where there is none, where LOCALQ_NOPROJECT is set, and for a file that another user (but root) owns: a folder
-    that many may write to, such as /tmp, is no project.
+    None without one, with LOCALQ_NOPROJECT, and for a file of another user than this one or root: a folder that many
+    users can write, such as /tmp, is no project.
     """
     if environment.get(SWITCH, "0") not in ("", "0"):
         return None
@@ -33,7 +33,7 @@ def find(environment: Mapping[str, str] = os.environ) -> Path | None:
         here = Path.cwd()
         found = next((each / NAME for each in _folders(here) if (each / NAME).is_file()), None)
         return found if found is not None and found.stat().st_uid in (os.getuid(), 0) else None
-    except OSError:  # the folder is gone, or may not be read
+    except OSError:  # the folder is gone or unreadable
         return None
 
 
@@ -44,28 +44,28 @@ def _folders(here: Path) -> list[Path]:
 
 
 def text(path: Path) -> str:
-    """What stands in it. Raises LocalqError (exit 2) for what is no text of at most a megabyte."""
-    return text_of(path)
+    """The text of the file. Raises LocalqError (exit 2) unless it is UTF-8 text of at most a megabyte."""
+    return disk.read_text(path)
 
 
 def check(path: Path, sampling: tuple[str, ...], name: str, value: object) -> None:
-    """Raise a usage error for a setting that a project has no say in, or a model that is no name of the catalogue.
+    """Raise a usage error for a setting that a project may not set, or a model outside the catalogue.
 
-    sampling   the settings of sampling, which it may all set
+    sampling   names of the sampling settings, which a project may set
     """
     where = f"{name} in {path}"
     if name not in (*MAY_SET, *sampling):
-        why = "a project's file may not set it: it is about your machine, your data or your screen"
-        raise usage_error(where, why, f"`localq config set {name} VALUE` sets it for you; {SWITCH}=1 ignores the file.")
+        why = "a project's file may not set this; it concerns your machine, data or screen"
+        raise usage_error(where, why, f"Set it with `localq config set {name} VALUE`; {SWITCH}=1 ignores the file.")
     if name == "model" and not _is_name(value):
-        why = "a project's file may name models of the catalogue, no paths and no repositories"
+        why = "a project's file may only name catalogue models"
         raise usage_error(
-            where, why, f"Give it as an argument, or in your own models.toml; {SWITCH}=1 ignores the file."
+            where, why, f"Give the model as an argument, or add it to your models.toml; {SWITCH}=1 ignores the file."
         )
 
 
 def _is_name(value: object) -> bool:
-    """Text that the catalogue alone can mean."""
+    """`value` can only be a catalogue name."""
     if not isinstance(value, str) or not _CATALOGUE_NAME.fullmatch(value):
         return False
     return not value.casefold().endswith(".gguf") and not Path(value).is_dir()

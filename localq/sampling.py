@@ -1,6 +1,6 @@
-"""How the next token is chosen: the settings. The choosing itself is `engine/sampler.py`.
+"""Sampling settings, and the levels of thinking. `engine/sampler.py` does the sampling.
 
-Torch-free, so that the command line, the catalogue and the engine process share one definition.
+Without torch, so that command line, catalogue and engine share one definition.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 
 from localq.errors import LocalqError, bad_file, usage_error
 
-LONGEST_MATCH = 50  # tokens of a repetition that DRY follows, as text-generation-webui does: bounds work and penalty
+THINK_LEVELS = ("low", "medium", "high")
+THINK_CHOICES = ("auto", "on", "off", *THINK_LEVELS)
+LONGEST_MATCH = 50  # of a repetition, in tokens, as in text-generation-webui: bounds work and penalty of DRY
 
 
-# Field -> what holds of its values, and that in words.
+# Field -> a test of its value, and the allowed range in words.
 LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: 0.0 <= value <= 100.0, "from 0 to 100"),
     "top_k": (lambda value: value >= 0, "0 or more"),
@@ -34,28 +36,28 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings in the order in which they act: repetition penalty, DRY, temperature, top-k, top-p, min-p, XTC.
+    """Sampling settings; they act in the order repetition penalty, DRY, temperature, top-k, top-p, min-p, XTC.
 
-    That is llama.cpp's order, but for the temperature, which transformers has before the filters. A grammar acts before
-    the temperature too: filters count what it allows.
+    This is llama.cpp's order, except that the temperature comes before the filters, as in transformers. A grammar acts
+    before the temperature, so that filters see allowed tokens only.
 
     repeat_penalty      divides positive and multiplies negative logits of tokens already seen (CTRL, section 4.1;
                         transformers `RepetitionPenaltyLogitsProcessor`); 1 = off
-    dry_multiplier      DRY (text-generation-webui, pull request 5677): where the last n tokens stand earlier too, the
-                        logit of each token that followed them there goes down by multiplier * base^(n - allowed_length)
-                        if n is allowed_length or more; 0 = off
+    dry_multiplier      DRY (text-generation-webui, pull request 5677): if the last n tokens also occur earlier, the
+                        logit of each token that followed them there drops by multiplier * base^(n - allowed_length)
+                        for n >= allowed_length; 0 = off
     dry_base            and
     dry_allowed_length  see above; n is counted up to `LONGEST_MATCH`
-    dry_penalty_last_n  DRY looks at so many of the last tokens; -1 = at the whole context, 0 = off (as llama.cpp)
+    dry_penalty_last_n  number of last tokens that DRY searches; -1 = the whole context, 0 = off (as in llama.cpp)
     temperature         0 = greedy
     top_k               0 = off
     top_p               1 = off
-    min_p               0 = off; drops tokens below min_p * (probability of the likeliest token)
+    min_p               0 = off; drops tokens below min_p * (probability of the most likely token)
     xtc_probability     XTC (text-generation-webui, pull request 6335): with this probability, drawn for every token,
-                        all tokens as likely as xtc_threshold or more are dropped but the least likely of them; acts
-                        last, on the probabilities among what the filters kept; 0 = off. No effect where greedy
-    xtc_threshold       see above; no two tokens can be likelier than 0.5
-    seed                None = a fresh one for every reply
+                        of the tokens at or above xtc_threshold only the least likely is kept; acts last, on the
+                        probabilities after the filters; 0 = off. No effect when greedy
+    xtc_threshold       see above; at most 0.5, since no two tokens can both be above that
+    seed                None = a new one for every reply
     """
 
     temperature: float = 0.0
@@ -73,32 +75,31 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, (holds, allowed) in LIMITS.items():
-            if not holds(getattr(self, name)):  # NaN fails every comparison and so ends here too
-                raise usage_error(name, f"{getattr(self, name)} is not allowed", f"Use a value {allowed}.")
+            if not holds(getattr(self, name)):  # NaN fails every comparison, so it is rejected too
+                raise usage_error(name, f"{getattr(self, name)} is out of range", f"Use a value {allowed}.")
 
     @property
     def greedy(self) -> bool:
-        """True when the likeliest token is always taken."""
+        """The most likely token is always chosen."""
         return self.temperature == 0.0
 
     @property
-    def dry(self) -> bool:
-        """True when DRY has an effect."""
+    def has_dry(self) -> bool:
+        """DRY has an effect."""
         return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
 
     @property
-    def xtc(self) -> bool:
-        """True when XTC has an effect."""
+    def has_xtc(self) -> bool:
+        """XTC has an effect."""
         return self.xtc_probability > 0.0 and not self.greedy
 
-    def idle(self, chosen: Collection[str]) -> str:
-        """What to tell of those of the fields `chosen` that have no effect because the likeliest token is taken."""
+    def greedy_warning(self, chosen: Collection[str]) -> str:
+        """A warning about fields in `chosen` that have no effect at temperature 0; empty without one."""
         off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
         names = [name for name in off if name in chosen and getattr(self, name) != off[name]]
         if not self.greedy or not names:
             return ""
-        why = "no effect while the temperature is 0, for the likeliest token is taken; one of 0.7 samples"
-        return f"{', '.join(names)}: {why}"
+        return f"{', '.join(names)}: no effect at temperature 0 (greedy); set one such as 0.7"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form for messages and `--json`."""
@@ -106,15 +107,15 @@ class Sampling:
 
     @classmethod
     def from_generation_config(cls, config: dict[str, Any]) -> Sampling:
-        """The model's own defaults (`generation_config.json`); `do_sample: false` or absent means greedy.
+        """The model's defaults in `generation_config.json`; greedy unless `do_sample` is true.
 
-        Raises LocalqError (exit 8) for values that no sampling has.
+        Raises LocalqError (exit 8) for invalid values.
         """
         stated = {field: config.get(name) for field, name in STATED.items()}
         for field, value in stated.items():
             allowed = (int,) if field == "top_k" else (int, float)
             if value is not None and type(value) not in allowed:
-                raise _damaged(f"{STATED[field]} is {str(value)[:40]}, which is no such number")
+                raise _damaged(f"{STATED[field]} is {str(value)[:40]}, which is not a valid number")
         if not config.get("do_sample", False):
             stated = {"repeat_penalty": stated["repeat_penalty"] or 1.0}
         else:  # transformers' class defaults when sampling
@@ -126,9 +127,9 @@ class Sampling:
             raise _damaged(f"{STATED[error.what]}: {error.why[:80]}") from error
 
 
-# What a model's maker may state: field -> what transformers calls it.
+# Fields that generation_config.json may set -> their name there.
 STATED = {name: name for name in ("temperature", "top_k", "top_p", "min_p")} | {"repeat_penalty": "repetition_penalty"}
 
 
 def _damaged(why: str) -> LocalqError:
-    return bad_file("generation_config.json", why, "Correct the file, or fetch the model again.")
+    return bad_file("generation_config.json", why, "Correct the file, or fetch the model again with `localq pull`.")

@@ -1,7 +1,7 @@
-"""One filter for all text that reaches a terminal from models, files, users and the hub.
+"""The filter for all text from models, files, users and the hub that reaches a terminal.
 
-A model can be talked into printing escape sequences (OSC 52 writes the clipboard, OSC 8 hides a link's target, DCS and
-CSI redraw the screen), and bidi overrides make text read otherwise than it is. None of that is ever needed in a chat.
+Escape sequences can write the clipboard (OSC 52), hide a link's target (OSC 8) or redraw the screen (DCS, CSI), and
+bidi overrides change how text reads. A chat needs none of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u20
 def sanitize(text: str) -> str:
     """`text` without control characters (tab and newline stay), C1 codes, bidi overrides and lone surrogates.
 
-    Works on any split of a text: sanitize(a) + sanitize(b) == sanitize(a + b), so streams can pass piece by piece.
+    Works piece by piece: sanitize(a) + sanitize(b) == sanitize(a + b).
     """
     return _UNSAFE.sub("", text)
 
 
-def marked(text: str) -> str:
-    """`text` with U+FFFD for what `sanitize` takes out: for text that is being edited, whose places must stay."""
+def replace_unsafe(text: str) -> str:
+    """`text` with U+FFFD for every character that `sanitize` removes: keeps positions, for text being edited."""
     return _UNSAFE.sub("\ufffd", text)

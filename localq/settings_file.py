@@ -1,4 +1,4 @@
-"""Writing `config.toml`: one setting at a time, which keeps comments and order, or the whole text."""
+"""Writes `config.toml`: one setting at a time, keeping comments and order, or the whole text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from localq.errors import LocalqError
 
 
 def write(name: str, text: str | None) -> Any:
-    """Set `name` in `config.toml` (None = remove it), keeping comments and order. Returns the value as stored."""
+    """Set `name` in `config.toml` (None = remove it), keeping comments and order. Returns the stored value."""
     import tomlkit  # start-up cost: only `config set` writes
 
     settings.check_name(name)
-    settings.read_config()  # a file that is broken already must not be overwritten
+    settings.read_config()  # a broken file must not be overwritten
     path = places.config_file()
     document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
     value = None
@@ -24,7 +24,7 @@ def write(name: str, text: str | None) -> Any:
         value = settings.parse(name, text, "the command line")
         known = {key: settings.parse(key, each, str(path)) for key, each in document.unwrap().items()}
         settings.Settings(**{**known, name: value})
-        document[name] = text if value is None else value  # a word for what is not limited
+        document[name] = text if value is None else value  # "max": no limit
     _store(tomlkit.dumps(document))
     return value
 
@@ -32,7 +32,7 @@ def write(name: str, text: str | None) -> Any:
 def write_file(text: str) -> int:
     """Put `text` in place of `config.toml`. Returns how many settings it has. Raises as `settings.read_config`: nothing
     is written then."""
-    count = len(settings.checked(text, "the new text"))
+    count = len(settings.parse_file(text, "the new text"))
     _store(text if text.endswith("\n") else text + "\n")
     return count
 

@@ -1,4 +1,4 @@
-"""What the engine reports while it works. Torch-free: the front ends draw it, the engine fills it in."""
+"""Figures that the engine reports while it works and front ends show. No torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stats:
-    """A snapshot of one reply, sent with every stream event.
+    """Counts and times of one reply, sent with every stream event.
 
     phase                 "prefill", "decode" or "done"
     prompt_tokens         tokens of the whole prompt
-    cached_tokens         of these, already in the KV cache from the turn before: not computed again
-    prefilled_tokens      of the others, computed so far
+    cached_tokens         of these, already in the KV cache, so not computed again
+    prefilled_tokens      of the rest, computed so far
     generated_tokens      tokens of the reply so far
     time_to_first_token_s from the request to the first token; 0 before it
     prefill_s, decode_s   seconds spent in each phase so far
@@ -35,7 +35,7 @@ class Stats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Decode speed; the first token belongs to the prefill."""
+        """Decode speed; the first token counts as prefill."""
         return max(0, self.generated_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
 
     @property
@@ -52,11 +52,11 @@ class Stats:
 class Operation:
     """All launches of one kind in a decode step.
 
-    kernel   what they do in the model: "qkv", "attention", "o", "router", "gate_up", "down", "norm", "embed", "head",
+    kernel   their role in the model: "qkv", "attention", "o", "router", "gate_up", "down", "norm", "embed", "head",
              "sample"
-    calls    how many of them there are
-    us       from the start of each to the start of the next, together; medians over some steps
-    bytes    that they must move: weights once, activations once, cache slots up to the position
+    calls    number of launches
+    us       sum of the times from the start of each to the start of the next; medians over some steps
+    bytes    minimum traffic: weights once, activations once, cache slots up to the position
     """
 
     kernel: str
@@ -66,17 +66,17 @@ class Operation:
 
     @property
     def gb_per_s(self) -> float:
-        """Bytes that must move over the time taken."""
+        """Minimum traffic divided by the time."""
         return self.bytes / self.us / 1e3 if self.us > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Where the time of one decode step goes.
+    """Time of one decode step by kernel.
 
-    rows          by operation, in the order of the step; their times are measured one by one
-    step_us       of one replay of the whole step, measured without taking it apart, back to back with others
-    host_gap_us   wall time per token of steady decoding less step_us
+    rows          one per operation, in the order of the step; timed separately
+    step_us       one replay of the whole step, back to back with others
+    host_gap_us   wall time per token in steady decoding minus step_us
     position      cache slot of the step
     timer         "cupti": kernel records of a replay; "events": a graph with an event between the operations
     """
@@ -89,7 +89,7 @@ class StepProfile:
 
     @property
     def sum_us(self) -> float:
-        """Of the rows; near step_us."""
+        """Sum of the rows; close to step_us."""
         return sum(row.us for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,22 +1,26 @@
-"""Sizes, figures of a reply and tables of memory in words, as every front end says them."""
+"""Sizes, statistics and tables as text, the same in every front end."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from localq.errors import usage_error
 from localq.sanitize import sanitize
 from localq.stats import Stats
 
-_LEAST_BESIDE, _BELOW = 24, 4  # cells of a last column that goes on in its place, and before one that stands below
+# The stage in words; bytes, layers or steps done, and in total (0: not counted).
+OnProgress = Callable[[str, int, int], None]
+Say = Callable[[str], None]  # one line for the user
+
+_LEAST_BESIDE, _BELOW = 24, 4  # least width of a wrapped last column; its indent where it moves below the others
 _UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}
 
 
 def human_bytes(count: int) -> str:
-    """`count` bytes in decimal units, as download sizes and catalogue entries are given: 98.4 MB."""
+    """`count` bytes in decimal units, as for downloads: 98.4 MB."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -29,13 +33,12 @@ def parse_bytes(text: str) -> int:
     """Bytes of "1.2", "1.2GiB" (a bare number is GiB), "900MiB", "24GB"; LocalqError (exit 2) for anything else."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise usage_error(text, "this is not an amount of memory", "Use something like 24, 24GiB, 24GB or 900MiB.")
+        raise usage_error(text, "not an amount of memory", "Use a size such as 24 (GiB), 24GB or 900MiB.")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
 def local_time(unix_s: float, form: str) -> str:
-    """`unix_s` in this place's time, in a form of `strftime`; question marks where a clock was so far off that it is
-    none."""
+    """`unix_s` in local time, in a form of `strftime`; question marks for a time out of range."""
     try:
         return time.strftime(form, time.localtime(unix_s))
     except (ValueError, OverflowError, OSError):
@@ -43,28 +46,30 @@ def local_time(unix_s: float, form: str) -> str:
 
 
 def memory_lines(measured: dict[str, int], predicted: dict[str, int], host: dict[str, int] | None = None) -> list[str]:
-    """Component by component what was allocated, beside what was predicted where that is known.
+    """Allocated memory by component, next to the prediction if there is one.
 
-    host   memory of the host that is not among them (`Loaded.host`), told in a line of its own
+    host   host memory besides (`Loaded.host`), in a line of its own
     """
     more = _host_lines(host or {})
     if not predicted:
         return [*(f"  {part:<20} {size / 2**20:9.1f} MiB" for part, size in measured.items()), *more]
-    told = {part: (measured.get(part, 0), predicted.get(part, 0)) for part in (*predicted, *measured)}
+    sizes = {part: (measured.get(part, 0), predicted.get(part, 0)) for part in (*predicted, *measured)}
     rows = [("MiB", "allocated", "predicted")]
-    rows += [(part, f"{took / 2**20:,.1f}", f"{planned / 2**20:,.1f}") for part, (took, planned) in told.items()]
-    rows.append(("in all", f"{sum(measured.values()) / 2**20:,.1f}", f"{sum(predicted.values()) / 2**20:,.1f}"))
+    rows += [(part, f"{took / 2**20:,.1f}", f"{planned / 2**20:,.1f}") for part, (took, planned) in sizes.items()]
+    rows.append(("total", f"{sum(measured.values()) / 2**20:,.1f}", f"{sum(predicted.values()) / 2**20:,.1f}"))
     return [*(f"  {part:<20} {took:>11} {planned:>11}" for part, took, planned in rows), *more]
 
 
 def _host_lines(host: dict[str, int]) -> list[str]:
     words = {
         "embedding": "{} for the embedding table",
-        "snapshots": "at most {} to copy snapshots of conversations",
-        "reading": "at most {} while a prompt is read",
+        "snapshots": "up to {} to copy snapshots",
+        "reading": "up to {} during prefill",
     }
-    told = [words.get(part, "{} for " + part).format(f"{size / 2**20:,.1f} MiB") for part, size in host.items() if size]
-    return [f"  of the host besides: {', '.join(told)}"] if told else []
+    parts = [
+        words.get(part, "{} for " + part).format(f"{size / 2**20:,.1f} MiB") for part, size in host.items() if size
+    ]
+    return [f"  host memory: {', '.join(parts)}"] if parts else []
 
 
 def table_lines(
@@ -72,8 +77,8 @@ def table_lines(
 ) -> list[str]:
     """An aligned plain table, sanitized; columns whose index is in `right` are right-aligned. No colours, no boxes.
 
-    width: columns of the terminal. Where they are too few, the last column goes on below its beginning, or, if it has
-    no room there or words that are longer, below the others; words are never broken.
+    width: columns of the terminal. If a row is wider, its last column wraps in place, or moves below the others where
+    it has no room; words are never broken.
     """
     lines = [[sanitize(cell).replace("\n", " ") for cell in row] for row in (headers, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
@@ -102,7 +107,7 @@ def _broken(text: str, room: int) -> list[str]:
 
 
 def stats_line(stats: Stats, allowed: str = "") -> str:
-    """Tokens, speed and waiting time of a reply in one line. allowed: what the speed is of what the card allows."""
+    """Tokens, speed and latency of a reply in one line. allowed: share of the bandwidth limit, as text."""
     share = f" = {allowed}" if allowed else ""
     speed = f", {stats.tokens_per_s:.1f} tok/s{share}" if stats.generated_tokens > 1 else ""
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pace
 import pytest
-import readme_blocks
+
+from tests.support.common import pace
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "localq").rglob("*.py"))
@@ -46,7 +46,18 @@ def test_imports_point_down():
 
 @pytest.mark.parametrize(
     "module",
-    ["cli", "chat", "prepare", "hub", "catalog", "planner", "modelfiles", "tokenizer", "template", "worker.client"],
+    [
+        "cli",
+        "chat.session",
+        "planner.prepare",
+        "files.hub.fetch",
+        "files.catalog",
+        "planner.plan",
+        "files.model_folder",
+        "text.tokenizer",
+        "text.template",
+        "worker.client",
+    ],
 )
 def test_the_front_end_never_loads_torch(module):
     code = f"import sys, localq.{module}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
@@ -88,10 +99,10 @@ def test_every_binding_has_a_wrapper_a_test_a_bench_row_a_self_test_and_an_entry
     names = operations()
     assert len(names) >= 8
     places = {
-        "wrapper": ("def {}(", texts("localq/kernels/*.py")),
-        "test": ("{}", texts("tests/kernels/test_*.py", "tests/engine/test_*.py")),
-        "bench row": ('"{}"', texts("localq/bench/*_rows.py")),
-        "self-test": ("{}", texts("localq/engine/selftest_checks.py")),
+        "wrapper": ("def {}(", texts("localq/kernels/*.py", "localq/formats/*/*.py")),
+        "test": ("{}", texts("tests/kernels/test_*.py", "tests/engine/**/test_*.py", "tests/formats/**/test_*.py")),
+        "bench row": ('"{}"', texts("localq/bench/kernels/*.py", "localq/bench/kernels/rows/*.py")),
+        "self-test": ("{}", texts("localq/engine/selftest/checks.py")),
         "index": ("`{}`", texts("csrc/README.md")),
     }
     missing = [
@@ -120,20 +131,14 @@ def test_a_folder_of_kernels_includes_only_those_it_may():
 
 
 def test_the_sanitizer_runs_every_list_of_cases():
-    """Of tests/support/every_kernel.py, which needs a GPU: a list that `main` leaves out is missed by nothing else."""
-    functions = [each for each in ast.parse(texts("tests/support/every_kernel.py")).body
+    """Of tests/tools/every_kernel.py, which needs a GPU: a list that `main` leaves out is missed by nothing else."""
+    functions = [each for each in ast.parse(texts("tests/tools/every_kernel.py")).body
                  if isinstance(each, ast.FunctionDef)]  # fmt: skip
     (main,) = (each for each in functions if each.name == "main")
     called = {node.func.id for node in ast.walk(main) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     lists = {each.name for each in functions if each.name.endswith("_cases")}
     assert len(lists) >= 10
     assert lists - called == set()
-
-
-@pytest.mark.parametrize("name", readme_blocks.BLOCKS)
-def test_readme_blocks_are_current(name):
-    current = readme_blocks.current((ROOT / "README.md").read_text(), name)
-    assert current == readme_blocks.BLOCKS[name](), "run: python tests/support/readme_blocks.py"
 
 
 def test_help_is_quick(bytecode):
@@ -152,7 +157,9 @@ def test_a_misspelt_name_loads_no_more_than_the_catalogue(arguments):
 import sys
 from localq.cli import execute
 assert execute({arguments}) == 4
-late = [f"localq.{{each}}" for each in ("hub", "hub_client", "planner", "chat", "worker", "local_models", "tokenizer")]
+late = [f"localq.{{each}}" for each in (
+    "files.hub.fetch", "files.hub.client", "planner.plan", "chat.session", "worker", "files.local_models",
+    "text.tokenizer")]
 print([each for each in (*late, "pynvml", "rich", "pydantic") if each in sys.modules])
 """
     result = python("-c", code, stdin=subprocess.DEVNULL)

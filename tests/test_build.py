@@ -62,12 +62,14 @@ def test_the_wheel_without_kernels_works_anywhere(source, tmp_path):
     tops = {name.split("/")[0] for name in names}
     assert tops == {"localq", next(top for top in tops if top.endswith(".dist-info"))}
     assert not [name for name in names if name.endswith((".so", ".cu"))]
-    assert (unpacked / "localq/models.toml").read_bytes() == (ROOT / "models.toml").read_bytes()
+    assert (unpacked / "localq/data/models.toml").read_bytes() == (ROOT / "models.toml").read_bytes()
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "localq").rglob("*.py")}
     assert modules <= set(names)
     assert {"localq/data/wikitext-2-valid-slice.txt", "localq/data/README.md"} <= set(names)  # text and its licence
 
-    count = python_with(unpacked, "from localq import catalog; print(len(catalog.load_catalogue()), catalog.__file__)")
+    count = python_with(
+        unpacked, "from localq.files import catalog; print(len(catalog.load_catalogue()), catalog.__file__)"
+    )
     assert count.split()[1].startswith(str(unpacked))
     assert int(count.split()[0]) >= 30
     assert "LOCALQ_NO_CUDA=1" in python_with(unpacked, "from localq import kernels; print(kernels.why_not())")

@@ -1,4 +1,4 @@
-"""`python -m localq.bench.bandwidth`: prints the read bandwidth of a GPU as JSON, for `localq.gpu_bandwidth`."""
+"""`python -m localq.bench.bandwidth`: prints the read bandwidth of a GPU as JSON, for `localq.planner.card`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from localq.bench.roofline import read_bytes_per_s
+from localq.bench.kernels.roofline import read_bytes_per_s
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""`--token`: where the access token of the hub comes from for this command. It is never printed, saved or asked twice.
+"""`--token`: the hub's access token for this command, from the command line, a file, stdin or a prompt.
 
-What stands on a command line is seen by every user of the machine and kept by the shell, so a file, stdin or a question
-at the terminal can give it too. It takes the place of HF_TOKEN, where the hub's own library looks.
+Every user of the machine sees a command line, and the shell saves it: a file, stdin or a prompt keeps the token
+private. It is set as HF_TOKEN, which the hub's library reads, and is never printed or saved.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ import sys
 from pathlib import Path
 
 from localq.cli.output import note
+from localq.disk import read_text
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.text_file import text_of
 
 _TOKEN = re.compile("[!-~]{1,1000}")
-_SEEN = "the token stands in the list of processes and in the shell's history; --token - and --token @FILE keep it out"
+_SEEN = "the token is visible in the process list and the shell history; use --token - or --token @FILE"
 
 
 def use(value: str | None) -> None:
-    """Take the token of `--token VALUE` for this process. Raises LocalqError (exit 2, or 5 for what is no token)."""
+    """Use the token of `--token VALUE` in this process. Raises LocalqError (exit 2, or 5 for an invalid token)."""
     if value is None:
         return
     if value == "-":
-        token = _asked()
+        token = _prompt()
     elif value.startswith("@"):
-        token = text_of(Path(value[1:]))
+        token = read_text(Path(value[1:]))
     else:
         token = value
         if os.environ.get("LOCALQ_TOKEN") != value:
             note(_SEEN)
     token = token.strip()
     if not _TOKEN.fullmatch(token):
-        why = "there is no token" if not token else "what it gives is no access token (one word of ASCII)"
-        raise LocalqError("--token", why, "`hf auth login` keeps one for good.", ExitCode.GATED)
+        why = "the token is empty" if not token else "not an access token (one word of ASCII)"
+        raise LocalqError("--token", why, "`hf auth login` stores a token permanently.", ExitCode.GATED)
     os.environ["HF_TOKEN"] = token
 
 
-def _asked() -> str:
-    """The first line of stdin; at a terminal it is asked for, and not shown."""
+def _prompt() -> str:
+    """The first line of stdin; at a terminal a prompt without echo."""
     if not sys.stdin.isatty():
         return sys.stdin.readline()
-    import getpass  # start-up cost: hardly any command asks
+    import getpass  # start-up cost: rarely needed
 
     try:
         return getpass.getpass("Access token: ", stream=sys.stderr)
     except EOFError:
-        raise usage_error("--token -", "nothing was typed", "Paste the token, and press Enter.") from None
+        raise usage_error("--token -", "no token entered", "Paste the token and press Enter.") from None

@@ -1,4 +1,4 @@
-"""Long tables at a terminal go through the user's pager, as git's do; anywhere else they are printed."""
+"""Long output at a terminal goes through the user's pager, as in git; elsewhere it is printed."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from collections.abc import Iterator
 
 from localq.cli.output import has_screen, note
 
-OPTIONS = "FRX"  # of less, unless LESS says otherwise: end where all fits, keep colours, leave the text on the screen
+OPTIONS = "FRX"  # of less, unless LESS is set: quit if it fits, keep colours, leave the text on the screen
 
 
 @contextlib.contextmanager
-def paged() -> Iterator[None]:
-    """What is printed to stdout in here is shown by $PAGER, or `less`, where it is longer than the screen.
+def page_output() -> Iterator[None]:
+    """Show what is printed to stdout inside through $PAGER or `less` if it is longer than the screen.
 
-    Only at a terminal that can show it, and never where PAGER is empty or `cat`.
+    Only at a terminal, and never if PAGER is empty or `cat`.
     """
     command = os.environ.get("PAGER", "less").strip()
     if command in ("", "cat") or not has_screen():
         yield
         return
-    kept = io.StringIO()
+    buffer = io.StringIO()
     try:
-        with contextlib.redirect_stdout(kept):
+        with contextlib.redirect_stdout(buffer):
             yield
-    finally:  # what was printed before an error is shown too
-        text = kept.getvalue()
-        if not _is_long(text) or not _shown(command, text):
+    finally:  # also shows what was printed before an error
+        text = buffer.getvalue()
+        if not _is_long(text) or not _run_pager(command, text):
             sys.stdout.write(text)
             sys.stdout.flush()
 
 
 def _is_long(text: str) -> bool:
-    """It takes as many lines as the screen has, or more: the prompt comes below it."""
+    """The text and the prompt below it do not fit the screen."""
     size = shutil.get_terminal_size()
     return sum(max(1, -(-len(line) // size.columns)) for line in text.splitlines()) >= size.lines
 
 
-def _shown(command: str, text: str) -> bool:
-    """The pager has shown it; False where there is none."""
-    import subprocess  # start-up cost: most tables are short, or go into a pipe
+def _run_pager(command: str, text: str) -> bool:
+    """Whether the pager ran."""
+    import subprocess  # start-up cost: most output is short or piped
 
-    # Ctrl-C is the pager's, which holds the terminal. A handler, because a process inherits what is ignored.
+    # The pager handles Ctrl-C. A handler rather than SIG_IGN, which the pager would inherit.
     previous = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         pager = subprocess.Popen(
@@ -55,12 +55,12 @@ def _shown(command: str, text: str) -> bool:
             errors="replace",
         )  # fmt: skip
         try:
-            pager.communicate(text)  # one that was left before the end is no error
+            pager.communicate(text)  # quitting it early is no error
         finally:
-            pager.terminate()  # a signal that ends localq ends it too; one that has ended is left alone
-    except (OSError, ValueError) as error:  # not found; quotes that do not close
+            pager.terminate()  # a signal that ends localq ends the pager too
+    except (OSError, ValueError) as error:  # not found, or unbalanced quotes
         if "PAGER" in os.environ:
-            note(f"PAGER: {command} cannot be run ({error})")
+            note(f"PAGER: cannot run {command} ({error})")
         return False
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -1,7 +1,6 @@
-"""Packages that are older or newer than localq asks for: why something failed that should not.
+"""Installed packages that do not meet localq's requirements, looked up after an unexpected failure.
 
-pip sees to it that they are right; `--no-deps`, another install into the same environment, or a folder on PYTHONPATH
-do not.
+pip installs matching versions; `--no-deps`, a later install into the environment, or PYTHONPATH can break them.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from localq.errors import LocalqError
 PACKAGE = "localq"
 
 
-def unmet() -> LocalqError | None:
-    """The first requirement of localq that this environment does not meet; None where all are met, or nobody knows."""
-    from packaging.requirements import Requirement  # start-up cost: only what failed asks
+def find_unmet() -> LocalqError | None:
+    """The first requirement that this environment does not meet; None if all are met or localq is not installed."""
+    from packaging.requirements import Requirement  # start-up cost: only needed after a failure
 
     try:
         stated = requires(PACKAGE) or []
-    except PackageNotFoundError:  # run out of a folder that was not installed
+    except PackageNotFoundError:  # run from a source folder that is not installed
         return None
     for each in map(Requirement, stated):
         if each.marker is not None and not each.marker.evaluate({"extra": ""}):
             continue
-        wanted = f"{each.name}{each.specifier}"
+        required = f"{each.name}{each.specifier}"
         try:
-            there = version(each.name)
+            installed = version(each.name)
         except PackageNotFoundError:
-            return _missed(f"{each.name} is not installed", wanted)
-        if not each.specifier.contains(there, prereleases=True):
-            return _missed(f"{each.name} {there} is installed", wanted)
+            return _unmet(f"{each.name} is not installed", required)
+        if not each.specifier.contains(installed, prereleases=True):
+            return _unmet(f"{each.name} {installed} is installed", required)
     return None
 
 
-def _missed(what: str, wanted: str) -> LocalqError:
-    return LocalqError(what, f"localq needs {wanted}", f"Run `pip install '{wanted}'` in this environment.")
+def _unmet(what: str, required: str) -> LocalqError:
+    return LocalqError(what, f"localq needs {required}", f"Run `pip install '{required}'` in this environment.")

@@ -1,5 +1,7 @@
-"""One allocation for many tensors. Torch's allocator hands out blocks of 2 and 20 MiB and rounds large ones: with a
-tensor each, weights and caches of some models lose 7 % to what is left over.
+"""One allocation for many tensors: the cache, and the weights of the blocks.
+
+Torch's allocator hands out blocks of 2 and 20 MiB and rounds large ones: with a tensor each, weights and caches of some
+models lose 7 % to what is left over.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ import math
 import torch
 from torch import Tensor
 
-from localq import kv_form
+from localq import kv_bits
+from localq.engine import kv_codec
 from localq.engine.arena import Arena, arena_bytes
 from localq.errors import usage_error
 from localq.kernels import attention
 from localq.kernels.attention import KVLayer
 from localq.kernels.checks import HALF_TYPES
-from localq.kv_form import KV_BITS, KvBits
-from localq.quant import kv_codec
+from localq.kv_bits import KV_BITS, KvBits
 
 Layout = list[tuple[int, int]]  # (kv_heads, head_dim) of every layer
 Shape = tuple[tuple[int, ...], torch.dtype]
@@ -82,7 +82,7 @@ class KVCache:
             attention.kv_write(stored, k, v, positions)
             attention.kv_read(stored, keys, values)
         else:
-            key_bits, value_bits = kv_form.split(self.bits)
+            key_bits, value_bits = kv_bits.split(self.bits)
             _store(stored.k, stored.k_scales, k, positions, key_bits)
             _store(stored.v, stored.v_scales, v, positions, value_bits)
             keys.copy_(_restored(stored.k, stored.k_scales, live, key_bits, self.dtype))
@@ -105,7 +105,7 @@ class KVCache:
         """Bytes that a cache of this shape allocates, the scratch of a quantized one included."""
         stored: KvBits = 8 * dtype.itemsize if bits == 16 else bits
         scratch = 0 if bits == 16 else 2 * _widest(layout) * dtype.itemsize
-        return capacity * (scratch + sum(heads * kv_form.pair_bytes(width, stored) for heads, width in layout))
+        return capacity * (scratch + sum(heads * kv_bits.pair_bytes(width, stored) for heads, width in layout))
 
     def _buffers(self) -> list[Tensor]:
         return [*(stored for layer in self.layers for stored in stored_parts(layer)), self._scratch]
@@ -121,7 +121,7 @@ def _check(layout: Layout, bits: KvBits) -> None:
         raise usage_error("--kv", f"a KV cache of {bits} bits is not defined", "Use 16, 8, k8v4 or 4.")
     for _, width in layout:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
-            why = f"heads of {width} columns cannot be stored in {kv_form.told(bits)} (a multiple of 8 up to 256 can)"
+            why = f"heads of {width} columns cannot be stored in {kv_bits.text(bits)} (a multiple of 8 up to 256 can)"
             raise usage_error("--kv", why, "Use 16.")
 
 
@@ -130,8 +130,8 @@ def _shapes(heads: int, width: int, capacity: int, dtype: torch.dtype, bits: KvB
     plain: Shape = ((heads, capacity, width), dtype)
     if bits == 16:
         return [plain, plain]
-    codes: list[Shape] = [((heads, capacity, width * part // 8), torch.uint8) for part in kv_form.split(bits)]
-    scales: Shape = ((heads, capacity, kv_form.scale_count(width)), torch.float16)
+    codes: list[Shape] = [((heads, capacity, width * part // 8), torch.uint8) for part in kv_bits.split(bits)]
+    scales: Shape = ((heads, capacity, kv_bits.scale_count(width)), torch.float16)
     return [*codes, scales, scales]
 
 

@@ -13,17 +13,19 @@ from pathlib import Path
 
 import torch
 
-from localq import footprint
-from localq.engine import fused, profile, snapshot
+from localq.engine import profile, snapshot
 from localq.engine.constraint import Constraint
-from localq.engine.load import LoadedModel, OnProgress, free_memory, out_of_memory
+from localq.engine.load.load import LoadedModel, free_memory, out_of_memory
 from localq.engine.reply import Reply
 from localq.engine.reply import Step as Step
 from localq.engine.sampler import NON_FINITE
-from localq.engine.steps import Steps
+from localq.engine.step import fused
+from localq.engine.step.steps import Steps
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.planner import footprint
 from localq.sampling import Sampling
 from localq.stats import StepProfile
+from localq.wording import OnProgress
 
 CUDA_CHUNK = footprint.PREFILL_CHUNK  # tokens of one prefill pass
 CPU_CHUNK = 128  # 0.16 s for SmolLM2-135M on two cores, so that Cancel is heard; 256 would be 10 % faster

@@ -19,9 +19,9 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch's gap
 from torch.profiler import ProfilerActivity
 
-from localq.engine.decode import Readback
-from localq.engine.fused import FusedStep, Launch
-from localq.engine.graph import capture_stream
+from localq.engine.load.device import capture_stream
+from localq.engine.step.fused import FusedStep, Launch
+from localq.engine.step.state import Readback
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Operation, StepProfile
 

@@ -88,7 +88,7 @@ class SamplerState:
         floats = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repeat_penalty, sampling.xtc_threshold)
         self.floats.copy_(torch.tensor(floats, dtype=torch.float64))
         self.top_k.fill_(min(sampling.top_k, self.vocab) or self.vocab)
-        if sampling.dry:
+        if sampling.has_dry:
             self._remember(sampling, prompt, breakers)
         if not sampling.greedy:
             self._draw_uniforms(sampling, steps)
@@ -116,7 +116,7 @@ class SamplerState:
         """One for every step; with XTC two, of which the first says whether it acts."""
         generator = torch.Generator()
         generator.manual_seed(secrets.randbits(63) if sampling.seed is None else sampling.seed)
-        self.xtc = sampling.xtc
+        self.xtc = sampling.has_xtc
         drawn = torch.rand(steps, 2 if self.xtc else 1, dtype=torch.float64, generator=generator)
         self.uniforms[:steps].copy_(drawn[:, -1])
         if self.xtc:

@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from localq import footprint
-from localq.engine import fused
 from localq.engine.cache import KVCache
-from localq.engine.decode import StepState
-from localq.engine.fused import FusedStep
-from localq.engine.load import LoadedModel
+from localq.engine.load.load import LoadedModel
 from localq.engine.sampler import SamplerState
+from localq.engine.step import fused
+from localq.engine.step.fused import FusedStep
+from localq.engine.step.state import StepState
+from localq.planner import footprint
 
 LOGIT_BYTES = 128 * 2**20  # the most that the f32 logits of one pass take
 

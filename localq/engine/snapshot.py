@@ -40,11 +40,11 @@ from torch import Tensor
 from localq import disk
 from localq.engine.cache import KVCache, stored_parts
 from localq.engine.cache_blocks import BLOCK, CacheBlocks
-from localq.engine.load import LoadedModel
+from localq.engine.load.load import LoadedModel
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.jsonfile import inside, parse_object
-from localq.modelfiles import ModelFiles
-from localq.safetensors_header import INDEX_NAME, shard_paths
+from localq.files.json_files import inside, parse_object
+from localq.files.model_folder import ModelFiles
+from localq.files.safetensors_headers import INDEX_NAME, shard_paths
 
 NUMERICS = 1  # raise it where the keys and values of the same ids come out in other bits
 VERSION, MAGIC = 1, b"localqKV"

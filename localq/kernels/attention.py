@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq import kernels, kv_form
+from localq import kernels, kv_bits
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm
-from localq.kv_form import KV_BITS, KvBits
+from localq.kv_bits import KV_BITS, KvBits
 
 MOST_PER_GROUP = 16  # query heads of one kv head
 MOST_COLUMNS = 256  # of a head
@@ -218,7 +218,7 @@ def kv_read_bytes(layer: KVLayer, live: int) -> int:
 def _check_layer(op: str, layer: KVLayer, device: torch.device, dtype: torch.dtype) -> None:
     if layer.bits not in KV_BITS:
         raise ValueError(f"{op}: bits = {layer.bits}, must be one of {KV_BITS}")
-    vectors, (key_bits, value_bits) = layer.kv_heads * layer.capacity, kv_form.split(layer.bits)
+    vectors, (key_bits, value_bits) = layer.kv_heads * layer.capacity, kv_bits.split(layer.bits)
     parts = (("k", layer.k, layer.k_scales, key_bits), ("v", layer.v, layer.v_scales, value_bits))
     for name, codes, scales, bits in parts:
         if bits == 16:
@@ -227,7 +227,7 @@ def _check_layer(op: str, layer: KVLayer, device: torch.device, dtype: torch.dty
         check(op, f"{name} of the layer", codes, device, (torch.uint8,), vectors * layer.head_dim * bits // 8)
         if scales is None:
             raise ValueError(f"{op}: {name}_scales is None, must be given with {bits} bits")
-        check(op, f"{name}_scales", scales, device, (torch.float16,), vectors * kv_form.scale_count(layer.head_dim))
+        check(op, f"{name}_scales", scales, device, (torch.float16,), vectors * kv_bits.scale_count(layer.head_dim))
 
 
 def _norm(op: str, name: str, norm: Norm | None, qkv: Tensor, width: int) -> tuple[int, int, float]:
@@ -243,5 +243,5 @@ def _arguments(layer: KVLayer) -> tuple[int, ...]:
     v_scales = 0 if layer.v_scales is None else layer.v_scales.data_ptr()
     return (
         layer.k.data_ptr(), layer.v.data_ptr(), k_scales, v_scales,
-        *kv_form.split(layer.bits), layer.kv_heads, layer.head_dim, layer.capacity,
+        *kv_bits.split(layer.bits), layer.kv_heads, layer.head_dim, layer.capacity,
     )  # fmt: skip

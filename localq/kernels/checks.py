@@ -43,3 +43,23 @@ def place(tensor: Tensor) -> dict[str, int]:
     """Device and stream of a launch: torch's current stream on the device of `tensor`."""
     device = tensor.device.index or 0
     return {"device": device, "stream": torch.cuda.current_stream(tensor.device).cuda_stream}
+
+
+class PackedRows:
+    """A matrix whose `codes` have a row for each of its own."""
+
+    codes: Tensor
+
+    @property
+    def out_features(self) -> int:
+        """Rows."""
+        return self.codes.shape[0]
+
+
+class NibbleRows(PackedRows):
+    """A matrix whose `codes` are u8 [out, in/2]."""
+
+    @property
+    def in_features(self) -> int:
+        """Columns."""
+        return 2 * self.codes.shape[1]

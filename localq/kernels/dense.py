@@ -5,30 +5,77 @@ Works under CUDA graph capture and allocates nothing but its result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, check, check_cuda, place
+from localq.kernels.operand import Operand
 
 COLUMNS = 8  # a row is a whole number of 16-byte loads
 
 
+@dataclass(frozen=True)
+class DenseOperand(Operand):
+    """A matrix of plain weights T [out, in], row by row."""
+
+    weight: Tensor
+
+    @property
+    def out_features(self) -> int:
+        """Rows."""
+        return self.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """Columns."""
+        return self.weight.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return self.weight.nbytes
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All go together."""
+        return ()
+
+    @property
+    def launch(self) -> Callable[..., Tensor]:
+        """`dense_gemv`."""
+        return dense_gemv
+
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """On a GPU, in 16 bits, in whole 16-byte loads."""
+        fits = self.weight.dtype in HALF_TYPES and self.in_features % COLUMNS == 0
+        return fits and self.weight.is_cuda
+
+    def halves(self) -> tuple[DenseOperand, DenseOperand] | None:
+        """Of an even number of rows."""
+        rows = self.out_features // 2
+        if self.out_features % 2:
+            return None
+        biases = (None, None) if self.bias is None else (self.bias[:rows], self.bias[rows:])
+        return DenseOperand(self.weight[:rows], bias=biases[0]), DenseOperand(self.weight[rows:], bias=biases[1])
+
+
 def dense_gemv(
     x: Tensor,
-    weights: Sequence[Tensor],
+    operands: Sequence[DenseOperand],
     *,
-    biases: Sequence[Tensor | None] | None = None,
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+    """y = residual + norm(x) W^T + biases for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `weights` [out, in] in the dtype of x, row by row, in % 8 == 0, share x: one, or q, k and v, or gate and up; their
+    `operands` in the dtype of x, in % 8 == 0, share x: one, or q, k and v, or gate and up; their
     results lie behind each other. With `activation` there are two of one size and y = activation(first) * second.
     `norm` needs one row. `out` may be float32 (logits); else the dtype of x. Sums in f32, rounded once, the same bits
     run after run. Raises ValueError by the argument's name.
@@ -36,11 +83,11 @@ def dense_gemv(
     Memory-bound: `dense_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "dense_gemv"
+    weights = [each.weight for each in operands]
     gemv.check_x(op, x, weights)
     for weight in weights:
         check_weight(op, weight, x)
-    outs = [weight.shape[0] for weight in weights]
-    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
+    out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "weights", weights[0])
     kernels.module().dense_gemv(
         matrices=[(weight.data_ptr(), *weight.shape) for weight in weights], **arguments, **place(x)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from localq.kernels.checks import HALF_TYPES, TYPES, check
+from localq.kernels.operand import Operand
 
 ROWS = 8  # rows of x that a matrix-vector product takes
 SEGMENTS = 3  # matrices that one launch takes: q, k and v, or gate and up
@@ -36,11 +37,10 @@ def check_x(op: str, x: Tensor, weights: Sequence[Tensor]) -> None:
     check(op, "x", x, weights[0].device, HALF_TYPES, x.numel())
 
 
-def prepared(
+def prepare(
     op: str,
     x: Tensor,
-    outs: Sequence[int],
-    biases: Sequence[Tensor | None] | None,
+    operands: Sequence[Operand],
     norm: Norm | None,
     residual: Tensor | None,
     activation: str | None,
@@ -48,10 +48,11 @@ def prepared(
 ) -> tuple[Tensor, dict[str, object]]:
     """The result, allocated where `out` is None, and the arguments of a compiled product but its matrices and place.
 
-    x [rows, in]; `outs` rows of each matrix. With an activation there are two matrices of one size, no residual, and
-    out is [rows, outs[0]], else [rows, sum(outs)], in the dtype of x or float32. Raises ValueError by name.
+    x [rows, in]; outs: the rows of each operand. With an activation there are two operands of one size, no residual,
+    and out is [rows, outs[0]], else [rows, sum(outs)], in the dtype of x or float32. Raises ValueError by name.
     """
     rows, columns = x.shape
+    outs = [each.out_features for each in operands]
     if activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation = {activation!r}, must be one of {list(ACTIVATIONS)}")
     if activation is not None and (len(outs) != 2 or outs[0] != outs[1] or residual is not None):
@@ -62,10 +63,9 @@ def prepared(
         check(op, "norm weight", norm.weight, x.device, (x.dtype, torch.float32), columns)
     if residual is not None:
         check(op, "residual", residual, x.device, (x.dtype,), rows * sum(outs))
-    given = list(biases) if biases is not None else [None] * len(outs)
-    for bias, count in zip(given, outs, strict=True):
-        if bias is not None:
-            check(op, "bias", bias, x.device, (x.dtype,), count)
+    for each in operands:
+        if each.bias is not None:
+            check(op, "bias", each.bias, x.device, (x.dtype,), each.out_features)
     width = outs[0] if activation is not None else sum(outs)
     if out is None:
         out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
@@ -80,7 +80,7 @@ def prepared(
         "eps": 0.0 if norm is None else norm.eps,
         "residual": 0 if residual is None else residual.data_ptr(),
         "activation": ACTIVATIONS[activation],
-        "biases": [0 if bias is None else bias.data_ptr() for bias in given],
+        "biases": [0 if each.bias is None else each.bias.data_ptr() for each in operands],
         "y_is_f32": out.dtype == torch.float32,
     }
 

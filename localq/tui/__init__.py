@@ -1,1 +1,1 @@
-"""The full-screen chat, drawn with Textual. Widgets draw and post messages; `localq.chat` decides."""
+"""The full-screen chat, drawn with Textual. Widgets draw and post messages; `localq.chat.session` decides."""

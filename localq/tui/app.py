@@ -17,28 +17,30 @@ from textual.app import SuspendNotSupported, SystemCommand
 from textual.binding import BindingType
 from textual.screen import Screen
 
-from localq import editor, input_history, keymap
+from localq import keymap
+from localq.chat.open_conversation import Start, resumed_settings
+from localq.chat.open_options import OpenOptions
+from localq.chat.terminal import editor, input_history
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.resuming import Start, settings_of
 from localq.settings import Settings
-from localq.tui import beforehand, ending_signals
-from localq.tui.chat_screen import ChatScreen
-from localq.tui.job import Job
+from localq.tui import preload
+from localq.tui.chat.chat_screen import ChatScreen
+from localq.tui.chat.session_job import SwitchWanted
+from localq.tui.jobs.chat_app import ChatApp
+from localq.tui.jobs.job import Job
+from localq.tui.jobs.model_handle import Model
 from localq.tui.keys import bindings
-from localq.tui.model import Model
-from localq.tui.session_job import SwitchWanted
-from localq.tui.terminal_app import TerminalApp
-from localq.wanted import Wanted
+from localq.tui.terminal import signals as ending_signals
 
 if TYPE_CHECKING:
-    from localq.chat import ChatSession
-    from localq.tui.jobs import Opening
-    from localq.tui.watching import PostingWatcher
+    from localq.chat.session import ChatSession
+    from localq.tui.jobs.model_jobs import Opening
+    from localq.tui.jobs.thread_messages import PostingWatcher
 
 ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
 
 
-class LocalqApp(TerminalApp):
+class LocalqApp(ChatApp):
     """The full-screen chat.
 
     start    where the conversation begins
@@ -47,7 +49,7 @@ class LocalqApp(TerminalApp):
     pick     let the user choose a model first
     """
 
-    CSS_PATH = Path(__file__).with_name("chat.tcss")
+    CSS_PATH = Path(__file__).with_suffix(".tcss")
     TITLE = "localq"
     ENABLE_COMMAND_PALETTE = False  # its key is one of ours, see `keymap`
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(*keymap.EVERY_SCREEN, priority=True)]
@@ -56,7 +58,7 @@ class LocalqApp(TerminalApp):
         self,
         settings: Settings,
         start: Start | None = None,
-        wanted: Wanted | None = None,
+        wanted: OpenOptions | None = None,
         session: ChatSession | None = None,
         pick: bool = False,
     ) -> None:
@@ -95,21 +97,21 @@ class LocalqApp(TerminalApp):
 
     @work(exclusive=True, group="imports")
     async def _import_the_rest(self) -> None:
-        await beforehand.imported()
+        await preload.imported()
         if not self.is_headless:
-            beforehand.garbage()
+            preload.garbage()
 
     # ---- a model
 
-    def open(self, name: str, wanted: Wanted | None) -> None:
+    def open(self, name: str, wanted: OpenOptions | None) -> None:
         """Open it in a thread; the screen of the conversation shows how far it is."""
-        from localq.tui.jobs import Opening, open_and_load  # they know the hub: the first frame comes first
+        from localq.tui.jobs.model_jobs import Opening, open_and_load  # they know the hub: the first frame comes first
 
         self.chat.status(doing=f"opening {name}", model=name)
         settings = self.settings
 
         def work(watcher: PostingWatcher) -> Opening:
-            return open_and_load(name, settings, wanted or Wanted(), watcher)
+            return open_and_load(name, settings, wanted or OpenOptions(), watcher)
 
         self._opening = Job(name, work, self.chat.post_message, Opening.close)
         self._opening.start()
@@ -133,7 +135,7 @@ class LocalqApp(TerminalApp):
         self.start_with.take_up(model.session)
         await self.chat.take(model)
         if not self.is_headless:
-            beforehand.garbage()
+            preload.garbage()
 
     def on_switch_wanted(self, message: SwitchWanted) -> None:
         """`/model NAME`."""
@@ -142,7 +144,7 @@ class LocalqApp(TerminalApp):
 
     @work(exclusive=True, group="models")
     async def _switch_to(self, name: str, format: str | None) -> None:
-        await self._switch(name, Wanted(format))
+        await self._switch(name, OpenOptions(format))
 
     def _is_free_to_switch(self) -> bool:
         """No other model is being opened: breaking that off would leave the conversation without one."""
@@ -150,17 +152,17 @@ class LocalqApp(TerminalApp):
             self.notify("Another model is being opened.", markup=False)
         return not self._switching
 
-    async def _switch(self, name: str, wanted: Wanted) -> None:
+    async def _switch(self, name: str, wanted: OpenOptions) -> None:
         self._switching = True
         try:
             await self._switched(name, wanted)
         finally:
             self._switching = False
 
-    async def _switched(self, name: str, wanted: Wanted) -> None:
+    async def _switched(self, name: str, wanted: OpenOptions) -> None:
         """Go on with the conversation with another model. The one that is open gives back its memory first; where the
         other cannot be opened, the next message loads it again."""
-        from localq.tui.opening_screen import OpeningScreen
+        from localq.tui.models.opening_screen import OpeningScreen
 
         old, settings = self.model, self.settings.replace(model=name)
         if self._opening is not None:
@@ -169,7 +171,7 @@ class LocalqApp(TerminalApp):
         if old is not None:
             record = old.session.record
             self.start_with = Start(record, old.session.store, old.session.stop_strings)
-            settings = settings_of(record, settings, {"model": name})
+            settings = resumed_settings(record, settings, {"model": name})
             self.chat.conversation.model = None
             await asyncio.to_thread(old.close)
         outcome = await self.push_screen_wait(OpeningScreen(name, settings, wanted))
@@ -201,7 +203,7 @@ class LocalqApp(TerminalApp):
         if self._leaving is not None:
             self.exit(self._leaving)
         else:
-            beforehand.tidied()
+            preload.tidied()
 
     def close(self) -> None:
         """End the engine process; for whoever ran the app."""
@@ -232,14 +234,14 @@ class LocalqApp(TerminalApp):
 
     def action_palette(self) -> None:
         """Everything by name."""
-        from localq.tui.themes import Palette  # start-up cost
+        from localq.tui.dialogs.themes import Palette  # start-up cost
 
         if not isinstance(self.screen, Palette):
             self.push_screen(Palette())
 
     def action_help(self) -> None:
         """Keys and commands; the same key again goes back."""
-        from localq.tui.help_screen import HelpScreen  # start-up cost
+        from localq.tui.dialogs.help_screen import HelpScreen  # start-up cost
 
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss(None)
@@ -253,18 +255,18 @@ class LocalqApp(TerminalApp):
 
     @work(exclusive=True, group="models")
     async def _pick_model(self) -> None:
-        from localq.tui.picker import PickerScreen  # start-up cost: it knows the catalogue and the planner
+        from localq.tui.models.picker import PickerScreen  # start-up cost: it knows the catalogue and the planner
 
         picked = await self.push_screen_wait(PickerScreen(self.settings))
         if picked is not None:
             await self.chat.fill()
-            await self._switch(picked.name, Wanted(picked.format, picked.force))
+            await self._switch(picked.name, OpenOptions(picked.format, picked.force))
         elif self.model is None and self._opening is None:
             self.leave()  # nothing to go back to
 
     def action_settings(self) -> None:
         """How replies are made, and colours."""
-        from localq.tui.settings_screen import SettingsScreen  # start-up cost
+        from localq.tui.dialogs.settings_screen import SettingsScreen  # start-up cost
 
         if self.screen is self.chat:
             session = None if self.model is None else self.model.session
@@ -278,13 +280,13 @@ class LocalqApp(TerminalApp):
 
     def search_themes(self) -> None:
         """Textual's list of themes; the chosen one is kept."""
-        from localq.tui.themes import ThemePalette  # start-up cost
+        from localq.tui.dialogs.themes import ThemePalette  # start-up cost
 
         self.push_screen(ThemePalette())
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the palette lists."""
-        from localq.tui import palette_lines  # start-up cost: it knows the commands
+        from localq.tui.dialogs import palette_lines  # start-up cost: it knows the commands
 
         return palette_lines.of(self, screen)
 

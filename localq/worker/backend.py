@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from localq import roofline
 from localq.errors import ExitCode, LocalqError
+from localq.planner.speed import roofline
 from localq.worker.messages import (
     CacheRestored,
     CacheSaved,
@@ -24,9 +24,9 @@ from localq.worker.messages import (
 
 if TYPE_CHECKING:
     from localq.engine.generate import Engine, Step
-    from localq.engine.load import LoadedModel
-    from localq.modelfiles import ModelFiles
-    from localq.worker.grammar import Constraint, Vocabulary
+    from localq.engine.load.load import LoadedModel
+    from localq.files.model_folder import ModelFiles
+    from localq.worker.token_masks import Constraint, Vocabulary
 
 
 class Backend(Protocol):
@@ -73,29 +73,18 @@ class TorchBackend:
 
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
         """Load the model of `request`; the one before is freed first."""
-        from localq import modelfiles
-        from localq.engine import device, generate, load, snapshot
+        from localq.engine import generate, snapshot
+        from localq.engine.load import device, load
+        from localq.files import model_folder
 
         started = time.monotonic()
         self.unload()
-        self._files = files = modelfiles.open_model(Path(request.path))
+        self._files = files = model_folder.open_model(Path(request.path))
         self._weights = snapshot.weights_of(files)
-        options = load.Options(
-            request.name,
-            request.device,
-            request.dtype,
-            request.ctx,
-            request.kv_bits,
-            request.vram_bytes,
-            request.embed,
-            request.head,
-            request.reserve_bytes,
-            request.force,
-        )
-        model = load.load(files, options, on_progress)
+        model = load.load(files, request.options, on_progress)
         self._engine = engine = generate.Engine(model, on_progress=on_progress)
         return Loaded(
-            name=request.name or files.name,
+            name=request.options.name or files.name,
             device=model.device.type,
             device_name=device.device_name(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
@@ -117,7 +106,7 @@ class TorchBackend:
 
     def unload(self) -> None:
         """Free the model."""
-        from localq.engine import load
+        from localq.engine.load import load
 
         self._engine = self._vocabulary = None
         load.free_memory()
@@ -134,8 +123,8 @@ class TorchBackend:
     def _constraint(self, engine: Engine, request: Generate, stop_ids: frozenset[int]) -> Constraint | None:
         if request.grammar is None:
             return None
-        from localq.tokenizer import Tokenizer  # start-up cost: only for replies with a grammar
-        from localq.worker.grammar import Constraint, Vocabulary
+        from localq.text.tokenizer import Tokenizer  # start-up cost: only for replies with a grammar
+        from localq.worker.token_masks import Constraint, Vocabulary
 
         assert self._files is not None
         if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:
@@ -183,7 +172,7 @@ def _reads(model: LoadedModel, ledger: dict[str, int]) -> dict[str, int]:
     kv_bits = 8 * model.dtype.itemsize if model.kv_bits == 16 else model.kv_bits
     if model.device.type != "cuda":
         return {}
-    from localq.engine.stacks import idle_bytes  # torch: only where a model was loaded
+    from localq.engine.load.stacks import idle_bytes  # torch: only where a model was loaded
 
     found = roofline.reads(model.plan.arch, ledger, kv_bits, idle_bytes(model.model))
     return dataclasses.asdict(found) if found else {}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from localq.errors import ExitCode, LocalqError
+from localq.processes import ending, last_words
 from localq.worker import messages
 from localq.worker.messages import (
     GPU,
@@ -40,7 +41,6 @@ from localq.worker.messages import (
 )
 from localq.worker.process import KILL_S, EngineProcess
 from localq.worker.recovery import Outcome, Recovery, canary_request
-from localq.worker.spawn import ending, last_words
 
 # -P: the folder the user stands in (it may be a downloaded model) must not provide modules
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.server")

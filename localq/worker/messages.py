@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError
-from localq.grammar import Grammar
-from localq.kv_form import KvBits
+from localq.kv_bits import KvBits
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from localq.stats import Stats
+from localq.text.grammar import Grammar
 
 MAX_LINE_BYTES = 64 * 2**20  # a 1M-token prompt is about 8 MB of JSON
 STEP_LIMIT_S = 30.0  # a GPU that finishes no step for so long hangs
@@ -27,25 +28,10 @@ GPU = "GPU"  # what an error is about that a device caused
 
 @dataclass(frozen=True)
 class Load:
-    """Load the model at `path` (a folder or a .gguf file); answered by Loading*, then Loaded or Failed.
-
-    device "auto" | "cpu" | "cuda"; dtype "auto" | "float32" | "bfloat16" | "float16"; ctx in tokens, None = the planner
-    decides; kv_bits one of `kv_form.KV_BITS`, None = the planner decides; vram_bytes = all that the process may take of
-    the device, its CUDA context included, None = what is free; embed "auto" | "device" | "host"; head "auto" | "16" |
-    "8" | "nf4"; reserve_bytes of the device stay free besides; force loads what does not fit by the plan.
-    """
+    """Load the model at `path` (a folder or a .gguf file); answered by Loading*, then Loaded or Failed."""
 
     path: str
-    name: str = ""
-    device: str = "auto"
-    dtype: str = "auto"
-    ctx: int | None = None
-    kv_bits: KvBits | None = None
-    vram_bytes: int | None = None
-    embed: str = "auto"
-    head: str = "auto"
-    reserve_bytes: int = 0
-    force: bool = False
+    options: LoadOptions = field(default_factory=LoadOptions)
 
 
 @dataclass(frozen=True)
@@ -227,7 +213,7 @@ _TYPES: dict[str, type[Any]] = {
         *(Ready, Loading, Loaded, Progress, Tokens, Done, Profiled, CacheSaved, CacheRestored, Failed),
     )
 }
-_NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": Stats, "grammar": Grammar}
+_NESTED: dict[str, type[Any]] = {"options": LoadOptions, "sampling": Sampling, "stats": Stats, "grammar": Grammar}
 _OPTIONAL = frozenset({"grammar"})
 
 

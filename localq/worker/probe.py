@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from localq import driver, gpus
-from localq.worker.spawn import ending, environment
+from localq.processes import ending, environment
 
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.probe")
 SECONDS = 2.5  # with the end of the engine process, the user knows within 5 s
@@ -44,7 +44,7 @@ def look() -> str:
         return "there is no driver any more"
     if found.why_not:
         return found.why_not
-    return next((each for each in gpus.probe().untold if "lost" in each.casefold()), "")  # NVML: "GPU is lost"
+    return next((each for each in gpus.probe().unavailable if "lost" in each.casefold()), "")  # NVML: "GPU is lost"
 
 
 if __name__ == "__main__":

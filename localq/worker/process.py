@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from localq.errors import LocalqError
+from localq.processes import environment
 from localq.worker import messages, pipes
 from localq.worker.messages import Event, Shutdown
-from localq.worker.spawn import environment
 
 CLOSE_S = 1.0  # for a polite end; then SIGTERM, then SIGKILL
 KILL_S = 0.5

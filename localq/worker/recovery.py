@@ -94,8 +94,8 @@ class Recovery:
         if known is None or known.request != request:
             return request
         was = known.loaded
-        return replace(
-            request,
+        options = replace(
+            request.options,
             device=was.device,
             dtype=was.dtype,
             ctx=was.context_size,
@@ -103,6 +103,7 @@ class Recovery:
             embed=was.embed,
             head=was.head,
         )
+        return replace(request, options=options)
 
 
 def canary_request(loaded: Loaded) -> Generate:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 
-from localq.convert import convert
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="package")
@@ -19,4 +20,4 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def nf4_folder(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(open_model(plain), "nf4", tmp_path_factory.mktemp("nf4") / "out")
+    return convert(TensorwiseRequest(open_model(plain), "nf4", tmp_path_factory.mktemp("nf4") / "out"))

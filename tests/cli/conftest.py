@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from line_chats import Chat
 
-from localq.sessions import SessionStore
+from localq.chat.history.store import ConversationStore
+from tests.support.cli.line_chats import Chat
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def start(capsys: pytest.CaptureFixture[str], own_folder: Path, monkeypatch: pyt
     """A line chat over these replies, in a folder of its own; `saved=False`: its conversation is not."""
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.delenv("EDITOR", raising=False)
-    return lambda *replies, saved=True: Chat(capsys, replies, SessionStore() if saved else None)
+    return lambda *replies, saved=True: Chat(capsys, replies, ConversationStore() if saved else None)

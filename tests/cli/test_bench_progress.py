@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from localq.cli import bench_progress
+from localq.cli import progress
 
 GONE = "\x1b[2K"  # erases the line
 
@@ -15,15 +15,15 @@ GONE = "\x1b[2K"  # erases the line
 @pytest.fixture
 def terminal(monkeypatch) -> io.StringIO:
     screen = io.StringIO()
-    monkeypatch.setattr(bench_progress, "is_rich_terminal", lambda stream: True)
+    monkeypatch.setattr(progress, "is_rich_terminal", lambda stream: True)
     monkeypatch.setattr(
-        bench_progress, "stderr_console", lambda: Console(file=screen, force_terminal=True, width=80, color_system=None)
+        progress, "stderr_console", lambda: Console(file=screen, force_terminal=True, width=80, color_system=None)
     )
     return screen
 
 
 def test_a_bar_for_every_case_that_leaves_no_trace(terminal):
-    on_case = bench_progress.cases(quiet=False)
+    on_case = progress.case_bar(quiet=False)
     for done, kernel in enumerate(("gemv", "dequantize")):
         with on_case(kernel, done, 2):
             pass
@@ -36,7 +36,7 @@ def test_a_bar_for_every_case_that_leaves_no_trace(terminal):
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_nothing_without_a_terminal_or_when_quiet(terminal, monkeypatch, quiet):
-    monkeypatch.setattr(bench_progress, "is_rich_terminal", lambda stream: quiet)
-    with bench_progress.cases(quiet)("gemv", 0, 1):
+    monkeypatch.setattr(progress, "is_rich_terminal", lambda stream: quiet)
+    with progress.case_bar(quiet)("gemv", 0, 1):
         pass
     assert terminal.getvalue() == ""

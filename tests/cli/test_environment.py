@@ -11,8 +11,9 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from localq import commands, keymap, settings, settings_file
-from localq.cli import execute, fetch_progress, output, verbs
+from localq import keymap, settings, settings_file
+from localq.chat import commands
+from localq.cli import execute, output, progress, registry
 from localq.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ class Terminal(io.StringIO):
 
 
 def test_other_names_of_verbs(capsys):
-    commands = verbs.Verbs(name="localq").commands
+    commands = registry.Verbs(name="localq").commands
     for name, verb in (("download", "pull"), ("recommend", "fit"), ("env", "doctor"), ("collect-env", "doctor")):
         assert commands[name].name == verb
     execute(["env"])
@@ -48,8 +49,8 @@ def test_every_option_may_be_in_the_environment(monkeypatch, capsys):
     monkeypatch.setenv("LOCALQ_JSON", "perhaps")
     assert execute(["help"]) == ExitCode.USAGE
     seen = 0
-    for verb in verbs.VERBS:
-        command = verbs.Verbs(name="localq").commands[verb]
+    for verb in registry.VERBS:
+        command = registry.Verbs(name="localq").commands[verb]
         for each in command.get_params(command.context_class(command)):
             named = next((option for option in each.opts if option.startswith("--")), None)
             if named is None or each.is_eager:
@@ -203,12 +204,14 @@ def test_colour_and_bars_by_the_variables_that_others_honour(monkeypatch):
     assert not output.takes_colour(Terminal())
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with fetch_progress.shown("tiny", quiet=False) as show:
+    with progress.fetch_bar("tiny", quiet=False) as show:
         show("a file", 1, 2)
     assert sys.stderr.getvalue() == ""
 
 
-READ = "from localq.cli.line_input import Reader; read = Reader(False)\nwhile True: print('<' + repr(read()) + '>')"
+READ = (
+    "from localq.cli.line.line_input import Reader; read = Reader(False)\nwhile True: print('<' + repr(read()) + '>')"
+)
 
 
 def test_shift_enter_and_tab_at_a_terminal(tmp_path):

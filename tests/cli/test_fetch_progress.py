@@ -9,11 +9,14 @@ import time
 import pytest
 from rich.console import Console
 
-from localq import opening, prepare, settings
-from localq.catalog import Target
-from localq.cli import execute, fetch_progress
-from localq.cli.session import TerminalWatcher
+from localq import settings
+from localq.chat import open_model
+from localq.cli import execute, progress
+from localq.cli.line.session import TerminalWatcher
 from localq.errors import LocalqError
+from localq.files.catalog import Target
+from localq.planner import prepare
+from localq.wording import OnProgress
 
 MB = 10**6
 SEEN = r"model\.safetensors .* 2\.\d/4\.0 MB .*\d MB/s 0:00:\d\d"
@@ -24,12 +27,12 @@ def terminal(monkeypatch) -> io.StringIO:
     """What stands on it."""
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=120, color_system=None)
-    monkeypatch.setattr(fetch_progress, "is_rich_terminal", lambda stream: True)
-    monkeypatch.setattr(fetch_progress, "stderr_console", lambda: console)
+    monkeypatch.setattr(progress, "is_rich_terminal", lambda stream: True)
+    monkeypatch.setattr(progress, "stderr_console", lambda: console)
     return written
 
 
-def transfer(show: fetch_progress.OnProgress, upto: int) -> None:
+def transfer(show: OnProgress, upto: int) -> None:
     for done in range(0, upto + 1, MB // 2):
         show("model.safetensors", done, 4 * MB)
         time.sleep(0.02)
@@ -40,13 +43,13 @@ def matches(terminal: io.StringIO, pattern: str) -> bool:
 
 
 def test_file_bytes_rate_and_time_that_is_left(terminal):
-    with fetch_progress.shown("tiny", quiet=False) as show:
+    with progress.fetch_bar("tiny", quiet=False) as show:
         transfer(show, 5 * MB // 2)
     assert matches(terminal, SEEN)
 
 
 def test_nothing_is_drawn_where_nothing_is_fetched_nor_after_the_last_byte(terminal):
-    with fetch_progress.shown("tiny", quiet=False) as show:
+    with progress.fetch_bar("tiny", quiet=False) as show:
         assert terminal.getvalue() == ""
         transfer(show, 4 * MB)
         before = terminal.getvalue()
@@ -56,7 +59,7 @@ def test_nothing_is_drawn_where_nothing_is_fetched_nor_after_the_last_byte(termi
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_no_terminal_no_bar(capsys, quiet):
-    with fetch_progress.shown("tiny", quiet, announced=True) as show:
+    with progress.fetch_bar("tiny", quiet, announced=True) as show:
         transfer(show, 4 * MB)
     assert capsys.readouterr().err == ("" if quiet else "fetching tiny\n")
 
@@ -74,10 +77,10 @@ def test_chat_and_run_show_the_same_as_pull(terminal, monkeypatch, tmp_path):
 
         close = start
 
-    monkeypatch.setattr(opening, "_target", lambda *asked: Target("tiny", "folder", path=tmp_path))
-    monkeypatch.setattr(opening, "EngineClient", Client)
+    monkeypatch.setattr(open_model, "_target", lambda *asked: Target("tiny", "folder", path=tmp_path))
+    monkeypatch.setattr(open_model, "EngineClient", Client)
     monkeypatch.setattr(prepare, "model_path", half)
-    opened = opening.open_session("tiny", settings.Settings(), TerminalWatcher())
+    opened = open_model.open_session("tiny", settings.Settings(), TerminalWatcher())
     with pytest.raises(LocalqError, match="broken off"), opened:
         pass
     assert matches(terminal, SEEN)

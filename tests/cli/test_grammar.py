@@ -7,10 +7,10 @@ import re
 import subprocess
 
 import pytest
-from cli_processes import environment_of, localq
-from tiny_checkpoints import make_checkpoint
 
 from localq.cli import execute
+from tests.support.cli.cli_processes import environment_of, localq
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 SCHEMA = """{"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}},
              "required": ["n"], "additionalProperties": false}"""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from localq import choosing, gpus
+from localq import gpus
+from localq.chat.open_model import load_request
 from localq.cli import execute, options
 from localq.errors import ExitCode, LocalqError
-from localq.opening import load_request
-from localq.planner import MIB
+from localq.planner import choose
+from localq.planner.footprint import MIB
+from localq.planner.load_options import LoadOptions
 from localq.worker import messages
 from localq.worker.messages import Load
 
@@ -19,38 +21,41 @@ def no_own_settings(tmp_path, monkeypatch):
 
 
 def test_nothing_said_leaves_everything_to_the_planner():
-    request = load_request("folder", "tiny", options.effective())
-    assert request == Load("folder", "tiny")
-    assert (request.kv_bits, request.vram_bytes, request.embed, request.head) == (None, None, "auto", "auto")
+    request = load_request("folder", "tiny", options.load_settings())
+    assert request == Load("folder", LoadOptions("tiny"))
+    assert (request.options.kv_bits, request.options.vram_bytes) == (None, None)
+    assert (request.options.embed, request.options.head) == ("auto", "auto")
 
 
 def test_flags_beat_the_environment_and_reach_the_engine(monkeypatch):
     monkeypatch.setenv("LOCALQ_KV", "8")
     monkeypatch.setenv("LOCALQ_VRAM", "8")
-    settings = options.effective(vram="24", embed="host", head="nf4", ctx=4096)
+    settings = options.load_settings(vram="24", embed="host", head="nf4", ctx=4096)
     request = load_request("folder", "tiny", settings)
-    assert request == Load("folder", "tiny", ctx=4096, kv_bits=8, vram_bytes=24_564 * MIB, embed="host", head="nf4")
+    assert request == Load(
+        "folder", LoadOptions("tiny", ctx=4096, kv_bits=8, vram_bytes=24_564 * MIB, embed="host", head="nf4")
+    )
     assert messages.decode(messages.encode(request)) == request
 
 
 def test_keys_and_values_in_different_bits_reach_the_engine(monkeypatch):
     monkeypatch.setenv("LOCALQ_KV", "k8v4")
-    request = load_request("folder", "tiny", options.effective())
-    assert request == Load("folder", "tiny", kv_bits="k8v4")
+    request = load_request("folder", "tiny", options.load_settings())
+    assert request == Load("folder", LoadOptions("tiny", kv_bits="k8v4"))
     assert messages.decode(messages.encode(request)) == request
 
 
 def test_what_stays_free_and_a_load_by_force_reach_the_engine(monkeypatch):
     monkeypatch.setenv("LOCALQ_RESERVE", "300MiB")
-    assert load_request("folder", "tiny", options.effective(), True) == Load(
-        "folder", "tiny", reserve_bytes=300 * MIB, force=True
+    assert load_request("folder", "tiny", options.load_settings(), True) == Load(
+        "folder", LoadOptions("tiny", reserve_bytes=300 * MIB, force=True)
     )
-    assert load_request("folder", "tiny", options.effective(reserve="1")).reserve_bytes == 2**30
+    assert load_request("folder", "tiny", options.load_settings(reserve="1")).options.reserve_bytes == 2**30
 
 
 def test_an_amount_that_is_none_is_a_usage_error():
     with pytest.raises(LocalqError, match="not an amount of memory") as caught:
-        load_request("folder", "tiny", options.effective(vram="lots"))
+        load_request("folder", "tiny", options.load_settings(vram="lots"))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -82,10 +87,10 @@ def test_help_names_them(capsys, verb):
 
 def test_what_stays_free_is_taken_from_what_is_free_and_not_from_the_budget(monkeypatch):
     card = gpus.Gpu(0, "card", "GPU-aaaa", (8, 9), 80 * 2**30, 30 * 2**30, None)
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (card,), ()))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (card,), ()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for vram, reserve, expected in (("24GiB", "1", 24), ("24GiB", "8", 22), (None, "1", 29), (None, "40", 0)):
-        assert choosing.budget_here(options.effective(vram=vram, reserve=reserve)) == expected * 2**30
+        assert choose.budget_here(options.load_settings(vram=vram, reserve=reserve)) == expected * 2**30
 
 
 def test_completion_offers_the_values():

@@ -71,7 +71,7 @@ def test_what_was_printed_before_an_error_is_shown(screen, monkeypatch, tmp_path
     screen(2)
 
     def fails() -> None:
-        with pager.paged():
+        with pager.page_output():
             print("one\ntwo\nthree")
             raise RuntimeError
 

@@ -34,7 +34,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_what_this_environment_has_is_enough() -> None:
-    assert requirements.unmet() is None
+    assert requirements.find_unmet() is None
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_what_this_environment_has_is_enough() -> None:
 def test_the_first_that_is_missed_is_named(
     installed: dict[str, str], name: str, version: str | None, said: str
 ) -> None:
-    assert requirements.unmet() is None
+    assert requirements.find_unmet() is None
     installed.pop(name)
     if version is not None:
         installed[name] = version
-    assert str(requirements.unmet()).startswith(said)
+    assert str(requirements.find_unmet()).startswith(said)
 
 
 def test_out_of_a_folder_that_was_not_installed_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "PACKAGE", "no-such-package-anywhere")
-    assert requirements.unmet() is None
+    assert requirements.find_unmet() is None
 
 
 def test_a_failing_verb_names_it_in_one_line(

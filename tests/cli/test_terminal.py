@@ -11,18 +11,16 @@ import signal
 import subprocess
 
 import pytest
-import terminal_bytes
-import terminal_fuzz
-import terminal_interrupts
-from hostile_sequences import ACTING, Watch
-from terminal import CTRL_C, Terminal
-from terminal_engine import Script, latin
-from terminal_faces import FACES, Place
-from terminal_localq import COMMAND, environment
-from terminal_stream import Modes, Reader, tokens
-from tiny_tokenizers import SENTENCES
 
 from localq.sanitize import sanitize
+from tests.support.cli.hostile_sequences import ACTING, Watch
+from tests.support.cli.terminal import CTRL_C, Terminal
+from tests.support.cli.terminal_engine import Script, latin
+from tests.support.cli.terminal_faces import FACES, Place
+from tests.support.cli.terminal_localq import COMMAND, environment
+from tests.support.cli.terminal_stream import Modes, Reader, tokens
+from tests.support.text.tiny_tokenizers import SENTENCES
+from tests.tools import terminal_bytes, terminal_fuzz, terminal_interrupts
 
 FACE = pytest.mark.parametrize("face", [each() for each in FACES.values()], ids=list(FACES))
 

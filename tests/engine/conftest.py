@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import prompt_of
 from safetensors.torch import load_file, save_file
-from snapshot_files import TOKENS, WEIGHTS, with_cache
-from tiny_checkpoints import make_checkpoint
 
 from localq.engine import cache_blocks, snapshot
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, Options, load
-from localq.modelfiles import ModelFiles, open_model
+from localq.engine.load.load import LoadedModel, load
+from localq.files.model_folder import ModelFiles, open_model
+from localq.planner.load_options import LoadOptions
+from tests.support.engine.engine_runs import prompt_of
+from tests.support.engine.snapshot_files import TOKENS, WEIGHTS, with_cache
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]  # of tensors by name, and of config.json
 
@@ -45,7 +46,7 @@ def reference(checkpoint) -> Any:
 @pytest.fixture(scope="session")
 def loaded(checkpoint) -> LoadedModel:
     """The same in localq, on the CPU. Tests that damage it load their own."""
-    return load(open_model(checkpoint), Options(device="cpu"))
+    return load(open_model(checkpoint), LoadOptions(device="cpu"))
 
 
 @pytest.fixture

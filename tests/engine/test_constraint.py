@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_runs import GREEDY, ids_of, prompt_of, steps_of
-from scripted_constraint import VOCAB, Script, mask_of
 
 from localq.engine.constraint import allowed, checked_mask
 from localq.engine.generate import CPU_CHUNK
 from localq.errors import LocalqError
 from localq.sampling import Sampling
+from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of, steps_of
+from tests.support.engine.scripted_constraint import VOCAB, Script, mask_of
 
 STOP = 7  # one that no reply here takes by itself
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sampler_states import PROMPT, VOCAB, logits_of, state_of
 
 from localq.engine.constraint import words_of
 from localq.engine.sampler import SamplerState, adjusted, kept_weights, repeated_lengths, sample
 from localq.errors import LocalqError
 from localq.sampling import LONGEST_MATCH, Sampling
+from tests.support.engine.sampler_states import PROMPT, VOCAB, logits_of, state_of
 
 # ---- DRY
 

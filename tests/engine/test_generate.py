@@ -6,13 +6,14 @@ import itertools
 
 import pytest
 import torch
-from engine_runs import GREEDY, greedy_of, ids_of, prompt_of, steps_of
 
 from localq.engine.generate import CPU_CHUNK, Engine
-from localq.engine.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
+from tests.support.engine.engine_runs import GREEDY, greedy_of, ids_of, prompt_of, steps_of
 
 CONTEXT = 512
 
@@ -179,7 +180,7 @@ def test_stats_tell_the_truth(engine):
 
 
 def test_non_finite_logits_end_the_reply_and_the_chat_goes_on(checkpoint):
-    engine = Engine(load(open_model(checkpoint), Options(device="cpu")))
+    engine = Engine(load(open_model(checkpoint), LoadOptions(device="cpu")))
     prompt = prompt_of(30)
     expected = ids_of(engine, prompt, max_tokens=8)
     head = engine.model.model.lm_head.weight.data

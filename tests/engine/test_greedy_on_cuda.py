@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from real_model import smollm2
 
-from localq.convert import convert
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
-from localq.modelfiles import open_model
+from localq.engine.load.load import load
+from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
+from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
 from localq.sampling import Sampling
-from localq.tokenizer import Tokenizer
+from localq.text.tokenizer import Tokenizer
+from tests.support.files.real_model import smollm2
 
 pytestmark = pytest.mark.cuda
 
@@ -30,7 +32,7 @@ NEAR_TIE = {"float16": 0.05, "bfloat16": 0.4}
 
 @pytest.fixture(scope="module")
 def nf4_folder(tmp_path_factory):
-    return convert(open_model(smollm2()), "nf4", tmp_path_factory.mktemp("smollm2") / "nf4")
+    return convert(TensorwiseRequest(open_model(smollm2()), "nf4", tmp_path_factory.mktemp("smollm2") / "nf4"))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def prompts(nf4_folder) -> list[list[int]]:
 
 
 def replies(folder, prompts: list[list[int]], device: str, dtype: str) -> list[list[int]]:
-    engine = Engine(load(open_model(folder), Options(device=device, dtype=dtype, ctx=512)))
+    engine = Engine(load(open_model(folder), LoadOptions(device=device, dtype=dtype, ctx=512)))
     assert engine.graphs == (device == "cuda")
     found = []
     for prompt in prompts:
@@ -61,7 +63,7 @@ def gap_at_difference(folder, prompt: list[int], ours: list[int], expected: list
     """Where the replies part, and by how much the reference prefers its own token to ours there (f32, CPU)."""
     at = next((i for i, (a, b) in enumerate(zip(ours, expected, strict=False)) if a != b), None)
     at = min(len(ours), len(expected)) if at is None else at
-    loaded = load(open_model(folder), Options(device="cpu", dtype="float32", ctx=512))
+    loaded = load(open_model(folder), LoadOptions(device="cpu", dtype="float32", ctx=512))
     ids = torch.tensor([*prompt, *expected[:at]])
     logits = loaded.model(ids, torch.arange(len(ids)), loaded.cache, len(ids))[0]
     wanted = expected[at] if at < len(expected) else 2

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_model import smollm2
 
-from localq import kv_form
+from localq import kv_bits
 from localq.engine.cache import KVCache
-from localq.engine.load import Options, load
-from localq.kv_form import K8V4, KvBits
-from localq.modelfiles import open_model
-from localq.tokenizer import Tokenizer
+from localq.engine.load.load import load
+from localq.files.model_folder import open_model
+from localq.kv_bits import K8V4, KvBits
+from localq.planner.load_options import LoadOptions
+from localq.text.tokenizer import Tokenizer
+from tests.support.files.real_model import smollm2
 
 TEXT = Path(__file__).parents[2] / "LICENSE"  # prose that every checkout has
 TOKENS = 512
@@ -24,7 +25,7 @@ BOUNDS: dict[KvBits, tuple[float, float]] = {8: (4e-4, 0.98), K8V4: (0.012, 0.92
 
 @pytest.fixture(scope="module")
 def model():
-    return load(open_model(smollm2()), Options(device="cpu", ctx=TOKENS)).model
+    return load(open_model(smollm2()), LoadOptions(device="cpu", ctx=TOKENS)).model
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_logits_stay_near_those_of_the_16_bit_cache(model, ids, reference, bits)
     logits = log_probabilities(model, ids, bits)
     kl = (reference.exp() * (reference - logits)).sum(-1)
     same = (reference.argmax(-1) == logits.argmax(-1)).float().mean().item()
-    print(f"{kv_form.told(bits)}: mean KL {kl.mean().item():.2e}, top-1 agreement {same:.4f}")
+    print(f"{kv_bits.text(bits)}: mean KL {kl.mean().item():.2e}, top-1 agreement {same:.4f}")
     most, least = BOUNDS[bits]
     assert kl.mean().item() <= most
     assert same >= least

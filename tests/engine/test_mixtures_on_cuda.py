@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import expert_checkpoints
 import pytest
 import torch
-from engine_runs import GREEDY, ids_of, prompt_of
-from fused_models import assert_as_good_as_the_modules, by_modules, step_of, text_of
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted
 
-from localq import convert
-from localq.engine import fused
 from localq.engine.generate import Engine
-from localq.engine.graph import StepGraphs
-from localq.engine.load import LoadedModel, Options, load
-from localq.modelfiles import open_model
+from localq.engine.load.load import LoadedModel, load
+from localq.engine.step import fused
+from localq.engine.step.graph import StepGraphs
+from localq.files.model_folder import open_model
+from localq.formats import nf4
 from localq.models.decoder import Decoder
 from localq.models.experts import Mixture, Router
-from localq.quant import nf4
+from localq.planner.load_options import LoadOptions
+from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
+from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of
+from tests.support.engine.fused_models import assert_as_good_as_the_modules, by_modules, step_of, text_of
+from tests.support.formats import expert_checkpoints
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.vq2_conversions import converted
 
 pytestmark = pytest.mark.cuda
 CASES = ("gpt_oss mxfp4", "gpt_oss nf4", "mixtral bf16", "mixtral nf4", "mixtral mxfp4", "qwen3_moe bf16",
@@ -34,17 +36,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     plain = {kind: expert_checkpoints.source(place / kind, kind) for kind in ("mixtral", "qwen3_moe")}
     oss = make_checkpoint(place / "gpt_oss", "gpt_oss", shard_bytes=2**30)
     made = {f"{kind} bf16": folder for kind, folder in plain.items()}
-    made |= {f"{kind} nf4": convert.convert(open_model(plain[kind]), "nf4", place / f"{kind}-nf4") for kind in plain}
+    made |= {
+        f"{kind} nf4": by_tensor.convert(TensorwiseRequest(open_model(plain[kind]), "nf4", place / f"{kind}-nf4"))
+        for kind in plain
+    }
     for kind, format in (("mixtral", "vq2"), ("qwen3_moe", "vq2"), ("mixtral", "aqlm2x8")):
         made[f"{kind} {format}"] = converted(plain[kind], place / f"{kind}-{format}", format=format)
-    made["mixtral mxfp4"] = convert.convert(open_model(plain["mixtral"]), "mxfp4", place / "mixtral-mxfp4")
+    made["mixtral mxfp4"] = by_tensor.convert(
+        TensorwiseRequest(open_model(plain["mixtral"]), "mxfp4", place / "mixtral-mxfp4")
+    )
     made["qwen3_moe routers"] = expert_checkpoints.quantized(place / "hub", plain["qwen3_moe"], "nf4", routers=True)[0]
     made["gpt_oss mxfp4"] = published = expert_checkpoints.gpt_oss_published(place / "published", oss)
-    return {**made, "gpt_oss nf4": convert.convert(open_model(published), "nf4", place / "gpt_oss-nf4")}
+    return {
+        **made,
+        "gpt_oss nf4": by_tensor.convert(TensorwiseRequest(open_model(published), "nf4", place / "gpt_oss-nf4")),
+    }
 
 
 def loaded(folder: Path, device: str) -> LoadedModel:
-    return load(open_model(folder), Options(device=device, dtype="float16" if device == "cuda" else "float32", ctx=512))
+    return load(
+        open_model(folder), LoadOptions(device=device, dtype="float16" if device == "cuda" else "float32", ctx=512)
+    )
 
 
 def settled_seed(exact: Decoder) -> int:
@@ -143,7 +155,10 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Formats without kernels for experts."""
     place = tmp_path_factory.mktemp("others")
     plain = expert_checkpoints.source(place / "plain", "mixtral")
-    made = {each: convert.convert(open_model(plain), each, place / each) for each in ("bcq", "squeezellm")}
+    made = {
+        each: by_tensor.convert(TensorwiseRequest(open_model(plain), each, place / each))
+        for each in ("bcq", "squeezellm")
+    }
     published = ("awq", "gptq", "aqlm 1x16g8")
     return made | {each: expert_checkpoints.quantized(place / each, plain, each)[0] for each in published}
 

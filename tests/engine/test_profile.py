@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from localq.engine.fused import Launch
 from localq.engine.profile import Record, attributed, grouped
+from localq.engine.step.fused import Launch
 from localq.errors import LocalqError
 
 MARKER = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<signed char> >"

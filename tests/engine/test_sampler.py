@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sampler_states import PROMPT, VOCAB, logits_of, state_of
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -15,6 +14,7 @@ from transformers.generation.logits_process import (
 
 from localq.engine.sampler import NON_FINITE, SamplerState, kept_weights, penalized, sample
 from localq.sampling import Sampling
+from tests.support.engine.sampler_states import PROMPT, VOCAB, logits_of, state_of
 
 
 def reference_probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

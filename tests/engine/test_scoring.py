@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from engine_runs import prompt_of
 
 from localq.engine.scoring import Decode, Prefill
+from tests.support.engine.engine_runs import prompt_of
 
 IDS = prompt_of(53)
 

@@ -10,10 +10,10 @@ import torch
 
 from localq import kernels
 from localq.engine import selftest
-from localq.engine.selftest import Mismatch
+from localq.engine.selftest.compare import Mismatch
 from localq.errors import ExitCode, LocalqError
-from localq.kernels import verdicts
-from localq.kernels.verdicts import Place, Verdict
+from localq.kernels import selftest_results
+from localq.kernels.selftest_results import Place, Verdict
 
 GPU = torch.device("cuda", 0)
 HERE = Place("NVIDIA GeForce RTX 3090", "GPU-5a1b", (8, 6), "580.65.06")
@@ -23,9 +23,9 @@ HERE = Place("NVIDIA GeForce RTX 3090", "GPU-5a1b", (8, 6), "580.65.06")
 def memory(tmp_path, monkeypatch):
     """The file that remembers, in a folder of its own."""
     monkeypatch.setenv("LOCALQ_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(verdicts, "build_hash", lambda: "a build")
+    monkeypatch.setattr(selftest_results, "build_hash", lambda: "a build")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    return verdicts.path()
+    return selftest_results.path()
 
 
 class Kernels:
@@ -54,7 +54,7 @@ def test_it_runs_once():
     assert checks.ran == 3
     assert checks.ensure() == ()
     assert checks.ran == 3
-    assert verdicts.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
+    assert selftest_results.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
 
 
 @pytest.mark.parametrize("error", [Mismatch("element 3 is off by 2"), RuntimeError("no kernel image")], ids=str)
@@ -67,9 +67,9 @@ def test_a_failure_names_the_kernel_and_is_tested_again(error):
         assert "nf4_gemv gives wrong results on NVIDIA GeForce RTX 3090, driver 580.65.06" in str(caught.value)
         assert "--device cpu" in str(caught.value)
     assert broken.ran == 4  # two of three checks, twice
-    assert verdicts.recall(HERE) == Verdict(HERE.gpu, HERE.driver, "nf4_gemv")
+    assert selftest_results.recall(HERE) == Verdict(HERE.gpu, HERE.driver, "nf4_gemv")
     assert Kernels().ensure() == ()  # cured
-    assert verdicts.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
+    assert selftest_results.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_another_driver_or_card_is_tested(other):
     checks = Kernels()
     checks.ensure(other)
     assert checks.ran == 3
-    assert verdicts.recall(HERE) is not None  # both are remembered
+    assert selftest_results.recall(HERE) is not None  # both are remembered
 
 
 def test_another_build_is_tested(monkeypatch):
     Kernels().ensure()
-    monkeypatch.setattr(verdicts, "build_hash", lambda: "another build")
+    monkeypatch.setattr(selftest_results, "build_hash", lambda: "another build")
     checks = Kernels()
     checks.ensure()
     assert checks.ran == 3
@@ -100,7 +100,7 @@ def test_a_damaged_memory_only_means_that_it_runs_again(memory, text):
     checks = Kernels()
     assert checks.ensure() == ()
     assert checks.ran == 3
-    assert verdicts.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
+    assert selftest_results.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
 
 
 def test_a_folder_that_cannot_be_written_is_one_note(memory):
@@ -113,11 +113,11 @@ def test_a_folder_that_cannot_be_written_is_one_note(memory):
 
 
 def test_old_verdicts_are_dropped_and_no_part_is_left(memory):
-    for number in range(verdicts.MOST + 5):
-        verdicts.remember(replace(HERE, driver=str(number)), Verdict("x", str(number)))
-    assert verdicts.recall(replace(HERE, driver="3")) is None
-    assert verdicts.recall(replace(HERE, driver=str(verdicts.MOST + 4))) is not None
-    assert [file.name for file in memory.parent.iterdir()] == [verdicts.FILE]
+    for number in range(selftest_results.MOST + 5):
+        selftest_results.remember(replace(HERE, driver=str(number)), Verdict("x", str(number)))
+    assert selftest_results.recall(replace(HERE, driver="3")) is None
+    assert selftest_results.recall(replace(HERE, driver=str(selftest_results.MOST + 4))) is not None
+    assert [file.name for file in memory.parent.iterdir()] == [selftest_results.FILE]
 
 
 def test_the_cpu_needs_none():

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import pytest
-import reference_experts
-import reference_kernels
 import torch
 
-from localq.engine.selftest import Mismatch, first_failure
-from localq.engine.selftest_checks import CHECKS
-from localq.kernels import (
-    adjoint,
-    adjust,
-    attention,
-    bcq,
-    dense,
-    embed,
-    experts,
-    gather,
-    hadamard,
-    int4,
-    int8,
-    mxfp4,
-    nf4,
-    rmsnorm,
-    rowlut,
-    sampling,
-    search,
-    unpack,
-    vq,
-    vq_experts,
+from localq.engine.selftest import first_failure
+from localq.engine.selftest.checks import CHECKS
+from localq.engine.selftest.compare import Mismatch
+from localq.formats.bcq import kernel as bcq_kernel
+from localq.formats.codebooks import (
+    adjoint_kernel,
+    gather_kernel,
+    lookup_kernel,
+    rotation_kernel,
+    search_kernel,
+    unpack_kernel,
 )
-from localq.kernels import vq_dequantize as tiled
+from localq.formats.codebooks import dequantize_kernel as tiled
+from localq.formats.codebooks import experts_kernel as codebook_experts
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.int4 import kernel as int4_kernel
+from localq.formats.int8 import kernel as int8_kernel
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.squeezellm import kernel as squeezellm_kernel
+from localq.formats.vptq import kernel as vptq_kernel
+from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
+from tests.support.kernels import reference_experts, reference_kernels
 
 CPU = torch.device("cpu")
 
@@ -68,40 +64,43 @@ def another_expert(function):
 
 
 WRONG = {
-    "nf4_dequantize": (nf4, off(reference_kernels.nf4_dequantize)),
-    "nf4_gemv": (nf4, off(reference_kernels.nf4_gemv)),
-    "nf4_gemm": (nf4, off(reference_kernels.nf4_gemm)),
+    "nf4_dequantize": (nf4_kernel, off(reference_kernels.nf4_dequantize)),
+    "nf4_gemv": (nf4_kernel, off(reference_kernels.nf4_gemv)),
+    "nf4_gemm": (nf4_kernel, off(reference_kernels.nf4_gemm)),
     "dense_gemv": (dense, off(reference_kernels.dense_gemv)),
-    "int8_gemv": (int8, off(reference_kernels.int8_gemv)),
-    "int4_gemv": (int4, off(reference_kernels.int4_gemv)),
-    "int4_dequantize": (int4, off(reference_kernels.int4_dequantize)),
-    "rowlut_gemv": (rowlut, off(reference_experts.rowlut_gemv)),
-    "rowlut_dequantize": (rowlut, off(reference_experts.rowlut_dequantize)),
-    "mxfp4_gemv": (mxfp4, off(reference_experts.mxfp4_gemv)),
-    "mxfp4_dequantize": (mxfp4, off(reference_experts.mxfp4_dequantize)),
-    "route": (experts, another_expert(reference_experts.route)),
-    "router": (experts, another_expert(reference_experts.router)),
-    "experts_gate_up": (experts, off(reference_experts.experts_gate_up)),
-    "experts_down": (experts, off(reference_experts.experts_down)),
-    "additive_dequantize": (unpack, off(reference_kernels.additive_dequantize)),
-    "vptq_dequantize": (unpack, off(reference_kernels.vptq_dequantize)),
-    "gather_gemv": (gather, off(reference_kernels.gather_gemv)),
-    "vptq_gemv": (gather, off(reference_kernels.vptq_gemv)),
-    "gather_roof": (gather, lambda table, step, loads, sums: sums.fill_(1)),
-    "vq_gemv": (vq, off(reference_kernels.vq_gemv)),
+    "int8_gemv": (int8_kernel, off(reference_kernels.int8_gemv)),
+    "int4_gemv": (int4_kernel, off(reference_kernels.int4_gemv)),
+    "int4_dequantize": (int4_kernel, off(reference_kernels.int4_dequantize)),
+    "rowlut_gemv": (squeezellm_kernel, off(reference_experts.rowlut_gemv)),
+    "rowlut_dequantize": (squeezellm_kernel, off(reference_experts.rowlut_dequantize)),
+    "mxfp4_gemv": (mxfp4_kernel, off(reference_experts.mxfp4_gemv)),
+    "mxfp4_dequantize": (mxfp4_kernel, off(reference_experts.mxfp4_dequantize)),
+    "route": (expert_kernel, another_expert(reference_experts.route)),
+    "router": (expert_kernel, another_expert(reference_experts.router)),
+    "experts_gate_up": (expert_kernel, off(reference_experts.experts_gate_up)),
+    "experts_down": (expert_kernel, off(reference_experts.experts_down)),
+    "additive_dequantize": (unpack_kernel, off(reference_kernels.additive_dequantize)),
+    "vptq_dequantize": (vptq_kernel, off(reference_kernels.vptq_dequantize)),
+    "gather_gemv": (gather_kernel, off(reference_kernels.gather_gemv)),
+    "vptq_gemv": (vptq_kernel, off(reference_kernels.vptq_gemv)),
+    "gather_roof": (gather_kernel, lambda table, step, loads, sums: sums.fill_(1)),
+    "vq_gemv": (lookup_kernel, off(reference_kernels.vq_gemv)),
     "vq_dequantize": (tiled, off(reference_kernels.vq_dequantize)),
-    "vq_experts_gate_up": (vq_experts, off(reference_experts.vq_experts_gate_up)),
-    "vq_experts_down": (vq_experts, off(reference_experts.vq_experts_down)),
-    "bcq_gemv": (bcq, off(reference_kernels.bcq_gemv)),
-    "bcq_dequantize": (bcq, off(reference_kernels.bcq_dequantize)),
-    "hadamard": (hadamard, off(reference_kernels.rotated)),
+    "vq_experts_gate_up": (codebook_experts, off(reference_experts.vq_experts_gate_up)),
+    "vq_experts_down": (codebook_experts, off(reference_experts.vq_experts_down)),
+    "bcq_gemv": (bcq_kernel, off(reference_kernels.bcq_gemv)),
+    "bcq_dequantize": (bcq_kernel, off(reference_kernels.bcq_dequantize)),
+    "hadamard": (rotation_kernel, off(reference_kernels.rotated)),
     "attention_decode": (attention, off(reference_kernels.attention_decode)),
-    "vq_search": (search, lambda *given: ([each + 1 for each in reference_kernels.vq_search(*given)[0]], given[0])),
-    "vq_adjoint": (adjoint, off(reference_kernels.vq_adjoint)),
+    "vq_search": (
+        search_kernel,
+        lambda *given: ([each + 1 for each in reference_kernels.vq_search(*given)[0]], given[0]),
+    ),
+    "vq_adjoint": (adjoint_kernel, off(reference_kernels.vq_adjoint)),
     "embed": (embed, off(reference_kernels.embedded)),
     "rmsnorm": (rmsnorm, off(reference_kernels.normed)),
-    "dry_match": (adjust, lambda state, token: None),
-    "adjust": (adjust, lambda logits, state: state.matches.zero_()),
+    "dry_match": (logit_adjust, lambda state, token: None),
+    "adjust": (logit_adjust, lambda logits, state: state.matches.zero_()),
     "sample": (sampling, next_token),
 }
 
@@ -131,12 +130,12 @@ def test_what_is_wrong_in_bf16_alone_is_found(name, monkeypatch):
 
 
 def test_sums_of_nan_are_found(monkeypatch):
-    monkeypatch.setattr(adjoint, "vq_adjoint", lambda *given: torch.full((256, given[-1]), torch.nan))
+    monkeypatch.setattr(adjoint_kernel, "vq_adjoint", lambda *given: torch.full((256, given[-1]), torch.nan))
     with pytest.raises(Mismatch, match="off by nan"):
         CHECKS["vq_adjoint"](CPU)
 
 
 def test_a_result_of_nan_is_found(monkeypatch):
-    monkeypatch.setattr(nf4, "nf4_gemv", lambda x, *given, **named: torch.full((x.shape[0], 83), torch.nan))
+    monkeypatch.setattr(nf4_kernel, "nf4_gemv", lambda x, *given, **named: torch.full((x.shape[0], 83), torch.nan))
     with pytest.raises(Mismatch, match="off by nan"):
         CHECKS["nf4_gemv"](CPU)

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import ids_of, prompt_of, steps_of
-from snapshot_files import TOKENS, WEIGHTS, behind, refusal, restored, stored, with_cache
 
 from localq.engine import cache_blocks, snapshot
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import LocalqError
-from localq.kv_form import KV_BITS
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.kv_bits import KV_BITS
+from localq.planner.load_options import LoadOptions
+from tests.support.engine.engine_runs import ids_of, prompt_of, steps_of
+from tests.support.engine.snapshot_files import TOKENS, WEIGHTS, behind, refusal, restored, stored, with_cache
 
 FORMS = [
     (torch.float32, 16), (torch.bfloat16, 16), (torch.float16, 16), (torch.float32, 8), (torch.float32, "k8v4"),
@@ -106,7 +107,7 @@ def test_a_reply_after_a_restore_is_the_reply_that_would_have_come(engine, tmp_p
 @pytest.mark.parametrize("bits", KV_BITS)
 def test_a_reply_on_a_gpu_after_a_restore_is_the_reply_that_would_have_come(checkpoint, tmp_path, bits):
     def engine_of(ctx: int) -> Engine:
-        options = Options(device="cuda", dtype="bfloat16", ctx=ctx, kv_bits=bits)
+        options = LoadOptions(device="cuda", dtype="bfloat16", ctx=ctx, kv_bits=bits)
         return Engine(load(open_model(checkpoint), options))
 
     first, prompt = engine_of(400), prompt_of(70)
@@ -151,7 +152,7 @@ def test_loading_tells_the_weights_before_they_are_read(checkpoint):
     from localq.worker.messages import Load, RestoreCache, SaveCache
 
     backend = TorchBackend()
-    backend.load(Load(str(checkpoint), device="cpu"), lambda *_: None)
+    backend.load(Load(str(checkpoint), LoadOptions(device="cpu")), lambda *_: None)
     assert backend._weights == snapshot.weights_of(open_model(checkpoint))
     with pytest.raises(LocalqError, match="nothing is cached"):
         backend.save_cache(SaveCache("7.kv"))

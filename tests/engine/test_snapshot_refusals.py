@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import ids_of, prompt_of
-from snapshot_files import TOKENS, WEIGHTS, refusal, restored, stored, with_cache
-from tiny_checkpoints import make_checkpoint
 
 from localq.engine import cache_blocks, snapshot
-from localq.engine.load import LoadedModel
+from localq.engine.load.load import LoadedModel
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from tests.support.engine.engine_runs import ids_of, prompt_of
+from tests.support.engine.snapshot_files import TOKENS, WEIGHTS, refusal, restored, stored, with_cache
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 def test_what_is_cut_off_is_refused(written):

@@ -11,12 +11,12 @@ import threading
 
 import pytest
 import torch
-from engine_runs import prompt_of
-from snapshot_files import TOKENS, WEIGHTS, restored, stored, with_cache
 
 from localq.engine import cache_blocks, snapshot
 from localq.engine.generate import Engine
 from localq.errors import ExitCode, LocalqError
+from tests.support.engine.engine_runs import prompt_of
+from tests.support.engine.snapshot_files import TOKENS, WEIGHTS, restored, stored, with_cache
 
 WRITER = """
     import os, signal, sys
@@ -24,11 +24,12 @@ WRITER = """
     import torch
     from localq.engine import cache_blocks, snapshot
     from localq.engine.generate import Engine
-    from localq.engine.load import Options, load
-    from localq.modelfiles import open_model
+    from localq.engine.load.load import load
+    from localq.planner.load_options import LoadOptions
+    from localq.files.model_folder import open_model
     snapshot.BLOCK = cache_blocks.BLOCK = 4096
     torch.set_num_threads(1)
-    engine = Engine(load(open_model(Path(sys.argv[1])), Options(device="cpu")))
+    engine = Engine(load(open_model(Path(sys.argv[1])), LoadOptions(device="cpu")))
 
     def die_at(name, left):
         call = getattr(os, name)

@@ -11,7 +11,7 @@ import torch
 from localq.engine.cache import KVCache
 from localq.kernels import attention
 from localq.kernels.gemv import Norm
-from localq.kv_form import KV_BITS, KvBits
+from localq.kv_bits import KV_BITS, KvBits
 
 HEADS, KV_HEADS, WIDTH, CAPACITY = 6, 2, 64, 9
 F16 = torch.float16

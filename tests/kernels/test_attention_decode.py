@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_operands import Case, Operands, assert_as_good_as_16_bit, poisonable
 
-from localq import kv_form
+from localq import kv_bits
+from localq.engine import kv_codec
 from localq.engine.cache import KVCache
 from localq.kernels import attention
-from localq.kv_form import K8V4, KV_BITS
-from localq.quant import kv_codec
+from localq.kv_bits import K8V4, KV_BITS
+from tests.support.kernels.attention_operands import Case, Operands, assert_as_good_as_16_bit, poisonable
 
 pytestmark = pytest.mark.cuda
 
@@ -105,7 +105,7 @@ def test_the_token_is_stored_as_a_prefill_would_store_it(width, bits):
     if bits == 16:
         assert (layer.k[:, 40] - stored.k[:, 40]).abs().max() <= 2**-6 * stored.k[:, 40].abs().max()
     else:
-        key_bits, _ = kv_form.split(bits)
+        key_bits, _ = kv_bits.split(bits)
         read = [
             kv_codec.dequantize(each.k[:, 40], each.k_scales[:, 40], key_bits, torch.float32)
             for each in (layer, stored)
@@ -176,7 +176,7 @@ def test_kv_write_and_kv_read_are_the_codec(width, dtype, bits):
     keys, values = cache.update(0, k, v, positions, 75)
     layer = cache.layer(0)
     kept = ((layer.k, layer.k_scales, k, keys), (layer.v, layer.v_scales, v, values))
-    for (codes, scales, dense, read), part in zip(kept, kv_form.split(bits), strict=True):
+    for (codes, scales, dense, read), part in zip(kept, kv_bits.split(bits), strict=True):
         expected, expected_scales = kv_codec.quantize(dense.transpose(0, 1).cpu(), part)
         same = (codes[:, 30:70].cpu() == expected).float().mean().item()
         assert same >= 0.99, "more than ties differ"

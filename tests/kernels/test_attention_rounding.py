@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_operands import Case, Operands, assert_as_good_as_16_bit
 from torch import Tensor
 
-from localq import kv_form
-from localq.kv_form import K8V4
+from localq import kv_bits
+from localq.engine import kv_codec
+from localq.kv_bits import K8V4
 from localq.models.rope import rotate
-from localq.quant import kv_codec
+from tests.support.kernels.attention_operands import Case, Operands, assert_as_good_as_16_bit
 
 F16 = torch.float16
 LIFT = 2.0**6  # csrc/attention/decode.cuh: what P is too large by
@@ -32,7 +32,7 @@ def rounded_as_the_kernel_does(operands: Operands) -> Tensor:
     q, k, v = operands.qkv.view(-1, case.head_dim).split([case.heads, case.kv_heads, case.kv_heads])
     cos, sin = operands.rotary[case.position].float()  # a rotation is rounded once
     q, k = (rotate(each[None].float(), cos[None, None], sin[None, None])[0].to(F16) for each in (q, k))
-    key_bits, value_bits = kv_form.split(layer.bits)
+    key_bits, value_bits = kv_bits.split(layer.bits)
     layer.k[:, case.position], layer.k_scales[:, case.position] = kv_codec.quantize(k, key_bits)
     layer.v[:, case.position], layer.v_scales[:, case.position] = kv_codec.quantize(v, value_bits)
     live = slice(case.first, case.position + 1)

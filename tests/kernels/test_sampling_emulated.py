@@ -1,4 +1,4 @@
-"""sample, dry_match and adjust, compiled for the CPU (tests/support/sample_on_cpu.h): what DRY, XTC and a mask change.
+"""sample, dry_match and adjust, compiled for the CPU (sample_on_cpu.h): what DRY, XTC and a mask change.
 
 Launchers, searches, sums and books between launches, without a GPU, against the reference on the same state. What only
 a GPU shows, blocks that run at the same time among it, is tested where there is one (test_sampling.py, test_adjust.py).
@@ -14,15 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_headers import built, copy_to
-from scripted_constraint import mask_of
 
 from localq import kernels
-from localq.engine.decode import StepState
 from localq.engine.sampler import NON_FINITE, SamplerState, adjusted, repeated_lengths
-from localq.kernels import adjust, sampling
+from localq.engine.step.state import StepState
+from localq.kernels import logit_adjust, sampling
 from localq.kernels.sampling import workspace_elements
 from localq.sampling import Sampling
+from tests.support.engine.scripted_constraint import mask_of
+from tests.support.kernels.cuda_headers import built, copy_to
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ["step/sample.cu", "step/logit_adjust.cu"]
@@ -54,8 +54,8 @@ STRUCTS = {  # csrc/step/sampling.h
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/sample_on_cpu.h")
-    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder)
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/sample_on_cpu.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder)
     found = built(folder, "sample_on_cpu.cpp", KERNELS)
     for name in STRUCTS:
         getattr(found, f"{name}_on_cpu").restype = ctypes.c_char_p
@@ -77,7 +77,7 @@ def emulated(library, monkeypatch):
         return launch
 
     monkeypatch.setattr(kernels, "module", lambda: SimpleNamespace(**{name: launcher(name) for name in STRUCTS}))
-    for module in (adjust, sampling):
+    for module in (logit_adjust, sampling):
         monkeypatch.setattr(module, "check_cuda", lambda *given: None)
         monkeypatch.setattr(module, "place", lambda tensor: {"device": 2, "stream": 0})
 
@@ -178,7 +178,7 @@ def test_repetitions_are_those_of_the_reference(emulated, seed):
         state.token.fill_(token)
     if length > cut:
         ours.sampler.history[length - 1] = 39  # the last token comes from where the step left it
-    adjust.dry_match(ours.sampler, ours.token)
+    logit_adjust.dry_match(ours.sampler, ours.token)
     assert torch.equal(ours.sampler.matches.long(), repeated_lengths(theirs.sampler))
     assert torch.equal(ours.sampler.history, theirs.sampler.history)
 
@@ -193,7 +193,7 @@ def test_repetitions_are_those_of_the_reference(emulated, seed):
 def test_repetitions_end_at_breakers_and_before_the_last_tokens(emulated, last_n, breaker, expected):
     twins = Twins(10, Sampling(dry_multiplier=1.0), [1, 2, 3, 9, 8, 1, 2, 3], breakers=[breaker])
     twins.ours.sampler.window.fill_(last_n)
-    adjust.dry_match(twins.ours.sampler, twins.ours.token)
+    logit_adjust.dry_match(twins.ours.sampler, twins.ours.token)
     assert twins.ours.sampler.matches.tolist() == [0] * 9 + [expected]
 
 
@@ -208,8 +208,8 @@ def test_scores_are_those_of_the_reference_bit_for_bit(emulated, masked):
         logits = logits_of(vocab, 3)
         logits[[0, 3, 102]] = torch.tensor([3e38, -3e38, -3e38])  # times the penalty the last one is infinite
         expected = adjusted(logits, twins.theirs.sampler)
-        adjust.dry_match(twins.ours.sampler, twins.ours.token)
-        adjust.adjust(logits, twins.ours.sampler)
+        logit_adjust.dry_match(twins.ours.sampler, twins.ours.token)
+        logit_adjust.adjust(logits, twins.ours.sampler)
         assert torch.equal(logits, expected)
         assert len(logits.unique()) > 100
         assert logits.isfinite().all()

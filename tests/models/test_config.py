@@ -7,11 +7,11 @@ import math
 import random
 
 import pytest
-from hub_configs import HUB
-from tiny_models import BY_NAME, SHAPE
 
 from localq.errors import ExitCode, LocalqError
 from localq.models import ARCHITECTURES, architecture, gemma3, llama, mistral, phi3, qwen2, smollm3
+from tests.support.files.hub_configs import HUB
+from tests.support.models.tiny_models import BY_NAME, SHAPE
 
 LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
 

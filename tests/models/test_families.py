@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import tiny_models
 import torch
-from tiny_models import BY_NAME, CASES, CONTEXT, logits_in_steps, ours, reference, reference_logits
 
 from localq.models import ARCHITECTURES, attention, decoder
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import BY_NAME, CASES, CONTEXT, logits_in_steps, ours, reference, reference_logits
 
 TOLERANCE = 1e-4  # absolute, on f32 logits of a few units
 every_case = pytest.mark.parametrize("name", BY_NAME)

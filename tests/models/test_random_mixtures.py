@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from tiny_models import CONTEXT, SHAPE, Case
 
 from localq.engine.cache import KVCache
 from localq.models import ARCHITECTURES, decoder
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import CONTEXT, SHAPE, Case
 
 TOKENS = 48
 

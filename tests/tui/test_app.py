@@ -8,24 +8,25 @@ import sys
 import threading
 from pathlib import Path
 
-import pace
 import pytest
-from kept_sessions import talk
-from scripted_client import CharTokenizer, ScriptedClient
-from tui_layout import assert_sound
-from tui_pilot import chat_app, drive, drive_chat, say, screen_text, until
 
-from localq.chat import ChatSession
-from localq.conversation import Message
+from localq.chat.history.conversation import Message
+from localq.chat.history.store import ConversationStore
+from localq.chat.open_conversation import Start
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode
-from localq.resuming import Start
-from localq.sessions import SessionStore
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
-from localq.tui import beforehand
+from localq.tui import preload
 from localq.tui.app import LocalqApp
-from localq.tui.help_screen import HelpScreen
-from localq.tui.instruments import InstrumentsScreen
+from localq.tui.dialogs.help_screen import HelpScreen
+from localq.tui.instruments.instrument_panel import InstrumentsScreen
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.chat.stored_conversations import talk
+from tests.support.common import pace
+from tests.support.tui.tui_layout import assert_sound
+from tests.support.tui.tui_pilot import chat_app, drive, drive_chat, say, screen_text, until
 
 ROOT = Path(__file__).parents[2]
 FRAME = """
@@ -34,9 +35,11 @@ from localq.cli import chat, execute, tui
 def timed(app):
     if type(app.screen).__name__ == sys.argv[1]:
         times = os.times()
-        late = [each for each in ("torch", "transformers", "numpy", "localq.hub", "localq.opening", "jinja2",
-                "tokenizers", "huggingface_hub", "pynvml", "pydantic", "markdown_it", "pygments", "localq.commands",
-                "localq.worker.messages", "localq.speed", "localq.gpus") if each in sys.modules]
+        late = [each for each in ("torch", "transformers", "numpy", "localq.files.hub.fetch",
+                "localq.chat.open_model", "jinja2",
+                "tokenizers", "huggingface_hub", "pynvml", "pydantic", "markdown_it", "pygments",
+                "localq.chat.commands",
+                "localq.worker.messages", "localq.planner.speed.predict", "localq.gpus") if each in sys.modules]
         if gc.isenabled():
             late.append("a search for garbage")
         print(times.user + times.system, late, flush=True)
@@ -58,7 +61,7 @@ execute(sys.argv[2:])
     ids=["chat", "tui", "continue"],
 )
 def test_the_first_frame_is_there_before_torch_and_within_600_ms(tmp_path, screen, arguments):
-    SessionStore(tmp_path / "sessions.db").save(talk(model="smollm2-135m"))
+    ConversationStore(tmp_path / "sessions.db").save(talk(model="smollm2-135m"))
     environment = {
         **os.environ,
         "PYTHONPYCACHEPREFIX": str(tmp_path),
@@ -83,7 +86,7 @@ def test_the_first_frame_is_there_before_torch_and_within_600_ms(tmp_path, scree
 
 
 def test_what_the_first_frame_does_without_is_imported_behind_it(monkeypatch):
-    monkeypatch.setattr(beforehand, "MODULES", ("nturl2path",))
+    monkeypatch.setattr(preload, "MODULES", ("nturl2path",))
     for pick in (False, True):
         monkeypatch.delitem(sys.modules, "nturl2path", raising=False)
         app = LocalqApp(Settings(), Start(), pick=True) if pick else chat_app(["ok"])
@@ -203,8 +206,8 @@ def test_other_ways_to_leave(keys):
 
 
 def test_every_turn_is_saved_and_gone_on_with(tmp_path):
-    store = SessionStore(tmp_path / "sessions.db")
-    session = ChatSession(ScriptedClient(["one"]), Load("path", "model"), CharTokenizer())
+    store = ConversationStore(tmp_path / "sessions.db")
+    session = ChatSession(ScriptedClient(["one"]), Load("path", LoadOptions("model")), CharTokenizer())
     app = LocalqApp(Settings(), Start(None, store), session=session)
 
     async def first(pilot):
@@ -213,7 +216,7 @@ def test_every_turn_is_saved_and_gone_on_with(tmp_path):
         assert [turn.message.content for turn in store.find(None).conversation.turns] == ["question", "one"]
 
     drive(app, first)
-    session = ChatSession(ScriptedClient(["two"]), Load("path", "model"), CharTokenizer())
+    session = ChatSession(ScriptedClient(["two"]), Load("path", LoadOptions("model")), CharTokenizer())
     again = LocalqApp(Settings(), Start(store.find(None), store), session=session)
 
     async def second(pilot):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from textual.theme import BUILTIN_THEMES
-from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 from localq import keymap, settings, settings_file
 from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
-from localq.tui.help_screen import HelpScreen
+from localq.tui.dialogs.help_screen import HelpScreen
+from tests.support.tui.tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 
 def test_help_shows_every_key_as_it_is_set_and_every_command():

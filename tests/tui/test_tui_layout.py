@@ -10,8 +10,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Static
-from tui_layout import problems
-from tui_pilot import drive
+
+from tests.support.tui.tui_layout import problems
+from tests.support.tui.tui_pilot import drive
 
 LONG = "word " * 40
 

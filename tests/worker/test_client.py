@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from localq.errors import ExitCode, LocalqError
+from localq.processes import last_words
 from localq.worker.client import COMMAND, EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Progress, Tokens, encode
 from localq.worker.recovery import Recovery
 from localq.worker.server import BATCH_S
-from localq.worker.spawn import last_words
 
-SUPPORT = Path(__file__).parents[1] / "support"
-SCRIPTED = (sys.executable, str(SUPPORT / "scripted_engine.py"))
+ROOT = Path(__file__).parents[2]
+SCRIPTED = (sys.executable, "-m", "tests.support.worker.scripted_engine")
 
 
 @pytest.fixture
@@ -207,10 +207,11 @@ def test_garbage_is_answered_and_survived():
 
 def test_line_over_the_limit_is_refused_and_survived():
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from localq.worker import messages;"
-        "messages.MAX_LINE_BYTES = 1000; import scripted_engine as e; e.server.main(e.ScriptedBackend)"
+        "from localq.worker import messages;"
+        "messages.MAX_LINE_BYTES = 1000; from tests.support.worker import scripted_engine as e;"
+        "e.server.main(e.ScriptedBackend)"
     )
-    command = [sys.executable, "-c", script, str(SUPPORT)]
+    command = [sys.executable, "-c", script]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())
     assert process.stdin is not None
     assert process.stdout is not None
@@ -300,7 +301,7 @@ def test_last_words(log, words):
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(SUPPORT.parents[1])}
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def _runs(pid: int) -> bool:

@@ -9,21 +9,21 @@ from __future__ import annotations
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from broken_replies import failed_reply
-from faulty_engine import ALLOCATIONS, CONTEXT, KINDS, answer
-from scripted_client import CharTokenizer
 
-from localq.chat import ChatSession, Message, Reply
+from localq.chat.session import ChatSession, Message, Reply
 from localq.errors import ExitCode, LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.worker import faults
 from localq.worker.client import EngineClient
 from localq.worker.messages import Load, Profile
 from localq.worker.recovery import RESTART_S, Recovery
+from tests.support.chat.broken_replies import failed_reply
+from tests.support.chat.scripted_client import CharTokenizer
+from tests.support.worker.faulty_engine import ALLOCATIONS, CONTEXT, KINDS, answer
 
-ENGINE = str(Path(__file__).parents[1] / "support" / "faulty_engine.py")
+ENGINE = "tests.support.worker.faulty_engine"
 INJECTIONS = 50
 LETTERS = 8  # of an answer
 
@@ -43,9 +43,9 @@ class Machine:
 
     def __init__(self, *arguments: str, step_limit_s: float = 30.0, silence_s: float = 35.0) -> None:
         self.clock, self.gone = Clock(), ""
-        command = (sys.executable, ENGINE, str(step_limit_s), *arguments)
+        command = (sys.executable, "-m", ENGINE, str(step_limit_s), *arguments)
         self.client = EngineClient(command, Recovery(self.clock, lambda: self.gone), silence_s)
-        self.session = ChatSession(self.client, Load("path", "model"), CharTokenizer())
+        self.session = ChatSession(self.client, Load("path", LoadOptions("model")), CharTokenizer())
 
     def __enter__(self) -> Machine:
         return self
@@ -125,11 +125,11 @@ def test_a_restart_that_fails_counts():
     with Machine() as machine:
         machine.says("hello")
         machine.fails("sticky 700 0")
-        machine.session.request = Load("oom:5:leak", "model")
+        machine.session.request = Load("oom:5:leak", LoadOptions("model"))
         error, _ = machine.fails("hello?")
         assert error.what == "GPU"
         machine.waits_for_the_end()
-        machine.session.request = Load("path", "model")
+        machine.session.request = Load("path", LoadOptions("model"))
         assert "failed again" in machine.fails("hello?")[0].why
         machine.clock.now += RESTART_S
         machine.says("hello?")
@@ -162,7 +162,7 @@ def test_a_restart_repeats_the_load_that_worked():
         assert (again.notes, again.kv_bits, again.context_size) == (["cuda"], 16, CONTEXT)
         machine.fails("sticky 700 0")
         machine.clock.now += RESTART_S
-        other = machine.client.load(Load("path", "model", ctx=77))  # what was asked anew is not what was
+        other = machine.client.load(Load("path", LoadOptions("model", ctx=77)))  # what was asked anew is not what was
         assert (other.notes, other.context_size) == (["auto"], 77)
 
 
@@ -235,7 +235,7 @@ def test_memory_that_runs_out_while_loading_is_given_back():
         process = machine.client.pid
         for number in range(ALLOCATIONS):
             with pytest.raises(LocalqError, match="memory ran out") as caught:
-                machine.client.load(Load(f"oom:{number}", "model"))
+                machine.client.load(Load(f"oom:{number}", LoadOptions("model")))
             assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
             assert machine.client.profile(Profile()) == {"held": 0}
             machine.session.loaded = None
@@ -246,7 +246,7 @@ def test_memory_that_runs_out_while_loading_is_given_back():
 def test_memory_that_cannot_be_given_back_ends_the_process():
     with Machine() as machine:
         with pytest.raises(LocalqError, match="memory ran out"):
-            machine.client.load(Load("oom:3:leak", "model"))
+            machine.client.load(Load("oom:3:leak", LoadOptions("model")))
         machine.waits_for_the_end()
         machine.says("hello")
         machine.fails("sticky 700 1")

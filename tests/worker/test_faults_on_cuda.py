@@ -14,23 +14,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import gpu_faults
 import pytest
 import torch
-from broken_replies import failed_reply
-from engine_runs import GREEDY, ids_of
-from scripted_client import CharTokenizer
-from tiny_checkpoints import make_checkpoint
 
-from localq.chat import ChatSession, Message, Reply
-from localq.engine.device import Choice
+from localq.chat.session import ChatSession, Message, Reply
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
+from localq.engine.load.device import Choice
+from localq.engine.load.load import load
 from localq.errors import LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.worker.client import EngineClient
 from localq.worker.messages import Load
 from localq.worker.recovery import RESTART_S, Recovery
+from tests.support.chat.broken_replies import failed_reply
+from tests.support.chat.scripted_client import CharTokenizer
+from tests.support.engine.engine_runs import GREEDY, ids_of
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.worker import gpu_faults
 
 pytestmark = [pytest.mark.cuda, pytest.mark.slow]
 AT_ONCE, EACH = 17, 3  # 51 injections: processes beside each other, and faults one after the other in each
@@ -70,7 +71,7 @@ class Machine:
         self.orders("")
         command = (sys.executable, str(Path(gpu_faults.__file__)), str(library), str(order), str(STEP_LIMIT_S))
         self.client = EngineClient(command, Recovery(lambda: self.now))
-        request = Load(str(folder), "tiny", device="cuda", ctx=CONTEXT)
+        request = Load(str(folder), LoadOptions("tiny", device="cuda", ctx=CONTEXT))
         self.session = ChatSession(self.client, request, LetterTokenizer(), max_tokens=TOKENS)
 
     def __enter__(self) -> Machine:
@@ -117,7 +118,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def unbroken(folder) -> Callable[[list[int]], str]:
     """What an engine that never failed says to a prompt that it has read nothing of."""
-    options = Options(device="cuda", ctx=CONTEXT)
+    options = LoadOptions(device="cuda", ctx=CONTEXT)
     engine = Engine(load(open_model(folder), options, pick=lambda word: Choice(torch.device("cuda", 0))))
 
     def answer(prompt: list[int]) -> str:

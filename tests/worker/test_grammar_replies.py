@@ -7,14 +7,14 @@ import re
 from typing import Any
 
 import pytest
-from in_process import session_over
-from real_model import smollm2
-from tiny_checkpoints import make_checkpoint
 
-from localq.chat import ChatSession, Piece, Reply
+from localq.chat.session import ChatSession, ReplyPiece, Reply
 from localq.errors import ExitCode, LocalqError
-from localq.grammar import Grammar, grammar, json_schema, regex
 from localq.sampling import Sampling
+from localq.text.grammar import Grammar, grammar, json_schema, regex
+from tests.support.files.real_model import smollm2
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.worker.in_process_client import session_over
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -82,7 +82,7 @@ def answer(session: ChatSession, wanted: Grammar, sampling: Sampling, text: str 
     parts = list(session.ask(text))
     reply = parts[-1]
     assert isinstance(reply, Reply)
-    assert "".join(part.text for part in parts if isinstance(part, Piece)) == reply.text
+    assert "".join(part.text for part in parts if isinstance(part, ReplyPiece)) == reply.text
     return reply
 
 
@@ -148,7 +148,7 @@ def test_what_is_cut_where_it_could_end_is_whole(session):
 def test_a_reply_that_is_stopped_is_kept_and_answered_anew_under_the_grammar_of_then(session):
     session.grammar, session.sampling = regex("[a-z]{200}"), Sampling(temperature=1.0, seed=1)
     for part in session.ask("Hi"):
-        if isinstance(part, Piece) and part.text:
+        if isinstance(part, ReplyPiece) and part.text:
             session.stop()
     assert part.reason == "cancelled"
     assert re.fullmatch("[a-z]{1,30}", part.text)

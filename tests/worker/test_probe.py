@@ -9,11 +9,11 @@ import pytest
 
 from localq import driver, gpus
 from localq.driver import Driver
-from localq.gpus import Found
+from localq.gpus import NvmlReport
 from localq.worker import probe
 
 WORKING = Driver(present=True, cuda_version=(13, 0))
-LOST = Found("580.65.06", untold=("GPU 0: GPU is lost",))
+LOST = NvmlReport("580.65.06", unavailable=("GPU 0: GPU is lost",))
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -44,11 +44,11 @@ def test_a_driver_that_does_not_answer():
 @pytest.mark.parametrize(
     ("found", "told", "why"),
     [
-        (Driver(present=False), Found(), "there is no driver any more"),
-        (Driver(present=True, why_not="it finds no GPU"), Found(), "it finds no GPU"),
+        (Driver(present=False), NvmlReport(), "there is no driver any more"),
+        (Driver(present=True, why_not="it finds no GPU"), NvmlReport(), "it finds no GPU"),
         (WORKING, LOST, "GPU 0: GPU is lost"),
-        (WORKING, Found(untold=("GPU 0 memory: Not Supported",)), ""),
-        (WORKING, Found(), ""),
+        (WORKING, NvmlReport(unavailable=("GPU 0 memory: Not Supported",)), ""),
+        (WORKING, NvmlReport(), ""),
     ],
 )
 def test_what_the_driver_and_nvml_say(monkeypatch, found, told, why):

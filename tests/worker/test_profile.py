@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.worker.client import EngineClient
 from localq.worker.messages import Generate, Profile, Profiled, decode, encode
 
-SCRIPTED = (sys.executable, str(Path(__file__).parents[1] / "support" / "scripted_engine.py"))
+SCRIPTED = (sys.executable, "-m", "tests.support.worker.scripted_engine")
 
 
 def test_a_profile_crosses_the_pipe_as_it_is():

@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import ids_of, prompt_of
-from tiny_checkpoints import make_checkpoint
 
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from localq.worker import backend
 from localq.worker.client import EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Tokens
+from tests.support.engine.engine_runs import ids_of, prompt_of
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, repeat_penalty=1.1, seed=11)
 
@@ -36,7 +37,7 @@ def collect(client: EngineClient, request: Generate, seen: list[int]) -> Done:
 @pytest.mark.parametrize("embed", ["device", "host"])
 def test_on_a_gpu_memory_of_the_host_is_told_besides(tmp_path, embed):
     files = open_model(make_checkpoint(tmp_path / "tiny"))
-    model = replace(load(files, Options(device="cpu", ctx=400)), device=torch.device("cuda"), embed=embed)
+    model = replace(load(files, LoadOptions(device="cpu", ctx=400)), device=torch.device("cuda"), embed=embed)
     found = backend._host(model)
     assert found.pop("snapshots") == 4 * 2**24  # four blocks at a time
     table = model.plan.ledger.components["embedding"]  # of the plan for the device, in f32
@@ -48,9 +49,9 @@ def test_on_a_gpu_memory_of_the_host_is_told_besides(tmp_path, embed):
 def test_life_of_an_engine_process(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # tiny matrices lose by threads where the machine is busy
     folder = make_checkpoint(tmp_path / "tiny", initializer_range=0.15)
-    here = Engine(load(open_model(folder), Options(device="cpu")))
+    here = Engine(load(open_model(folder), LoadOptions(device="cpu")))
     prompt = prompt_of(90)
-    request = Load(str(folder), "tiny", device="cpu", ctx=400)
+    request = Load(str(folder), LoadOptions("tiny", device="cpu", ctx=400))
     with EngineClient() as client:
         with pytest.raises(LocalqError, match="no such file") as caught:
             client.load(Load(str(tmp_path / "missing")))

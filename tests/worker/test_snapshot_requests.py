@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ from localq.worker.messages import (
     encode,
 )
 
-SCRIPTED = (sys.executable, str(Path(__file__).parents[1] / "support" / "scripted_engine.py"))
+SCRIPTED = (sys.executable, "-m", "tests.support.worker.scripted_engine")
 
 
 @pytest.mark.parametrize(

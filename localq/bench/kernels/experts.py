@@ -1,0 +1,297 @@
+"""Rows of mixtures of experts at the shapes of models, and of MXFP4.
+
+Cold: experts take turns, so that those of a launch were not read for more than twice the cache. `mixture` is router,
+gate and up, and down behind each other, as a layer of a decode step has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from localq.bench.kernels import products
+from localq.bench.kernels.nf4_weights import Weights
+from localq.bench.kernels.rows import lookup as lookup_rows
+from localq.bench.kernels.shapes import Mixture, Product, Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
+from localq.formats import mxfp4 as mxfp4_format
+from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
+from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack, shape_of
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.mxfp4.kernel import Mxfp4Operand
+from localq.kernels.gemv import Norm
+
+HALF = torch.float16
+MXFP4_DTYPE = torch.bfloat16  # of gpt-oss
+ROWS = (1, 8)
+EPS = 1e-5
+OF_VQ2 = {"experts_gate_up": "vq_experts_gate_up", "experts_down": "vq_experts_down"}  # what multiplies experts in vq2
+
+
+def cases(work: Workload) -> list[Callable[[Bench], Row]]:
+    """What is to be measured."""
+    found: list[Callable[[Bench], Row]] = []
+    for mixture in work.mixtures:
+        found += [partial(row, mixture=mixture) for row in (router_row, gate_up_row, down_row, mixture_row)]
+    found += [partial(route_row, mixture=mixture) for mixture in work.mixtures[:1]]
+    found += [partial(gemv_row, product=product, rows=rows) for product in work.batches for rows in ROWS]
+    found += [partial(dequantize_row, product=product) for product in work.dequantized]
+    return found
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A layer of so many experts that they take turns; `turns` int32 [k] each."""
+
+    x: Tensor
+    norm: Norm
+    gate_up: Stack
+    down: Stack
+    turns: list[Tensor]
+    weights: Tensor
+    gated: Tensor
+    out: Tensor
+
+    def run_gate_up(self, chosen: Tensor, mixture: Mixture) -> None:
+        """One launch."""
+        expert_kernel.experts_gate_up(
+            self.x, self.gate_up, None, chosen, norm=self.norm, gate=mixture.gate, interleaved=mixture.interleaved,
+            out=self.gated,
+        )  # fmt: skip
+
+    def run_down(self, chosen: Tensor, behind_gate_up: bool = False) -> None:
+        """One launch; x is what is added to."""
+        expert_kernel.experts_down(
+            self.gated, self.down, None, chosen, self.weights, residual=self.x, out=self.out,
+            behind_gate_up=behind_gate_up,
+        )  # fmt: skip
+
+
+def _stack(bench: Bench, mixture: Mixture, count: int, out: int, columns: int, seed: int) -> Stack:
+    generator = torch.Generator(bench.device).manual_seed(seed)
+
+    def random(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, dtype=torch.uint8, device=bench.device, generator=generator)
+
+    if mixture.format == "vq2":
+        return _in_codebooks(bench, count, out, columns, 2 if out == 2 * mixture.width else 1, seed)
+    if mixture.format == "mxfp4":
+        return Mxfp4Stack(random(0, 256, count, out, columns // 32, 16), random(118, 124, count, out, columns // 32))
+    return Nf4Stack(Weights.random((count * out, columns), bench.device, seed).matrix, count)
+
+
+def _in_codebooks(bench: Bench, count: int, out: int, columns: int, parts: int, seed: int) -> VqStack:
+    """vq2 of 2 bits, with codebooks of every expert's own; of gate and up one."""
+    made = []
+    for expert in range(count):
+        seeds = (seed + 2 * expert + part for part in range(parts))
+        first, *others = (lookup_rows.matrix(bench, out // parts, columns, each) for each in seeds)
+        made.append([first, *(replace(each, books=_books_of(first, each), factor=first.factor) for each in others)])
+    return vq_stack(made)
+
+
+def _books_of(first: VqOperand, other: VqOperand) -> tuple[VqBook, ...]:
+    pairs = zip(first.books, other.books, strict=True)
+    return tuple(replace(theirs, fragments=mine.fragments) for mine, theirs in pairs)
+
+
+def _operands(bench: Bench, mixture: Mixture) -> Operands:
+    hidden, width, active = mixture.hidden, mixture.width, mixture.active
+    dtype = MXFP4_DTYPE if mixture.format == "mxfp4" else HALF
+    per_layer = active * hidden * width  # bytes of down, about half of what a launch of gate and up reads
+    turns = bench.copies(per_layer // 2)
+    count = min(turns * active, expert_kernel.MOST_EXPERTS)
+    chosen = torch.arange(count, dtype=torch.int32, device=bench.device)
+    x = bench.normal(1, hidden, dtype=dtype)
+    return Operands(
+        x,
+        Norm(1 + 0.1 * bench.normal(hidden, seed=SEED + 1).to(dtype), EPS),
+        _stack(bench, mixture, count, 2 * width, hidden, SEED + 2),
+        _stack(bench, mixture, count, hidden, width, SEED + 3),
+        [each.clone() for each in torch.split(chosen, active) if len(each) == active],
+        torch.full((active,), 1 / active, device=bench.device),
+        bench.normal(active, width, dtype=dtype, seed=SEED + 4),
+        torch.empty_like(x),
+    )
+
+
+def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    if isinstance(stack, VqStack):
+        return [torch.cat([lookup_rows.weights_of(each) for each in stack.matrices[index]]).to(dtype)
+                for index in chosen.tolist()]  # fmt: skip
+    _, out, columns = shape_of(stack)
+    empty = [torch.empty(out, columns, dtype=dtype, device=chosen.device) for _ in chosen]
+    return [
+        expert_kernel.experts_dequantize(stack, index, to) for index, to in zip(chosen.tolist(), empty, strict=True)
+    ]
+
+
+def _op(mixture: Mixture, op: str) -> str:
+    return OF_VQ2[op] if mixture.format == "vq2" else op
+
+
+def gate_up_row(bench: Bench, mixture: Mixture) -> Row:
+    """One `experts_gate_up`, checked and timed."""
+    of, op, what = _operands(bench, mixture), _op(mixture, "experts_gate_up"), f"{mixture.name}, gate and up"
+    chosen = of.turns[0]
+
+    def gated(both: Tensor) -> Tensor:
+        first, second = (both[..., 0::2], both[..., 1::2]) if mixture.interleaved else both.chunk(2, -1)
+        if mixture.gate == "silu":
+            return F.silu(first) * second
+        first, second = first.clamp(max=7.0), second.clamp(-7.0, 7.0)
+        return first * torch.sigmoid(1.702 * first) * (second + 1)
+
+    wide = of.x.double()
+    wide = wide * torch.rsqrt(wide.square().mean() + EPS) * of.norm.weight.double()
+    exact = gated(torch.cat([wide @ each.double().T for each in _dense(of.gate_up, chosen, torch.float32)]))
+    normed = F.rms_norm(of.x, of.x.shape[-1:], None, EPS) * of.norm.weight
+    naive = gated(torch.cat([F.linear(normed, each) for each in _dense(of.gate_up, chosen, of.x.dtype)]))
+    of.run_gate_up(chosen, mixture)
+    check(op, what, of.gated, exact, naive)
+    timing = bench.time([partial(of.run_gate_up, each, mixture) for each in of.turns])
+    moved = expert_kernel.experts_gate_up_bytes(of.gate_up, mixture.active)
+    return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
+
+
+def down_row(bench: Bench, mixture: Mixture) -> Row:
+    """One `experts_down`, checked and timed."""
+    of, op, what = _operands(bench, mixture), _op(mixture, "experts_down"), f"{mixture.name}, down"
+    chosen = of.turns[0]
+    exact, naive = of.x[0].double() * mixture.active, of.x[0] * mixture.active
+    for row, wide, narrow in zip(
+        of.gated, _dense(of.down, chosen, torch.float32), _dense(of.down, chosen, of.x.dtype), strict=True
+    ):
+        exact, naive = exact + row.double() @ wide.double().T, naive + F.linear(row, narrow)
+    of.run_down(chosen)
+    check(op, what, of.out[0], exact / mixture.active, naive / mixture.active)
+    timing = bench.time([partial(of.run_down, each) for each in of.turns])
+    moved = expert_kernel.experts_down_bytes(of.down, mixture.active)
+    return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
+
+
+class Routed:
+    """The router of a mixture, and where its choice goes."""
+
+    def __init__(self, bench: Bench, mixture: Mixture, x: Tensor, norm: Norm) -> None:
+        self._given, self._norm, self._active = (x, None, mixture.active), norm, mixture.active
+        self._workspace = expert_kernel.router_workspace(mixture.experts, bench.device)
+        self.weights = torch.empty(mixture.active, device=bench.device)
+        self.chosen = torch.empty(mixture.active, dtype=torch.int32, device=bench.device)
+
+    @property
+    def logits(self) -> Tensor:
+        """f32 [E] of the last run."""
+        return self._workspace[1:].view(torch.float32)
+
+    def run(self, weight: Tensor) -> None:
+        """One launch."""
+        x, bias, active = self._given
+        expert_kernel.router(
+            x, weight, bias, active, norm=self._norm, how="softmax_of_chosen", weights=self.weights,
+            chosen=self.chosen, workspace=self._workspace,
+        )  # fmt: skip
+
+
+def _routers(bench: Bench, mixture: Mixture, dtype: torch.dtype) -> list[Tensor]:
+    weight = bench.normal(mixture.experts, mixture.hidden, seed=SEED + 5) / mixture.hidden**0.5
+    return list(clones(weight.to(dtype), bench.copies(mixture.experts * mixture.hidden * 2)))
+
+
+def router_row(bench: Bench, mixture: Mixture) -> Row:
+    """One `router`, checked and timed."""
+    dtype = MXFP4_DTYPE if mixture.format == "mxfp4" else HALF
+    x, norm = bench.normal(1, mixture.hidden, dtype=dtype), bench.normal(mixture.hidden, dtype=dtype, seed=SEED + 1)
+    routed, weights = Routed(bench, mixture, x, Norm(norm, EPS)), _routers(bench, mixture, dtype)
+    what = f"{mixture.name}, {mixture.active} of {mixture.experts}"
+    normed = F.rms_norm(x, x.shape[-1:], None, EPS) * norm
+    routed.run(weights[0])
+    exact = normed.double() @ weights[0].double().T
+    check("router", what, routed.logits[None], exact, F.linear(normed, weights[0]))
+    if not torch.equal(routed.chosen.long(), routed.logits.topk(mixture.active).indices):
+        raise wrong("router", what, "is not that of the largest logits")
+    timing = bench.time([partial(routed.run, weight) for weight in weights])
+    moved = expert_kernel.router_bytes(mixture.experts, mixture.hidden)
+    return Row("experts", "router", what, 1, type_name(dtype), moved, timing)
+
+
+def route_row(bench: Bench, mixture: Mixture) -> Row:
+    """One `route`, checked and timed."""
+    logits = bench.normal(1, mixture.experts)
+    weights = torch.empty(mixture.active, device=bench.device)
+    chosen = torch.empty(mixture.active, dtype=torch.int32, device=bench.device)
+    run = partial(expert_kernel.route, logits, mixture.active, how="softmax_of_chosen", weights=weights, chosen=chosen)
+    what = f"{mixture.active} of {mixture.experts}"
+    run()
+    if not torch.equal(chosen.long(), logits[0].topk(mixture.active).indices):
+        raise wrong("route", what, "is not that of the largest logits")
+    return Row("experts", "route", what, 1, "float32", logits.nbytes, bench.time([run, run]))
+
+
+def mixture_row(bench: Bench, mixture: Mixture) -> Row:
+    """Three launches: router, gate and up, down; the router's choice is not used, so that experts take turns."""
+    of = _operands(bench, mixture)
+    routed, weights = Routed(bench, mixture, of.x, of.norm), _routers(bench, mixture, of.x.dtype)
+
+    def run(chosen: Tensor, weight: Tensor) -> None:
+        routed.run(weight)
+        of.run_gate_up(chosen, mixture)
+        of.run_down(chosen, behind_gate_up=True)
+
+    launches = [partial(run, chosen, weights[i % len(weights)]) for i, chosen in enumerate(of.turns)]
+    moved = expert_kernel.experts_gate_up_bytes(of.gate_up, mixture.active) + expert_kernel.router_bytes(
+        mixture.experts, mixture.hidden
+    )
+    moved += expert_kernel.experts_down_bytes(of.down, mixture.active)
+    what = f"{mixture.name}, all of a layer"
+    return Row("experts", "mixture", what, 1, type_name(of.x.dtype), moved, bench.time(launches))
+
+
+def _matrix(bench: Bench, product: Product) -> tuple[Mxfp4Operand, Tensor]:
+    """Random, and its weights f32."""
+    generator = torch.Generator(bench.device).manual_seed(SEED)
+    out, columns = product.outs[0], product.columns
+
+    def random(low: int, high: int, width: int) -> Tensor:
+        return torch.randint(low, high, (out, width), dtype=torch.uint8, device=bench.device, generator=generator)
+
+    codes, scales = random(0, 256, columns // 2), random(118, 124, columns // 32)
+    packed = mxfp4_format.Packed(codes, scales)
+    return Mxfp4Operand(codes, scales), mxfp4_format.dequantize(packed, torch.float32)
+
+
+def _copies(bench: Bench, matrix: Mxfp4Operand) -> list[Mxfp4Operand]:
+    count = bench.copies(matrix.codes.nbytes)
+    pairs = zip(clones(matrix.codes, count), clones(matrix.scales, count), strict=True)
+    return [Mxfp4Operand(codes, scales) for codes, scales in pairs]
+
+
+def gemv_row(bench: Bench, product: Product, rows: int) -> Row:
+    """One `mxfp4_gemv` of a single matrix, checked and timed."""
+    given, (matrix, weight) = products.inputs(bench, product, rows, HALF), _matrix(bench, product)
+    out, what, half = torch.empty(rows, product.width, dtype=HALF, device=bench.device), product.name, weight.to(HALF)
+    got = mxfp4_kernel.mxfp4_gemv(given.x, [matrix], out=out)
+    check("mxfp4_gemv", what, got, products.exact(given, [weight]), products.naive(given, [half]))
+    timing = bench.time([partial(mxfp4_kernel.mxfp4_gemv, given.x, [each], out=out) for each in _copies(bench, matrix)])
+    moved = mxfp4_kernel.mxfp4_gemv_bytes(rows, product.width, product.columns)
+    rivals = (products.cublas(bench, given.x, [half]),)
+    return Row("experts", "mxfp4_gemv", what, rows, type_name(HALF), moved, timing, rivals)
+
+
+def dequantize_row(bench: Bench, product: Product) -> Row:
+    """One `mxfp4_dequantize` to f16, checked bit by bit and timed."""
+    matrix, weight = _matrix(bench, product)
+    if not torch.equal(mxfp4_kernel.mxfp4_dequantize(matrix, HALF), weight.to(HALF)):
+        raise wrong("mxfp4_dequantize", product.name, "differs from the reference")
+    pairs = [(each, torch.empty_like(weight, dtype=HALF)) for each in _copies(bench, matrix)]
+    timing = bench.time([partial(mxfp4_kernel.mxfp4_dequantize, each, HALF, out) for each, out in pairs])
+    moved = mxfp4_kernel.mxfp4_dequantize_bytes(product.outs[0], product.columns, HALF)
+    return Row("experts", "mxfp4_dequantize", product.name, 0, type_name(HALF), moved, timing)

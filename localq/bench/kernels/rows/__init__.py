@@ -1,0 +1,1 @@
+"""Benchmark rows, one file per family."""

@@ -1,0 +1,127 @@
+"""Rows of the small kernels of a decode step: embedding, norm, sampling. Latency, not bandwidth, is their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from localq.bench.kernels.shapes import Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
+from localq.engine import sampler
+from localq.engine.sampler import SamplerState
+from localq.engine.selftest import replies as selftest_replies
+from localq.kernels import embed, logit_adjust, rmsnorm, sampling
+from localq.kernels.gemv import Norm
+from localq.sampling import Sampling
+
+EPS = 1e-5
+TOKENS = 512  # embedded rows that take turns
+STEPS = 2**16  # of the reply that the sampler believes to be in: more than all replays together
+DRAW = Sampling(temperature=0.7, top_p=0.95, top_k=64, repeat_penalty=1.1, seed=SEED)
+CHOICES = {
+    "greedy": Sampling(),
+    "top-k, top-p, penalty": DRAW,
+    "these and XTC": replace(DRAW, xtc_probability=1.0, xtc_threshold=0.02),
+}
+HISTORY = 32768  # tokens that DRY looks at
+TORCH = "torch"
+
+
+def cases(work: Workload) -> list[Callable[[Bench], Row]]:
+    """What is to be measured."""
+    found: list[Callable[[Bench], Row]] = [partial(rmsnorm_row, width=width) for width in work.widths]
+    for vocab, hidden in work.tables:
+        found += [partial(embed_row, vocab=vocab, hidden=hidden, pinned=pinned) for pinned in (False, True)]
+        found += [partial(sample_row, vocab=vocab, choice=choice) for choice in CHOICES]
+        found += [partial(dry_match_row, vocab=vocab), partial(adjust_row, vocab=vocab)]
+    return found
+
+
+def embed_row(bench: Bench, vocab: int, hidden: int, pinned: bool) -> Row:
+    """One `embed` of one token, from the device or from pinned host memory."""
+    dtype = torch.float16
+    table = bench.normal(vocab, hidden, dtype=dtype)
+    if pinned:
+        table = table.cpu().pin_memory()
+    ids = torch.arange(TOKENS, device=bench.device) * (vocab // TOKENS)
+    out = torch.empty(1, hidden, dtype=dtype, device=bench.device)
+    what = f"{vocab} x {hidden}, {'host' if pinned else 'device'}"
+    launches = [partial(embed.embed, token, table, scale=1.0, out=out) for token in torch.split(ids, 1)]
+    launches[-1]()
+    if not torch.equal(out[0], table[int(ids[-1])].to(bench.device)):
+        raise wrong("embed", what, "differs from the table's row")
+    return Row("step", "embed", what, 1, type_name(dtype), embed.embed_bytes(1, hidden), bench.time(launches))
+
+
+def rmsnorm_row(bench: Bench, width: int) -> Row:
+    """One `rmsnorm` with a residual, as the families with norms after attention and MLP have it."""
+    dtype = torch.bfloat16
+    x, residual = (bench.normal(1, width, dtype=dtype, seed=SEED + part) for part in (1, 2))
+    norm = Norm(1 + 0.1 * bench.normal(width), EPS)
+    out = torch.empty_like(x)
+
+    def run(x: Tensor) -> Tensor:
+        return rmsnorm.rmsnorm(x, norm, residual=residual, out=out)
+
+    exact = x.double() * torch.rsqrt(x.double().square().mean() + EPS) * norm.weight.double() + residual.double()
+    naive = F.rms_norm(x, (width,), norm.weight.to(dtype), EPS) + residual
+    check("rmsnorm", f"{width}", run(x), exact, naive)
+    moved = rmsnorm.rmsnorm_bytes(1, width, residual=True, offset=True)
+    copies = list(clones(x, TOKENS))
+    rival = bench.rival(TORCH, [partial(F.rms_norm, each, (width,), norm.weight.to(dtype), EPS) for each in copies])
+    timing = bench.time([partial(run, each) for each in copies])
+    return Row("step", "rmsnorm", f"{width}, + residual", 1, type_name(dtype), moved, timing, (rival,))
+
+
+def dry_match_row(bench: Bench, vocab: int) -> Row:
+    """One `dry_match` over a long history that repeats itself; must find what the reference finds."""
+    states = selftest_replies.states_of(vocab, HISTORY, bench.device)
+    token = torch.zeros(1, dtype=torch.int64, device=bench.device)
+    logit_adjust.dry_match(states[1], token)
+    if not torch.equal(states[1].matches.cpu(), sampler.repeated_lengths(states[0]).int()):
+        raise wrong("dry_match", f"{HISTORY} tokens", "differs from the reference")
+    timing = bench.time([partial(logit_adjust.dry_match, states[1], token)])
+    return Row("step", "dry_match", f"{HISTORY} tokens", 1, "int32", logit_adjust.dry_match_bytes(HISTORY), timing)
+
+
+def adjust_row(bench: Bench, vocab: int) -> Row:
+    """One `adjust` with DRY and a mask; must give the scores of the reference."""
+    states = selftest_replies.states_of(vocab, TOKENS, bench.device)
+    logits, state = 4 * bench.normal(vocab), selftest_replies.found(states)
+    what, scores = f"{vocab} logits, DRY and mask", logits.clone()
+    logit_adjust.adjust(scores, state)
+    if not torch.equal(scores.cpu(), sampler.adjusted(logits.cpu(), states[0])):
+        raise wrong("adjust", what, "differs from the reference")
+    timing = bench.time(
+        [partial(logit_adjust.adjust, each, state) for each in clones(logits, bench.copies(logits.nbytes))]
+    )
+    return Row("step", "adjust", what, 1, "float32", logit_adjust.adjust_bytes(vocab, dry=True), timing)
+
+
+def sample_row(bench: Bench, vocab: int, choice: str) -> Row:
+    """One `sample` over all logits; must choose what the reference chooses."""
+    logits, settings = 4 * bench.normal(vocab), CHOICES[choice]
+    greedy = settings.greedy
+    prompt = torch.arange(0, vocab, vocab // 64)
+    state, reference = (SamplerState(vocab, STEPS, device) for device in (bench.device, torch.device("cpu")))
+    for each in (state, reference):
+        each.reset(settings, prompt, STEPS)
+    chosen, token = (torch.zeros(1, dtype=torch.int64, device=bench.device) for _ in range(2))
+
+    def run(logits: Tensor) -> None:
+        sampling.sample(logits, state, greedy=greedy, softcap=0.0, chosen=chosen, token=token, position=None)
+
+    what = f"{vocab} logits, {choice}"
+    run(logits)
+    expected = int(sampler.sample(logits.cpu(), reference, greedy))
+    if int(chosen) != expected:
+        raise wrong("sample", what, f"is token {int(chosen)}, the reference takes {expected}")
+    count = min(bench.copies(logits.nbytes), STEPS // (bench.replays + 4))
+    launches = [partial(run, each) for each in clones(logits, count)]
+    return Row("step", "sample", what, 1, "float32", sampling.sample_bytes(vocab), bench.time(launches))

@@ -1,0 +1,52 @@
+"""Times of a model that does not fit: two cuts of it are timed, and the rest is a straight line.
+
+All layers of a decoder read the same number of bytes, so a step takes t(layers) = t(few) + slope * (layers - few),
+where the slope comes from the two cuts and what is outside the layers (embedding, head, sampling) is in t(few).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from localq.bench.models.measure import Measured, Run
+from localq.errors import ExitCode, LocalqError
+
+# Numbers of layers to time, the most telling first; smaller pairs for smaller cards. Six is gemma3's pattern.
+PAIRS = ((6, 12), (2, 4), (1, 2))
+Timed = dict[str, list[Measured]]  # subject -> its cases
+
+
+def extrapolated(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tuple[int, int]]:
+    """What `timed(n)`, which measures the model cut to n layers, says about `layers`; and the pair it was taken from.
+
+    A pair that does not fit gives way to the next. Raises LocalqError (exit 3) when none fits.
+    """
+    failure: LocalqError | None = None
+    for few, more in PAIRS:
+        if more >= layers:
+            continue
+        try:
+            at_few, at_more = timed(few), timed(more)
+        except LocalqError as error:
+            if error.exit_code != ExitCode.DOES_NOT_FIT:
+                raise
+            failure = error.with_traceback(None)  # its frames would keep a half-loaded model alive
+            continue
+        both = [name for name in at_few if name in at_more]
+        pairs = {name: zip(at_few[name], at_more[name], strict=True) for name in both}
+        return {name: [_line(a, b, few, more, layers) for a, b in pair] for name, pair in pairs.items()}, (few, more)
+    if failure is not None:
+        raise failure
+    raise LocalqError("bench", f"a model of {layers} layers is too small to cut", "", ExitCode.DOES_NOT_FIT)
+
+
+def _line(at_few: Measured, at_more: Measured, few: int, more: int, layers: int) -> Measured:
+    """Medians onto the line; the spread of two medians would be no spread of the sum, so there is one run."""
+    tokens = at_few.case.tokens
+    seconds = line(at_few.seconds_per_token * tokens, at_more.seconds_per_token * tokens, few, more, layers)
+    return Measured(at_few.case, (Run(seconds),), extrapolated=True)
+
+
+def line(at_few: float, at_more: float, few: int, more: int, layers: int) -> float:
+    """The value at `layers` of the line through (few, at_few) and (more, at_more)."""
+    return at_few + (at_more - at_few) / (more - few) * (layers - few)

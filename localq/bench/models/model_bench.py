@@ -1,0 +1,306 @@
+"""`localq bench MODEL`: a whole model, timed beside the same engine in 16 bit and beside others in the same run.
+
+Correctness first: on a GPU the captured graph and the eager step must give the same tokens, and how many of them others
+give is counted. Then the model alone on the device; then, where its weights are quantized, the 16-bit form of the same
+weights in its place; others run on the tensors of whichever is loaded. Where 16 bit does not fit, see `extrapolate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from localq.bench.conditions import power
+from localq.bench.conditions.conditions import conditions
+from localq.bench.kernels.roofline import read_bytes_per_s
+from localq.bench.models import measure, rivals
+from localq.bench.models.extrapolate import Timed, extrapolated
+from localq.bench.models.measure import EngineSubject, Subject
+from localq.bench.models.plan import RIVALS, Case, Plan
+from localq.bench.models.report import BASELINE, OURS, Report, Row
+from localq.bench.models.rows import rows_of
+from localq.bench.synthetic.checkpoint import checkpoint, with_layers
+from localq.engine.generate import Engine
+from localq.engine.load import device as devices
+from localq.engine.load.load import LoadedModel, free_memory, load
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.dense_checkpoint import dequantized
+from localq.models.experts import Experts
+from localq.models.layers import RMSNorm
+from localq.planner.load_options import LoadOptions
+
+TRANSFORMERS, BITSANDBYTES = RIVALS
+OnState = Callable[[str], None]  # what is going on now
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    opened     gives the weights of `files`, or random ones, on that device
+    against    of `plan.RIVALS`
+    baseline   also in 16 bit, where the weights are quantized
+    """
+
+    files: ModelFiles
+    opened: Callable[[ModelFiles, torch.device], Checkpoint]
+    options: LoadOptions
+    plan: Plan
+    against: tuple[str, ...] = ()
+    baseline: bool = True
+
+    @property
+    def ctx(self) -> int:
+        """The context asked for, or what the tests need and no more than the model was made for.
+
+        Raises LocalqError (exit 2) where the tests need more than was asked for.
+        """
+        if self.options.ctx is None:
+            most = int(self.files.text_config.get("max_position_embeddings", self.plan.ctx))
+            return max(min(self.plan.ctx, most), self.plan.positions)
+        if self.options.ctx < self.plan.positions:
+            why = f"a context of {self.options.ctx} is too short for the tests, which take {self.plan.positions}"
+            raise usage_error("--ctx", why, "Leave it out.")
+        return self.options.ctx
+
+
+def run(request: Request, on_state: OnState) -> Report:
+    """Measure. Raises LocalqError as `load` does, and where the graph and the eager step disagree (exit 1)."""
+    options = replace(request.options, ctx=request.ctx)
+    device = devices.pick(request.options.device).device
+    on_state("measuring the read bandwidth")
+    bench = _Bench(request, device, read_bytes_per_s(device), on_state)
+    free_memory()
+    model = bench.ours(options)
+    facts = {**form_of(model), **conditions(device, request.plan.seed)}  # now: the clocks are those of the timing
+    predicted, dtype, plain = model.plan.ledger.components, model.dtype, is_plain(model)
+    del model
+    if not plain and (request.baseline or TRANSFORMERS in request.against):
+        with bench.noting("16 bit"):
+            bench.in_16_bit(dtype)
+    return Report(
+        model=request.files.name,
+        rows=tuple(bench.rows),
+        headline=request.plan.headline,
+        conditions=facts,
+        roof_bytes_per_s=bench.roof,
+        checked_tokens=measure.CHECK_TOKENS,
+        same_tokens=bench.same_tokens,
+        ledger_bytes=bench.ledger,
+        predicted_bytes=predicted,
+        notes=tuple(bench.notes),
+        why_no_fp16=_why_no_fp16(plain, request.baseline),
+    )
+
+
+def _why_no_fp16(plain: bool, asked: bool) -> str:
+    """What the first line says where there is no speedup over fp16."""
+    if not asked:
+        return "fp16 was left out"
+    return "nothing quantized to set against fp16" if plain else "fp16 could not be measured, see the notes"
+
+
+def form_of(model: LoadedModel) -> dict[str, Any]:
+    """What a model was measured as."""
+    return {
+        "format": model.format,
+        "dtype": name_of(model.dtype),
+        "ctx": model.ctx,
+        "kv_bits": model.kv_bits,
+        "head": model.head_bits,
+        "embed": model.embed,
+    }
+
+
+def is_plain(model: LoadedModel) -> bool:
+    """Is every matrix a plain one? On the CPU all are: dequantized at load."""
+    leaves = (module for module in model.model.modules() if next(module.children(), None) is None)
+    return all(isinstance(module, nn.Linear | nn.Embedding | RMSNorm | Experts) for module in leaves)
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """As a format: "fp16"."""
+    return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As on the command line: "float16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+class _Bench:
+    """One run: what it is about, and what it gathers."""
+
+    def __init__(self, request: Request, device: torch.device, roof: float, on_state: OnState) -> None:
+        self.request, self.device, self.roof, self._on_state = request, device, roof, on_state
+        self._meter, self._limits = power.meter(device), power.throttle(device)
+        self._seed = request.plan.seed
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self.ledger: dict[str, int] = {}
+        self.same_tokens: dict[str, int] = {}
+
+    def ours(self, options: LoadOptions) -> LoadedModel:
+        """localq itself, then those who can run on the tensors that it has loaded."""
+        request = self.request
+        model = self._loaded(request.files, options, lambda files: request.opened(files, self.device))
+        eager = self._eager_ids(model)
+        engine = Engine(model)
+        self.notes += engine.notes
+        self.ledger = engine.ledger()
+        ids = measure.greedy_ids(engine, self._seed)
+        if eager is not None and ids != eager:
+            raise LocalqError("bench", "the captured graph and the eager step give different tokens", "Report this.")
+        subject, timed = EngineSubject(engine, self._seed), Timed()
+        beside = TRANSFORMERS in request.against and is_plain(model)
+        if beside and self.device.type == "cpu":  # in turn, because the host's speed changes by the minute
+            with self.noting(TRANSFORMERS):
+                timed |= self._timed({OURS: subject, TRANSFORMERS: self._transformers(model, request.files, ids)})
+        timed = timed or self._timed({OURS: subject})
+        rows = rows_of(OURS, model.format, timed[OURS], self.roof, model)  # before the profiler takes memory
+        gap = self._host_gap(engine, request.plan.headline)
+        self.rows += [replace(row, host_gap_us=gap if row.case.generate else None) for row in rows]
+        if beside and self.device.type != "cpu":
+            timed |= self._guarded(TRANSFORMERS, lambda: self._transformers(model, request.files, ids))
+        if BITSANDBYTES in request.against:
+            timed |= self._guarded(BITSANDBYTES, lambda: self._bitsandbytes(model, ids))
+        for name, format in ((TRANSFORMERS, short_name(model.dtype)), (BITSANDBYTES, "nf4")):
+            self.rows += rows_of(name, format, timed.get(name, []), self.roof)
+        return model
+
+    def in_16_bit(self, dtype: torch.dtype) -> None:
+        """The same engine, and transformers, on the same weights dequantized; where all is too much, on two cuts."""
+        request = self.request
+        free_memory()
+        options = replace(  # nothing quantized, nothing on the host, the whole card; what does not fit is cut
+            request.options, ctx=request.ctx, dtype=name_of(dtype), kv_bits=16, vram_bytes=None, embed="device",
+            head="16", force=False,
+        )  # fmt: skip
+        try:
+            self._timed_plain(
+                request.files,
+                options,
+                lambda files: dequantized(request.opened(files, self.device), self.device, dtype),
+                whole=True,
+            )
+        except LocalqError as error:
+            if error.exit_code != ExitCode.DOES_NOT_FIT:
+                raise
+        else:
+            return
+        free_memory()
+        layers = int(request.files.text_config["num_hidden_layers"])
+        timed, pair = extrapolated(layers, lambda count: self._timed_cut(count, options, dtype))
+        how = f"from cuts of {pair[0]} and {pair[1]} of its {layers} layers, on random weights"
+        self.notes.append(f"16 bit does not fit: extrapolated {how}")
+        for name, measured in timed.items():
+            self.rows += rows_of(name, short_name(dtype), measured, self.roof)
+
+    # ---- parts
+
+    def _timed_cut(self, layers: int, options: LoadOptions, dtype: torch.dtype) -> Timed:
+        config = {**with_layers(self.request.files.config, layers), "dtype": name_of(dtype)}
+        config.pop("quantization_config", None)
+        files = ModelFiles(path=Path(), kind="safetensors", config=config, name=self.request.files.name)
+        return self._timed_plain(files, options, lambda each: checkpoint(each, "fp16", self.device, self._seed))
+
+    def _timed_plain(
+        self, files: ModelFiles, options: LoadOptions, opened: Callable[[ModelFiles], Checkpoint], whole: bool = False
+    ) -> Timed:
+        """See `_timed_on`, on a model that is loaded for it and gone afterwards."""
+        timed = self._timed_on(self._loaded(files, options, opened), files, whole)
+        free_memory()
+        return timed
+
+    def _timed_on(self, model: LoadedModel, files: ModelFiles, whole: bool) -> Timed:
+        """The engine on plain weights, and transformers on the same. `whole`: the model as it is, so rows at once."""
+        engine, format, timed = Engine(model), short_name(model.dtype), Timed()
+        ids = measure.greedy_ids(engine, self._seed)
+        if self.request.baseline:
+            timed |= self._timed({BASELINE: EngineSubject(engine, self._seed)})
+            if whole:
+                self.rows += rows_of(BASELINE, format, timed[BASELINE], self.roof, model)
+        if TRANSFORMERS in self.request.against:
+            timed |= self._guarded(TRANSFORMERS, lambda: self._transformers(model, files, ids))
+            if whole:
+                self.rows += rows_of(TRANSFORMERS, format, timed.get(TRANSFORMERS, []), self.roof)
+        return timed
+
+    def _loaded(
+        self, files: ModelFiles, options: LoadOptions, opened: Callable[[ModelFiles], Checkpoint]
+    ) -> LoadedModel:
+        self._on_state(f"loading {files.name}")
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return load(files, options, opened=opened)
+
+    def _timed(self, subjects: dict[str, Subject]) -> Timed:
+        return measure.measure(
+            subjects,
+            self.request.plan,
+            self._meter,
+            self._limits,
+            lambda name, case: self._on_state(f"{name} {case.name}"),
+        )
+
+    def _eager_ids(self, model: LoadedModel) -> list[int] | None:
+        """The greedy tokens that a GPU gives without a graph; None on the CPU, which has no graphs."""
+        if self.device.type != "cuda":
+            return None
+        self._on_state("checking the eager step")
+        ids = measure.greedy_ids(Engine(model, use_graphs=False), self._seed)
+        self.same_tokens["eager"] = len(ids)
+        free_memory()
+        return ids
+
+    def _host_gap(self, engine: Engine, case: Case) -> float | None:
+        """Microseconds per token that the device waits for the host; None without the fused step."""
+        if self.device.type != "cuda":
+            return None
+        try:
+            return engine.profile_step(position=case.start).host_gap_us
+        except LocalqError as error:
+            self.notes.append(f"host gap not measured: {error}")
+            return None
+
+    def _transformers(self, model: LoadedModel, files: ModelFiles, ids: list[int]) -> Subject:
+        self._on_state("preparing transformers")
+        reference, static = rivals.transformers_model(model, files), self.device.type == "cuda"
+        return self._compared(TRANSFORMERS, rivals.Transformers(reference, model.ctx, self._seed, static), model, ids)
+
+    def _bitsandbytes(self, model: LoadedModel, ids: list[int]) -> Subject:
+        self._on_state("preparing bitsandbytes")
+        reference = rivals.bitsandbytes_model(model, self.request.files)
+        return self._compared(BITSANDBYTES, rivals.Transformers(reference, model.ctx, self._seed, False), model, ids)
+
+    def _compared(self, name: str, subject: rivals.Transformers, model: LoadedModel, ids: list[int]) -> Subject:
+        prompt = measure.prompt(measure.CHECK_PROMPT, model.vocab, self._seed)
+        self.same_tokens[name] = measure.common_prefix(ids, subject.generate(prompt, measure.CHECK_TOKENS)[1])
+        return subject
+
+    def _guarded(self, name: str, made: Callable[[], Subject]) -> Timed:
+        """Time a rival, if it can be timed; see `noting`."""
+        timed = Timed()
+        with self.noting(name):
+            timed |= self._timed({name: made()})
+        if self.device.type == "cuda":
+            torch.compiler.reset()  # gives the memory of its graphs back
+        return timed
+
+    @contextlib.contextmanager
+    def noting(self, name: str) -> Iterator[None]:
+        """What fails inside is a note with its own words, and no reason to lose what was measured before."""
+        try:
+            yield
+        except Exception as error:  # other people's code: any failure of it is theirs to name
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            kind = "" if isinstance(error, LocalqError) else f"{type(error).__name__}: "
+            self.notes.append(f"{name} not measured: {kind}{first[:200]}")

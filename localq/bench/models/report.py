@@ -1,0 +1,266 @@
+"""What a benchmark says and how it is written: rows, the headline, and the formats of `-o`. No torch.
+
+The last line on stdout is always one JSON object with everything in it (`"schema": 1`, units in the key names). Formats
+for people begin with the speedup over fp16; `csv`, `json` and `jsonl` keep stdout to data and say it on stderr.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from localq.bench.conditions import power
+from localq.bench.models.plan import Case
+
+SCHEMA = 1
+FORMATS = ("table", "md", "csv", "json", "jsonl")
+OURS, BASELINE = "localq", "localq fp16"
+COLUMNS = ("engine", "format", "test", "tok/s", "min-max", "ms/token", "first ms", "MB/token", "roof", "x fp16", "GiB",
+           "J/token")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine on one test. None = not measured, not told, or without meaning for this test.
+
+    tok_per_s            median of `samples`, tok/s of every run
+    bytes_per_token      that a decode step must read; share_of_roof: of the read bandwidth as measured
+    peak_vram_bytes      most that torch had allocated; process_vram_bytes: of the process, context included (NVML)
+    predicted_tok_per_s  as `localq fit` has it for this GPU, at the depth of the test
+    extrapolated         from two cuts of the model, because the whole does not fit
+    held_down            cause -> share of the time in which the driver lowered the clocks for it (`throttle`)
+    """
+
+    engine: str
+    format: str
+    case: Case
+    samples: tuple[float, ...]
+    tok_per_s: float
+    first_token_s: float | None = None
+    bytes_per_token: int | None = None
+    share_of_roof: float | None = None
+    joules_per_token: float | None = None
+    peak_vram_bytes: int | None = None
+    process_vram_bytes: int | None = None
+    host_gap_us: float | None = None
+    predicted_tok_per_s: float | None = None
+    extrapolated: bool = False
+    held_down: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat, for JSON and CSV."""
+        first = None if self.first_token_s is None else round(self.first_token_s * 1e3, 3)
+        return {
+            "engine": self.engine,
+            "format": self.format,
+            "test": self.case.name,
+            "n_prompt": self.case.prompt,
+            "n_gen": self.case.generate,
+            "n_depth": self.case.depth,
+            "tok_per_s": round(self.tok_per_s, 2),
+            "tok_per_s_min": round(min(self.samples), 2),
+            "tok_per_s_max": round(max(self.samples), 2),
+            "ms_per_token": round(1e3 / self.tok_per_s, 4),
+            "time_to_first_token_ms": first,
+            "bytes_per_token": self.bytes_per_token,
+            "share_of_roof": _rounded(self.share_of_roof, 4),
+            "joules_per_token": _rounded(self.joules_per_token, 4),
+            "peak_vram_bytes": self.peak_vram_bytes,
+            "process_vram_bytes": self.process_vram_bytes,
+            "host_gap_us": _rounded(self.host_gap_us, 2),
+            "predicted_tok_per_s": _rounded(self.predicted_tok_per_s, 2),
+            "repetitions": len(self.samples),
+            "extrapolated": self.extrapolated,
+            **{f"held_down_for_{cause}": _rounded(self.held_down.get(cause), 3) for cause in power.POLICIES},
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run.
+
+    same_tokens      per comparison, how many leading greedy tokens of `checked_tokens` agree
+    why_no_fp16      said where there is no speedup over fp16
+    ledger_bytes     component -> bytes as allocated by localq; predicted_bytes: as planned before the load
+    """
+
+    model: str
+    rows: tuple[Row, ...]
+    headline: Case
+    conditions: dict[str, Any]
+    roof_bytes_per_s: float
+    checked_tokens: int = 0
+    same_tokens: dict[str, int] = field(default_factory=dict)
+    ledger_bytes: dict[str, int] = field(default_factory=dict)
+    predicted_bytes: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    why_no_fp16: str = "nothing quantized to set against fp16"
+
+    def row(self, engine: str, case: Case) -> Row | None:
+        """Of that engine and test."""
+        return next((row for row in self.rows if row.engine == engine and row.case == case), None)
+
+    def speedup(self, rival: str, case: Case) -> float | None:
+        """localq's tok/s over the rival's; None where one of them was not measured."""
+        ours, theirs = self.row(OURS, case), self.row(rival, case)
+        return ours.tok_per_s / theirs.tok_per_s if ours and theirs else None
+
+    @property
+    def rivals(self) -> list[str]:
+        """Everyone but localq, in the order of the rows."""
+        return [name for name in dict.fromkeys(row.engine for row in self.rows) if name != OURS]
+
+    @property
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes of the GPU: predicted before the load, and taken by the process as the driver says, or else by the
+        ledger. None on the CPU."""
+        if "cuda_context" not in self.ledger_bytes:
+            return None
+        told = next((row.process_vram_bytes for row in self.rows if row.engine == OURS), None)
+        return sum(self.predicted_bytes.values()), told or sum(self.ledger_bytes.values())
+
+    def memory_line(self) -> str:
+        """The prediction against what was taken; empty on the CPU."""
+        if self.memory is None:
+            return ""
+        predicted, taken = self.memory
+        more = f"{(taken - predicted) / 2**20:+,.0f} MiB, {taken / predicted - 1:+.1%}"
+        return f"memory: predicted {predicted / 2**30:.2f} GiB, taken {taken / 2**30:.2f} GiB ({more})"
+
+    def speed_line(self) -> str:
+        """What `localq fit` says of every test that it has a figure for; empty where it has none."""
+        told = [(row, row.predicted_tok_per_s) for row in self.rows if row.engine == OURS]
+        said = [
+            f"{rate:.1f} tok/s at {row.case.name} ({rate / row.tok_per_s - 1:+.1%})"
+            for row, rate in told
+            if rate is not None
+        ]
+        return f"predicted by `localq fit`: {', '.join(said)}" if said else ""
+
+    def clocks_line(self) -> str:
+        """Which rows ran with lowered clocks; empty where none did."""
+        said = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := power.told(row.held_down))]
+        return f"clocks held down by the driver, of the time: {'; '.join(said)}" if said else ""
+
+    def first_line(self) -> str:
+        """The speedup over fp16, or why there is none, with the speed behind it."""
+        ours = self.row(OURS, self.headline)
+        assert ours is not None  # localq itself is always measured
+        speed = f"{self.model}: {ours.tok_per_s:.1f} tok/s at {self.headline.name}"
+        fp16 = self.row(BASELINE, self.headline)
+        factor = self.speedup(BASELINE, self.headline)
+        if fp16 is None or factor is None:
+            others = ", ".join(
+                f"{value:.2f}x of {name}" for name in self.rivals if (value := self.speedup(name, self.headline))
+            )
+            return f"{others or 'no comparison'} ({speed}; {self.why_no_fp16})"
+        how = ", extrapolated" if fp16.extrapolated else ""
+        return f"{factor:.2f}x of the same engine in {fp16.format} ({fp16.tok_per_s:.1f} tok/s{how}); {speed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for the last line."""
+        cases = dict.fromkeys(row.case for row in self.rows)
+        predicted, taken = self.memory or (None, None)
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "speedup_over_fp16": _rounded(self.speedup(BASELINE, self.headline), 3),
+            "fp16_extrapolated": any(row.extrapolated for row in self.rows if row.engine == BASELINE),
+            "speedups": {
+                case.name: {
+                    name: _rounded(value, 3) for name in self.rivals if (value := self.speedup(name, case)) is not None
+                }
+                for case in cases
+            },
+            "roof_bytes_per_s": round(self.roof_bytes_per_s),
+            "checked_tokens": self.checked_tokens,
+            "same_tokens": self.same_tokens,
+            "ledger_bytes": self.ledger_bytes,
+            "predicted_bytes": self.predicted_bytes,
+            "predicted_vram_bytes": predicted,
+            "taken_vram_bytes": taken,
+            "conditions": self.conditions,
+            "notes": list(self.notes),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+
+def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
+    """Write `report` in one of `FORMATS`; returns the object of the last line."""
+    body, people = report.to_dict(), format in ("table", "md")
+    print(report.first_line(), file=out if people else err)
+    if people:
+        cells = [_cells(row, report) for row in report.rows]
+        print(*(markdown if format == "md" else aligned)(COLUMNS, cells, 3), sep="\n", file=out)
+        facts = [f"{name.replace('_', ' ')} {value}" for name, value in report.conditions.items() if value is not None]
+        print(f"measured read bandwidth {report.roof_bytes_per_s / 1e9:.0f} GB/s; {', '.join(facts)}", file=out)
+        for note in filter(None, (report.memory_line(), report.speed_line(), report.clocks_line(), *report.notes)):
+            print(note, file=out)
+    elif format == "csv":
+        out.write(csv_text(body["rows"]))
+    elif format == "jsonl":
+        for row in body["rows"]:
+            print(json.dumps(row), file=out)
+    print(json.dumps(body, ensure_ascii=False), file=out, flush=True)
+    return body
+
+
+def _cells(row: Row, report: Report) -> list[str]:
+    factor = report.speedup(BASELINE, row.case) if row.engine == OURS else None
+    fp16 = report.row(BASELINE, row.case)
+    about = "~" if factor and fp16 and fp16.extrapolated else ""
+    memory = row.process_vram_bytes or row.peak_vram_bytes
+    return [
+        row.engine + (" (extrapolated)" if row.extrapolated else ""),
+        row.format,
+        row.case.name,
+        f"{row.tok_per_s:.1f}",
+        "-" if row.extrapolated else f"{min(row.samples):.1f}-{max(row.samples):.1f}",
+        f"{1e3 / row.tok_per_s:.3f}",
+        _shown(row.first_token_s, 1e3, ".1f"),
+        _shown(row.bytes_per_token, 1e-6, ".1f"),
+        _shown(row.share_of_roof, 1, ".0%"),
+        about + _shown(factor, 1, ".2f"),
+        _shown(memory, 2**-30, ".2f"),
+        _shown(row.joules_per_token, 1, ".3f"),
+    ]
+
+
+def _shown(value: float | None, scale: float, form: str) -> str:
+    return "-" if value is None else format(value * scale, form)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table; all but the first `left` columns are figures."""
+    dashes = [*left * ["---"], *(len(headers) - left) * ["---:"]]
+    return [f"| {' | '.join(line)} |" for line in (headers, dashes, *cells)]
+
+
+def aligned(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The same for a terminal."""
+    lines = [headers, *cells]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def csv_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows with the same keys, which are the first line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

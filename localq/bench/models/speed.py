@@ -1,0 +1,48 @@
+"""How fast a model that is loaded decodes, and what it takes in memory: as `localq bench` does, in one test."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from localq.bench.conditions import power
+from localq.bench.models import measure
+from localq.bench.models.plan import GENERATE, REPETITIONS, Case, Plan
+from localq.bench.models.report import OURS
+from localq.bench.quality.evaluation import SpeedTest
+from localq.engine.generate import Engine
+from localq.engine.load.load import LoadedModel, free_memory
+from localq.errors import LocalqError
+
+CASE = Case(0, GENERATE, 0)
+
+
+def speed_test() -> SpeedTest:
+    """`localq eval --speed`: one reply of `CASE`."""
+    return SpeedTest(CASE.generate, CASE.positions, measured)
+
+
+def measured(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, Any]:
+    """What `--json` says of it: median, lowest and highest rate of a reply, and the ledger's bytes on the device.
+
+    Correctness first: on a GPU the captured graph and the eager step must give the same tokens (exit 1).
+    """
+    eager = None
+    if model.device.type == "cuda":
+        eager = measure.greedy_ids(Engine(model, use_graphs=False), 0)
+        free_memory()
+    engine = Engine(model)
+    if eager is not None and eager != measure.greedy_ids(engine, 0):
+        raise LocalqError("eval", "the captured graph and the eager step give different tokens", "Report this.")
+    plan = Plan((CASE,), repetitions)
+    meter, limits = power.meter(model.device), power.throttle(model.device)
+    subjects: dict[str, measure.Subject] = {OURS: measure.EngineSubject(engine, plan.seed)}
+    (found,) = measure.measure(subjects, plan, meter, limits, lambda name, case: None)[OURS]
+    return {
+        "test": CASE.name,
+        "tok_per_s": round(statistics.median(found.rates), 2),
+        "tok_per_s_min": round(min(found.rates), 2),
+        "tok_per_s_max": round(max(found.rates), 2),
+        "repetitions": repetitions,
+        "peak_bytes": sum(engine.ledger().values()),
+    }

@@ -1,0 +1,72 @@
+"""Bits per weight of a model: counted over the tensors that its checkpoint holds, not over a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from localq.engine.load import weights
+from localq.files.model_folder import ModelFiles
+from localq.formats import int8, nf4
+from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.models import ARCHITECTURES
+
+UNQUANTIZED = 16.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """bits_per_weight: over all quantized linears and experts: codes, scales and tables; 16 where none is quantized.
+    weights_bytes: of all weights, what is not quantized in 16 bit."""
+
+    bits_per_weight: float
+    weights_bytes: int
+
+
+def per_weight(files: ModelFiles, head: str = "16") -> float:
+    """`Size.bits_per_weight`."""
+    return size_of(files, head).bits_per_weight
+
+
+def dense_bytes(files: ModelFiles) -> int:
+    """All weights of the model in 16 bit."""
+    architecture = ARCHITECTURES[files.config["model_type"]]
+    with torch.device("meta"):
+        model = architecture.Model(architecture.Config.from_dict(files.config))
+    return sum(2 * each.numel() for each in model.parameters())
+
+
+def size_of(files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint) -> Size:
+    """Of a model.
+
+    head    "8" or "nf4" where the head is quantized while the model is loaded, as in `placement.Placement`
+    opened  gives the weights of `files`, or random ones
+    """
+    architecture = ARCHITECTURES[files.config["model_type"]]
+    with torch.device("meta"):
+        model = architecture.Model(architecture.Config.from_dict(files.config))
+    shapes = dict(model.named_parameters())
+    dense = {name: each.numel() for name, each in shapes.items()}
+    count = stored = 0
+    shared: dict[str, int] = {}
+    with opened(files) as checkpoint:
+        assignment = weights.assign(checkpoint, model, architecture.rename, files.name)
+        linears = assignment.quantized
+        for target, stack in assignment.stacks.items():
+            count += dense.pop(target)
+            stored += stack.stored_bytes(checkpoint)
+            shared |= {key: checkpoint.tensors[key].nbytes for key in stack.shared}
+        for path, entry in linears.items():
+            count += dense.pop(f"{path}.weight")
+            stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)
+            shared |= {key: checkpoint.tensors[key].nbytes for key in entry.shared}
+    stored += sum(shared.values())
+    if head != "16" and weights.HEAD not in linears:
+        out, columns = shapes[weights.TABLE].shape
+        count += out * columns
+        stored += (nf4 if head == "nf4" else int8).bytes(out, columns)
+        dense.pop(f"{weights.HEAD}.weight", None)
+    bits = 8 * stored / count if count else UNQUANTIZED
+    return Size(bits, stored + 2 * sum(dense.values()))

@@ -1,0 +1,1 @@
+"""Random weights of a catalogued architecture."""

@@ -1,0 +1,25 @@
+"""Where the weights of a benchmark come from: files, or random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from localq.bench.synthetic import checkpoint as synthetic
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats.checkpoint import Checkpoint, open_checkpoint
+
+Opened = Callable[[ModelFiles, torch.device], Checkpoint]
+
+
+def from_files(path: Path) -> tuple[ModelFiles, Opened]:
+    """A model on the disk."""
+    return open_model(path), lambda files, device: open_checkpoint(files)
+
+
+def random(name: str, seed: int) -> tuple[ModelFiles, Opened]:
+    """Random weights of the catalogued model NAME or NAME@FORMAT."""
+    described, format = synthetic.files_of(name)
+    return described, lambda files, device: synthetic.checkpoint(files, format, device, seed)

@@ -1,0 +1,1 @@
+"""Conversations with a loaded model, for every front end. Torch-free."""

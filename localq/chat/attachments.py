@@ -1,0 +1,135 @@
+"""Texts that users keep in files: a system prompt (`@FILE`), what goes before a message (`/read`, `@file`, `/glob`)."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from localq.disk import read_text
+from localq.errors import LocalqError, usage_error
+from localq.sanitize import sanitize
+from localq.wording import human_bytes
+
+LOOKED_AT = 100_000  # names that one pattern may take
+
+_NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
+_ESCAPED = re.compile(r"(?<!\S)\\@")
+
+
+def system_text(value: str | None) -> str | None:
+    """The system prompt of `--system`: text, or the content of @FILE. Raises as `text_file.read_text`."""
+    if value is None or not value.startswith("@"):
+        return value
+    return read_text(Path(value[1:])).rstrip("\n")
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A file as it goes before a message, and what to tell of it."""
+
+    text: str
+    told: str
+
+
+def read_attachment(path: Path, name: str | None = None) -> Attachment:
+    """`path`, called `name` or as its last part is. Raises as `text_file.read_text`."""
+    text, called = sanitize(read_text(path)), sanitize(name or path.name)
+    return Attachment(f"{called}:\n\n{text}", f"{called}: {human_bytes(len(text.encode()))}")
+
+
+@dataclass(frozen=True)
+class ExpandedMessage:
+    """A message with the texts of the files that it names with an @ in front, and what to tell of each."""
+
+    text: str
+    told: tuple[str, ...] = ()
+
+
+def expand_mentions(text: str) -> ExpandedMessage:
+    r"""`@path` words (`@"a b.txt"` with spaces) that name text files here put these before the message, as /read does.
+
+    The words stay. What names no file is text like any other, such as a mail address or @someone; `\@` is an @.
+    """
+    attached: dict[str, Attachment] = {}
+    told = []
+    for found in _NAMED.finditer(text):
+        name = _existing(found[1] or found[2])
+        if name is None or name in attached:
+            continue
+        try:
+            attached[name] = read_attachment(Path(name))
+        except LocalqError as error:
+            told.append(f"@{sanitize(name)} stays a word: {error.why}")
+            continue
+        told.append(f"{attached[name].told} go before the message")
+    plain = _ESCAPED.sub("@", text)
+    return ExpandedMessage("\n\n".join([*(each.text for each in attached.values()), plain]), tuple(told))
+
+
+def _existing(name: str) -> str | None:
+    """`name`, or what of it stands before the mark that ends the sentence, if that is a file."""
+    for each in dict.fromkeys((name, name.rstrip(".,;:!?)]}'\""))):
+        try:
+            if each and Path(each).expanduser().is_file():
+                return each
+        except (OSError, ValueError, RuntimeError):  # too long, a NUL, no such user
+            continue
+    return None
+
+
+def matching_files(pattern: str) -> Iterator[Path]:
+    """The files that fit `pattern`, as a shell with globstar has it: ** stands for all folders below, hidden ones and
+    links to folders left out, and ~ for the home folder.
+
+    Raises LocalqError (exit 2) after LOOKED_AT names, whether they fit or not, and ValueError for a NUL.
+    """
+    given = os.path.expanduser(pattern)
+    parts = [part for part in given.split("/") if part] or ["*"]
+    yield from _Walk().files("/" if given.startswith("/") else "", parts)
+
+
+class _Walk:
+    """Of one pattern. `looked_at`: names so far."""
+
+    def __init__(self) -> None:
+        self.looked_at = 0
+
+    def files(self, folder: str, parts: list[str]) -> Iterator[Path]:
+        """Files below `folder` ("" = here) that fit `parts`, one for each level."""
+        first, rest = parts[0], parts[1:]
+        if first == "**":
+            yield from self.files(folder, rest or ["*"])
+            for entry in self._entries(folder):
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                    yield from self.files(folder + entry.name + "/", parts)
+            return
+        if not any(sign in first for sign in "*?["):
+            names = [first]
+        else:
+            found = (entry.name for entry in self._entries(folder))
+            names = [name for name in found if first.startswith(".") or not name.startswith(".")]
+            names = [name for name in names if fnmatch.fnmatchcase(name, first)]
+        for name in names:
+            if rest and os.path.isdir(folder + name):
+                yield from self.files(folder + name + "/", rest)
+            elif not rest and os.path.isfile(folder + name):
+                yield Path(folder + name)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        """Nothing of a folder that cannot be read."""
+        found = []
+        try:
+            with os.scandir(folder or ".") as entries:
+                for entry in entries:
+                    self.looked_at += 1
+                    if self.looked_at > LOOKED_AT:
+                        why = f"more than {LOOKED_AT:,} names would have to be looked at"
+                        raise usage_error("/glob", why, "Give a narrower pattern.")
+                    found.append(entry)
+        except OSError:
+            return []
+        return found

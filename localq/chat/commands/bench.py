@@ -1,0 +1,106 @@
+"""`/bench`: how fast the loaded model reads and writes here and now, without leaving the conversation.
+
+Random tokens from an empty context, greedy, as the engine times them. `localq bench` is the thorough measurement: it
+has a baseline, depths, conditions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+from localq.chat import side_request
+from localq.chat.commands.host import Host
+from localq.chat.reply import MEASURED
+from localq.chat.session import ChatSession, ReplyPiece, Replies, Reply
+from localq.errors import LocalqError, usage_error
+from localq.planner.speed import roofline
+from localq.stats import Stats
+
+READ, WRITTEN = 512, 128  # tokens of a run, less where the context is short
+RUNS = 3
+WARM_READ, WARM_WRITTEN = 32, 4
+LIMIT_S = 10.0  # after so long no other run begins
+RUN_S = 2.5  # for each of reading and writing, about
+LEAST = 64  # tokens of context
+
+
+def bench(session: ChatSession, argument: str, host: Host) -> Replies:
+    """Stream a measurement; what it says is in the notices of its end."""
+    if argument:
+        why = f"it takes nothing, not '{argument[:20]}'"
+        raise usage_error("/bench", why, "`localq bench MODEL -p LIST -n LIST -d LIST` measures other lengths.")
+    session.begin()
+    return _measuring(session)
+
+
+def _measuring(session: ChatSession) -> Replies:
+    loaded = session.ensure_loaded()
+    size = loaded.context_size
+    if size < LEAST:
+        why = f"a context of {size} tokens is too short to measure in"
+        raise usage_error("/bench", why, "Use a larger one (--ctx).")
+    written = min(WRITTEN, size // 4)
+    lengths = _Lengths(WARM_READ, WARM_WRITTEN)
+    ids, runs, began_s = random.Random(0), list[Stats](), 0.0
+    yield ReplyPiece("", Stats(context_size=size), "measuring; a stop ends it")
+    for run in range(1 + RUNS):  # the first is to warm up
+        if run > 1 and time.monotonic() - began_s >= LIMIT_S:
+            break
+        prompt = [run, *(ids.randrange(loaded.vocab_size) for _ in range(lengths.read - 1))]  # no two begin alike
+        end = None
+        for part in side_request.measure(session, prompt, lengths.written):
+            if isinstance(part, Reply):
+                end = part
+            else:
+                yield dataclasses.replace(part, text="", thinking=False)
+        if end is None or end.reason == "cancelled":
+            yield Reply("", MEASURED, end.stats if end else Stats(), ("stopped: nothing was measured",))
+            return
+        if end.stats.decode_s <= 0 or end.stats.prefill_s <= 0:
+            raise LocalqError("/bench", "the engine told no times", "`localq bench` measures without a conversation.")
+        if run == 0:
+            lengths, began_s = _lengths(end.stats, min(READ, size - 2 * written), written), time.monotonic()
+        else:
+            runs.append(end.stats)
+    yield Reply("", MEASURED, runs[-1], _told(session, runs))
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """Tokens of a run."""
+
+    read: int
+    written: int
+
+
+def _lengths(warm: Stats, read: int, written: int) -> _Lengths:
+    """At most so many, and fewer where a run of them would take long, by what warming up took."""
+    allowed = int(warm.prefilled_tokens / warm.prefill_s * RUN_S), int(warm.tokens_per_s * RUN_S)
+    return _Lengths(max(WARM_READ, min(read, allowed[0])), max(2 * WARM_WRITTEN, min(written, allowed[1])))
+
+
+def _told(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
+    """What came of it."""
+    last, loaded = runs[-1], session.loaded
+    roof = roofline.of_loaded(loaded) if loaded is not None else None
+    allowed = f" = {said}" if roof is not None and (said := roof.said(last)) else ""
+    read = [each.prefilled_tokens / each.prefill_s for each in runs]
+    written = [each.tokens_per_s for each in runs]
+    model = f"{loaded.name} ({loaded.format}) on {loaded.device_name}: " if loaded is not None else ""
+    figures = (
+        f"{model}reads {_rate(read)} ({last.prefilled_tokens} tokens), writes {_rate(written)}{allowed} "
+        f"({last.generated_tokens} tokens); {len(runs)} run{'s' if len(runs) > 1 else ''}, greedy, "
+        "from an empty context"
+    )
+    kept = "nothing of it is kept; before the next reply the conversation is read again. `localq bench` measures more"
+    return figures, kept
+
+
+def _rate(rates: list[float]) -> str:
+    """ "1,234.5 tok/s (1,200.0 to 1,250.0)": the median, and how far they lie apart."""
+    spread = f" ({min(rates):,.1f} to {max(rates):,.1f})" if len(rates) > 1 else ""
+    return f"{statistics.median(rates):,.1f} tok/s{spread}"

@@ -1,0 +1,62 @@
+"""What can stand where a word was begun: commands behind a slash at the beginning, names of files behind an @."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from localq.chat import commands
+from localq.sanitize import sanitize
+
+MOST = 50  # that are listed
+LOOKED_AT = 5_000  # entries of a folder
+_WHAT = 23  # column of the help, in which stands what a command does
+
+
+def command_usages() -> dict[str, tuple[str, str]]:
+    """Command -> (how it is written, what it does), from the help of the commands."""
+    found: dict[str, tuple[str, str]] = {}
+    names: list[str] = []
+    for line in commands.HELP.split("\n\n")[0].split("\n"):
+        if line.startswith("/"):
+            usage, what = (line[:_WHAT].strip(), line[_WHAT:]) if line[_WHAT - 1 : _WHAT] == " " else (line, "")
+            names = re.findall(r"/[\w?]+", usage)
+            found.update((name, (next(each for each in usage.split(", ") if name in each), what)) for name in names)
+        else:  # it goes on
+            found.update((name, (found[name][0], f"{found[name][1]} {line.strip()}".strip())) for name in names)
+    return found
+
+
+def command_help() -> dict[str, str]:
+    """Command -> what it does; an alias says what it stands for."""
+    known = {name: what for name, (_, what) in command_usages().items()}
+    return known | {alias: f"as {name}" for alias, name in commands.ALIASES.items()}
+
+
+def command_completions(word: str) -> list[tuple[str, str]]:
+    """(command, what it does) of those that begin with `word`; nothing where it is one, so that Enter sends it."""
+    known = command_help()
+    return [] if word in known else [(name, what) for name, what in known.items() if name.startswith(word)][:MOST]
+
+
+def file_completions(word: str) -> list[tuple[str, str]]:
+    """("@path", kind) of the files and folders that begin with `word`, which begins with an @; nothing where it is a
+    file, so that Enter sends it. Reads the disk."""
+    given = word[1:]
+    folder, _, begun = given.rpartition("/")
+    place = Path(folder or ("/" if given.startswith("/") else ".")).expanduser()
+    found = []
+    try:
+        with os.scandir(place) as entries:
+            for count, entry in enumerate(entries):
+                if count == LOOKED_AT:
+                    break
+                name = entry.name
+                hidden = name.startswith(".") and not begun.startswith(".")
+                if name.startswith(begun) and not hidden and sanitize(name) == name and " " not in name:
+                    path = f"@{folder}/{name}" if "/" in given else f"@{name}"
+                    found.append((f"{path}/", "folder") if entry.is_dir() else (path, "file"))
+    except (OSError, ValueError, RuntimeError):
+        return []
+    return [] if (word, "file") in found else sorted(found)[:MOST]

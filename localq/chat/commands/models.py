@@ -1,0 +1,95 @@
+"""Slash commands about models: what is loaded, what fits here, and going on with another one."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from localq import settings
+from localq.chat.commands.host import Host
+from localq.chat.session import ChatSession
+from localq.errors import LocalqError, usage_error
+from localq.files import catalog
+from localq.wording import memory_lines, table_lines
+
+
+@dataclass(frozen=True)
+class SwitchModel:
+    """The answer of `/model NAME`: the front end opens `name` and goes on with the same conversation. Where that fails,
+    it goes on with the model that it had."""
+
+    name: str
+    format: str | None = None
+
+
+def model(session: ChatSession, argument: str, host: Host) -> str | SwitchModel:
+    """Say which model this is and which are on this machine, or go on with another."""
+    name, _, format = argument.partition(" ")
+    if name:
+        catalog.resolve(name)  # a wrong name is answered while the model at hand still is loaded
+        return SwitchModel(name, format.strip() or None)
+    from localq.files import local_models  # start-up cost: only asked for here
+
+    rows = [[each.name, each.format] for each in local_models.list_local() if each.complete]
+    held = [f"this is {session.record.model or session.request.options.name}"]
+    return "\n".join([*held, *(["on this machine:", *table_lines(["MODEL", "FORMAT"], rows)] if rows else [])])
+
+
+def fit(session: ChatSession, argument: str, host: Host) -> str:
+    """Which formats of this model, or of another, fit this machine's GPU, with how much context."""
+    from localq.planner import budget, fit_rows, placement
+    from localq.planner import card as planner_card  # start-up cost: only asked for here
+
+    known = settings.load()
+    told: list[str] = []
+    wishes = placement.Wishes(known.ctx, known.kv_bits, known.embed, known.head)
+    looked = planner_card.look(told.append, known.vram, None, None, None, budget.reserved(known))
+    offers = fit_rows.of_model(argument or session.record.model, None, known.offline)
+    found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in offers]
+    rows = [
+        [
+            row.offer.name,
+            row.offer.format,
+            f"{row.ctx_max:,}" if row.ctx_max else "-",
+            "-" if row.tok_s is None or not row.fits else f"{row.tok_s:.0f}",
+            f"{'yes' if row.fits else 'no'}: {row.reason}",
+        ]
+        for row in found
+    ]
+    memory = looked.memory
+    held = f"GPU memory {memory.total / 2**20:,.0f} MiB, {memory.desktop / 2**20:,.0f} MiB of it taken, this chat too"
+    headers = ["MODEL", "FORMAT", "CONTEXT", "TOK/S", "FITS"]
+    return "\n".join([*told, held, *table_lines(headers, rows, frozenset({2, 3}))])
+
+
+def info(session: ChatSession) -> str:
+    """What is known of the model: `/show info`."""
+    from localq.planner import model_facts  # start-up cost: only asked for here
+
+    name = session.record.model or session.request.options.name
+    try:
+        lines = model_facts.lines(model_facts.of_name(name, settings.load()))
+    except LocalqError as error:  # the files went after they were loaded
+        lines = [str(error)]
+    if session.loaded is not None:
+        loaded = session.loaded
+        lines += [
+            "",
+            f"loaded: {loaded.format}, {loaded.dtype}, on {loaded.device_name}, context {loaded.context_size}",
+        ]
+        lines += memory_lines(loaded.ledger, loaded.predicted, loaded.host)
+    return "\n".join(lines)
+
+
+def parameters(session: ChatSession) -> str:
+    """How replies are made: `/show params`, and `/set` alone."""
+    values = {**dataclasses.asdict(session.sampling), "max_tokens": session.max_tokens}
+    values |= {"stop": " | ".join(session.stop_strings) or None, "think": session.think}
+    values["grammar"] = session.grammar
+    return "\n".join(f"{name} = {value}" for name, value in values.items())
+
+
+def unknown_page(name: str) -> LocalqError:
+    """For `/show NAME`."""
+    named = f", not '{name[:20]}'" if name else ""
+    return usage_error("/show", f"it shows `info`, `params`, `prompt` or `template`{named}", "Name one of them.")

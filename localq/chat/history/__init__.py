@@ -1,0 +1,1 @@
+"""Saved conversations and their snapshots. Torch-free."""

@@ -1,0 +1,84 @@
+"""A conversation as a document, to keep or to pass on: Markdown for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+from localq.chat.history.record import Record
+from localq.sanitize import sanitize
+
+SCHEMA = 1
+FORMATS = ("md", "json")
+
+
+def export(session: Record, format: str) -> str:
+    """The path that is read by the model, as "md" or "json"; without characters that act on a terminal."""
+    return markdown(session) if format == "md" else as_json(session)
+
+
+def markdown(session: Record) -> str:
+    """A heading for each turn; what was said stands as it was said, since replies are Markdown themselves.
+
+    A thought is folded: a <details> that readers of Markdown show closed.
+    """
+    parts = [f"# {session.name() or 'Conversation'}", f"Model: {session.model}"]
+    conversation = session.conversation
+    if conversation.system:
+        parts += ["## System", conversation.system]
+    for message in conversation.messages():
+        cut = "" if message.complete else " (cut)"
+        parts += [
+            f"## {'You' if message.role == 'user' else 'Reply'}{cut}",
+            *_folded(message.thought),
+            message.answer.strip("\n"),
+        ]
+    return sanitize("\n\n".join(parts) + "\n")
+
+
+def _folded(thought: str) -> list[str]:
+    return ["<details><summary>Thought</summary>", thought, "</details>"] if thought else []
+
+
+def as_json(session: Record) -> str:
+    """One object with `"schema": 1`; statistics with each reply, Unix seconds with each turn, thoughts apart."""
+    conversation = session.conversation
+    turns = [conversation.turns[index] for index in conversation.answered()]
+    body = {
+        "schema": SCHEMA,
+        "title": session.name(),
+        "model": session.model,
+        "system": conversation.system,
+        "settings": session.settings and dataclasses.asdict(session.settings),
+        "messages": [
+            {
+                **dataclasses.asdict(turn.message),
+                "content": turn.message.answer,
+                "thought": turn.message.thought,
+                "created_s": turn.created_s,
+                "stats": turn.stats and turn.stats.to_dict(),
+            }
+            for turn in turns
+        ],
+    }
+    text = json.dumps(body, ensure_ascii=False, indent=2)
+    # Escaped, not dropped: a program that reads the file gets what was said.
+    return (text if sanitize(text) == text else json.dumps(body, indent=2)) + "\n"
+
+
+def code_blocks(text: str) -> list[str]:
+    """What stands between fences of three or more backticks or tildes, a block that was cut included."""
+    blocks: list[str] = []
+    lines: list[str] = []
+    fence = ""
+    for line in text.split("\n"):
+        found = re.match(r" {0,3}(`{3,}|~{3,})(.*)", line)
+        if not fence and found and not ("`" in found[2] and found[1][0] == "`"):
+            fence, lines = found[1], []
+        elif fence and found and found[1].startswith(fence) and not found[2].strip():
+            blocks.append("\n".join(lines))
+            fence = ""
+        elif fence:
+            lines.append(line)
+    return [*blocks, "\n".join(lines)] if fence else blocks

@@ -1,0 +1,97 @@
+"""What is kept of a conversation besides what was said: the model, a title, the settings of its replies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from localq.chat.history.conversation import Conversation, Message, Turn, TurnSummary
+from localq.chat.stop_strings import validate
+from localq.sampling import Sampling
+from localq.stats import Stats
+from localq.text import thinking
+from localq.text.grammar import Grammar
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How replies are made. max_tokens None = until a stop token; stop: strings that an answer ends before.
+
+    think    "auto", "on", "off" or a level
+    grammar  that every answer keeps to
+    """
+
+    sampling: Sampling
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    think: str = "auto"
+    grammar: Grammar | None = None
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
+        """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for values that are none."""
+        think, grammar = thinking.validate(fields.get("think", "auto")), fields.get("grammar")
+        chosen = Sampling(**fields["sampling"]), fields["max_tokens"], validate(fields["stop"])
+        return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None)
+
+
+@dataclass
+class Record:
+    """A conversation with what belongs to it. `id` is None, and `rows` (of its turns and summaries) are empty, until it
+    is saved."""
+
+    conversation: Conversation = field(default_factory=Conversation)
+    model: str = ""
+    title: str = ""
+    settings: ChatSettings | None = None
+    id: int | None = None
+    rows: list[int] = field(default_factory=list)
+    summary_rows: dict[TurnSummary, int] = field(default_factory=dict)
+
+    def name(self) -> str:
+        """Its title, or what the user said first."""
+        return self.title or self.conversation.title()
+
+
+@dataclass(frozen=True)
+class RecordSummary:
+    """A line in a list of conversations. `turns` counts those of all branches; `changed_s` is Unix time."""
+
+    id: int
+    title: str
+    model: str
+    turns: int
+    changed_s: float
+
+
+def from_rows(
+    id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]], summaries: list[tuple[Any, ...]]
+) -> Record:
+    """The conversation `id` from its rows in the file (`sessions`). Raises several errors where they make none."""
+    title, model, system, settings, head = found
+    place = {row[0]: index for index, row in enumerate(turns)}
+    read = [
+        Turn(
+            Message(str(role), str(content), bool(complete)),
+            None if parent is None else place[parent],
+            float(created_s),
+            None if stats is None else _stats(json.loads(stats)),
+        )
+        for _, parent, role, content, complete, created_s, stats in turns
+    ]
+    for index, turn in enumerate(read):
+        before = "assistant" if turn.parent is None else read[turn.parent].message.role
+        if {before, turn.message.role} != {"user", "assistant"} or (turn.parent or 0) > index:
+            raise ValueError("turns that do not follow each other")
+    known_rows = {TurnSummary(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries}
+    if any(read[each.upto].message.role != "assistant" for each in known_rows):
+        raise ValueError("a summary that ends within an exchange")
+    conversation = Conversation(read, None if head is None else place[head], system, list(known_rows))
+    known = json.loads(settings)
+    chosen = None if known is None else ChatSettings.from_dict(known)
+    return Record(conversation, str(model), str(title), chosen, id, [row[0] for row in turns], known_rows)
+
+
+def _stats(known: dict[str, Any]) -> Stats:
+    return Stats(**{each.name: known[each.name] for each in fields(Stats) if each.name in known})

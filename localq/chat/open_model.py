@@ -1,0 +1,147 @@
+"""Opening a model for a conversation: name -> files -> tokenizer and engine. Every front end shows it its own way.
+
+Torch-free; may run in any thread. What must be told on the way goes to a `Watcher`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from localq.chat import default_sampling
+from localq.chat.open_options import (
+    OpenOptions as OpenOptions,  # in a file of its own: a front end draws before all of this is imported
+)
+from localq.chat.session import ChatSession
+from localq.errors import ExitCode, LocalqError
+from localq.files import catalog, format_facts
+from localq.planner import budget as memory_budget
+from localq.planner import choose, prepare
+from localq.planner.speed import local_measurements
+from localq.sampling import Sampling
+from localq.settings import Settings
+from localq.wording import OnProgress
+from localq.worker.client import EngineClient
+from localq.worker.messages import Event, Load, Loaded
+
+
+class Watcher(Protocol):
+    """Who shows what happens while a model is opened."""
+
+    def say(self, text: str) -> None:
+        """One line that the user must see."""
+
+    def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
+        """Progress of what is fetched or made as `name`; an exception of it ends the fetch, which can be resumed."""
+
+    def loading(self, event: Event) -> None:
+        """Progress of a load."""
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """A session with the client it runs on."""
+
+    session: ChatSession
+    client: EngineClient
+
+
+@contextlib.contextmanager
+def open_session(
+    name: str,
+    settings: Settings,
+    watcher: Watcher,
+    wanted: OpenOptions = OpenOptions(),  # noqa: B008 - it is frozen
+) -> Iterator[OpenSession]:
+    """A session over `name`. The engine process starts at once and imports while the files are found.
+
+    Raises LocalqError: exit 4 for an unknown name, 3 for what does not fit, else as fetching and reading files do.
+    """
+    target = _target(name, settings, wanted, watcher)
+    _refuse_what_does_not_run(target)
+    client = EngineClient()
+    try:
+        client.start()
+        with watcher.fetching(target.name) as show:
+            path = prepare.model_path(target, watcher.say, show, settings.offline)
+        from localq.files.model_folder import open_model
+        from localq.text.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
+
+        files = open_model(path)
+        request = load_request(str(path), target.name, settings, wanted.force)
+        sampling = settings.sampling(default_sampling.sampling(target.entry, files.generation_config))
+        _tell_idle(sampling, settings, watcher)
+        longest = settings.max_tokens or default_sampling.max_tokens(target.entry)
+        session = ChatSession(client, request, Tokenizer.load(files), sampling, longest)
+        session.system = settings.system
+        try:
+            session.set_think(settings.think)
+        except LocalqError as error:  # a setting for all models need not fit each
+            watcher.say(str(error))
+        session.record.model = str(target.path.absolute()) if target.path is not None else target.name
+        yield OpenSession(session, client)
+    finally:
+        client.close()
+
+
+def _tell_idle(sampling: Sampling, settings: Settings, watcher: Watcher) -> None:
+    chosen = [each.name for each in dataclasses.fields(sampling) if getattr(settings, each.name) is not None]
+    if idle := sampling.greedy_warning(chosen):
+        watcher.say(idle)
+
+
+def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
+    """Load the model unless it is, with progress, and tell what the engine says the user must know."""
+    if opened.session.loaded is not None and opened.client.alive:
+        return opened.session.loaded
+    loaded = opened.session.ensure_loaded(watcher.loading)
+    for line in loaded.notes:
+        watcher.say(line)
+    if loaded.device == "cuda":
+        took = local_measurements.Load(
+            loaded.device_name, loaded.format, loaded.context_size, loaded.kv_bits, loaded.embed, loaded.head,
+            loaded.predicted, loaded.ledger,
+        )  # fmt: skip
+        local_measurements.keep_load(loaded.name, took)
+    return loaded
+
+
+def load_request(path: str, name: str, settings: Settings, force: bool = False) -> Load:
+    """What the engine is asked to load, by the settings."""
+    return Load(path, memory_budget.load_options(settings, name, force=force))
+
+
+def check_chat_template(opened: OpenSession, name: str) -> None:
+    """Raises LocalqError for a base model, which cannot hold a conversation."""
+    if opened.session.tokenizer.chat_template is None:
+        why = "it is a base model: it has no chat template, so it cannot hold a conversation"
+        raise LocalqError(name, why, f"`localq run {name} TEXT` completes a text.")
+
+
+def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher) -> catalog.Target:
+    """What `name` means here; where it is another format than the usual, it is said why.
+
+    Raises LocalqError (exit 3) for what does not fit and would have to be fetched first.
+    """
+    budget = choose.budget_here(settings)
+    target, choice = choose.chosen(name, wanted.format, settings, budget)
+    if choice is None:
+        choose.check_unlisted(target, budget, settings, wanted.force)
+        return target
+    if not choice.taken.offer.preferred and wanted.format is None and target.name != name:
+        watcher.say(f"{target.name}: {choice.why}")
+    refusal = None if choice.taken.here or wanted.force else choose.too_large(choice.taken.offer, budget, settings)
+    if refusal is not None and choice.taken.offer.unsupported is None:
+        raise refusal
+    return target
+
+
+def _refuse_what_does_not_run(target: catalog.Target) -> None:
+    """Before a download of many gigabytes: what the catalogue knows and this version cannot run."""
+    reason = format_facts.unsupported(target.entry.arch, target.format) if target.entry and target.format else None
+    if reason is not None:
+        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists what does run.", ExitCode.FAILURE)

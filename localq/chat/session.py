@@ -1,0 +1,294 @@
+"""A conversation with a model: messages in, pieces of text out, over an engine client. The front ends draw what this
+decides.
+
+Knows text, templates and the few messages of the engine process; knows neither tensors nor terminals. Nothing that was
+said is lost: a reply that fails or is stopped stays as far as it came, what is replaced stays on a branch of its own,
+and where there is a store every turn is saved as it ends. The next message starts a new engine if the old one died.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from localq.chat import prompt as prompts
+from localq.chat import reply_stream
+from localq.chat.history.conversation import Conversation, Message
+from localq.chat.history.record import ChatSettings, Record
+from localq.chat.history.snapshot_keeper import SnapshotKeeper
+from localq.chat.history.store import ConversationStore
+from localq.chat.prompt import ExactIds, PromptBuilder, messages_of
+from localq.chat.reply import ReplyPiece, Replies, Reply
+from localq.chat.reply_stream import Client, ReplyDecoder
+from localq.errors import LocalqError, usage_error
+from localq.sampling import Sampling
+from localq.stats import Stats
+from localq.text import thinking
+from localq.text.grammar import Grammar
+from localq.worker.messages import Event, Generate, Load, Loaded
+
+if TYPE_CHECKING:
+    from localq.text.tokenizer import Tokenizer
+
+__all__ = ["ChatSession", "Client", "Message", "Piece", "Replies", "Reply"]
+
+
+@dataclass
+class ChatSession:
+    """A conversation, settings and an engine client. `ask`, `edit` and `regenerate` stream; all else is immediate.
+
+    sampling      is laid over the model's own defaults by the caller
+    max_tokens    None = until a stop token
+    stop_strings  an answer ends before the first of these
+    grammar       every answer keeps to it, None = to nothing
+    think         "auto" (as the model was made), "on", "off" or a level; `set_think` checks it
+    record        the conversation as it is saved; `go_on` takes another
+    store         None = nothing is saved
+    keeper        brings back what the model has read of a conversation; None = it is read again
+    attached      texts that go before the next message
+    unsaved       conversations of which the last `save` failed or was broken off
+    """
+
+    client: Client
+    request: Load
+    tokenizer: Tokenizer
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    think: str = "auto"
+    record: Record = field(default_factory=Record)
+    store: ConversationStore | None = None
+    keeper: SnapshotKeeper | None = None
+    attached: list[str] = field(default_factory=list)
+    loaded: Loaded | None = None
+    last: Reply | None = None
+    unsaved: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.request_ids = itertools.count(1)
+        self._running: int | None = None
+        self._stopping = False
+        self._reading = PromptBuilder(self.tokenizer)
+
+    # ---- the engine
+
+    def ensure_loaded(self, on_event: Callable[[Event], None] | None = None) -> Loaded:
+        """Load the model unless a living engine holds it already."""
+        if self.loaded is None or not self.client.alive:
+            self.loaded = None
+            self.loaded = self.client.load(self.request, on_event)
+        return self.loaded
+
+    def stop(self) -> None:
+        """Ask the reply to end, also one that has not begun; safe from another thread. It ends with "cancelled"."""
+        self._stopping = True
+        if self._running is not None:
+            self.client.cancel(self._running)
+
+    def begin(self) -> None:
+        """From here on `stop` means what is streamed next."""
+        self._stopping = False
+
+    def leave(self) -> None:
+        """Keep what the model has read of the conversation, before the client is closed; an interrupt breaks it off.
+
+        For an end that is no error; the conversation itself is saved already. `keeper.told` says what went wrong.
+        """
+        if self.keeper is not None:
+            self.keeper.leave(self.client)
+
+    # ---- the conversation
+
+    @property
+    def conversation(self) -> Conversation:
+        """The tree of what was said."""
+        return self.record.conversation
+
+    @property
+    def messages(self) -> list[Message]:
+        """The system prompt, and the turns of the current branch as far as they are answered."""
+        return [*messages_of(self.conversation, []), *self.conversation.messages()]
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt."""
+        return self.conversation.system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self.conversation.system = text or None
+
+    def set_think(self, think: str) -> None:
+        """Whether, or how much, the model thinks. Raises LocalqError (exit 2) where it has no such choice."""
+        thinking.variables(self.tokenizer.chat_template, think)
+        self.think = think
+
+    def clear(self) -> None:
+        """Begin anew in the same conversation; the system prompt stays, what was said is a branch of its own."""
+        self.conversation.head = None
+        self.attached.clear()
+
+    def ask(self, text: str) -> Replies:
+        """Add a user turn and stream the answer: Pieces, then one Reply. After an error `regenerate` tries again."""
+        turn = self.conversation.say("\n\n".join([*self.attached, text]))
+        self.attached.clear()
+        self.keep()  # a process that is killed while it loads or answers has kept the question
+        return self._answer(turn)
+
+    def regenerate(self) -> Replies:
+        """Answer the last user turn again; the reply it had stays beside the new one."""
+        turn = self.conversation.last_user()
+        if turn is None:
+            raise usage_error("/regen", "there is no message to answer again", "Say something first.")
+        return self._answer(turn)
+
+    def edit(self, text: str, turn: int | None = None) -> Replies:
+        """Say `text` in place of a message of the user (None = the last) and stream the answer."""
+        added = self.conversation.edit_user(text, turn)
+        self.keep()
+        return self._answer(added)
+
+    def extend(self) -> Replies:
+        """Go on with the last reply where it stopped. Its pieces are what is new, its end is all of it; the shorter one
+        stays beside it, and alone where nothing is added."""
+        reply = self.conversation.reply_at_the_end("/continue", "go on with")
+        turn = self.conversation.turns[reply].parent
+        assert turn is not None
+        return self._answer(turn, reply)
+
+    def _answer(self, turn: int, extended: int | None = None) -> Replies:
+        """Answer the message `turn`, or go on with its reply `extended`."""
+        self.begin()
+        return self._answering(turn, extended)
+
+    def _answering(self, turn: int, extended: int | None) -> Replies:
+        record = self.record  # the reply belongs here, whatever conversation is gone on with meanwhile
+        conversation, before, think = record.conversation, record.conversation.head, self.think
+        begun, exact = self._reading.begun(conversation, extended, think, self.grammar is not None)
+        conversation.head, ended = turn, False
+        incoming = ReplyDecoder(self.tokenizer.stream())
+        try:
+            loaded = self.ensure_loaded()
+            prompt, notice = self._reading.fitting(
+                conversation,
+                lambda messages: self._reading.begun_ids(messages, think, begun, exact),
+                loaded.context_size,
+                self.max_tokens,
+            )
+            if self.keeper is not None:
+                self.keeper.take_up(self.client, record, loaded)
+            if notice:
+                yield ReplyPiece("", Stats(context_size=loaded.context_size), notice)
+            incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings, begun)
+            for part in self.streamed(self.request_of(prompt, incoming), incoming):
+                if isinstance(part, ReplyPiece):
+                    yield part
+                    continue
+                ended = True
+                if self.keeper is not None:
+                    self.keeper.replied(part.stats)
+                if begun and not incoming.grown:
+                    conversation.head = before
+                    nothing = ("the model adds nothing",) if part.reason == "stop" else ()
+                    yield dataclasses.replace(part, notices=(*part.notices, *nothing))
+                    continue
+                message = Message("assistant", incoming.raw, part.reason == "stop")
+                told = self._said(record, message, turn, part.stats)
+                if not incoming.ended() and (exact or not begun):
+                    self._reading.exact = ExactIds(conversation, len(conversation.turns) - 1, think, exact + incoming.ids)
+                yield dataclasses.replace(part, notices=(*part.notices, *told))
+        finally:
+            if incoming.grown and not ended:  # nothing is lost: what had arrived stays, marked as cut
+                self._said(record, Message("assistant", incoming.raw, complete=False), turn)
+            elif not ended and before != turn:
+                conversation.head = before  # a reply that is not replaced stays where it was
+
+    def _said(self, record: Record, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
+        record.conversation.add(message, turn, stats)
+        return tuple(filter(None, (self.keep(record),)))
+
+    # ---- what the model reads
+
+    def prompt(self) -> list[int]:
+        """Token ids of what the model would read for the current branch as it stands."""
+        return self._reading.ids(self.prompt_messages(), self.think)
+
+    def prompt_text(self) -> str:
+        """The text of `prompt`, special tokens as they are written."""
+        return self._reading.text(self.prompt_messages(), self.think)
+
+    def prompt_messages(self) -> list[Message]:
+        """The messages of `prompt`."""
+        return self._reading.messages(self.conversation)
+
+    # ---- keeping
+
+    def go_on(self, record: Record) -> None:
+        """Leave this conversation, which is saved, for another. What its answers keep to holds with every model, the
+        other settings with the same."""
+        if (chosen := record.settings) is not None:
+            self.stop_strings, self.grammar = chosen.stop, chosen.grammar
+            if record.model == self.record.model:
+                self.sampling, self.max_tokens, self.think = chosen.sampling, chosen.max_tokens, chosen.think
+        record.model = self.record.model
+        self.record, self.last, self._reading.first = record, None, None
+        self.attached.clear()
+
+    def save(self, record: Record | None = None) -> None:
+        """Save this conversation, or `record`, where there is a store. Raises LocalqError where that fails."""
+        record = record or self.record
+        if self.store is not None and record.conversation.turns:
+            if record is self.record:
+                record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings, self.think)
+                record.settings = dataclasses.replace(record.settings, grammar=self.grammar)
+            self.unsaved = [*(each for each in self.unsaved if each is not record), record]
+            self.store.save(record)
+            self.unsaved = [each for each in self.unsaved if each is not record]
+
+    def save_the_rest(self) -> None:
+        """Try again with every conversation that is `unsaved`. Raises LocalqError where that fails."""
+        for each in self.unsaved:
+            self.save(each)
+
+    def keep(self, record: Record | None = None) -> str:
+        """`save`; where it fails, what to tell: the turns are kept here and saved with the next that can be."""
+        try:
+            self.save(record)
+            self.save_the_rest()
+        except LocalqError as error:
+            return f"not saved, and tried again with the next turn: {error}"
+        return ""
+
+    # ---- a reply
+
+    def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
+        """Stream the continuation of `prompt` (token ids) without touching the conversation."""
+        incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings)
+        return self.streamed(self.request_of(prompt, incoming), incoming)
+
+    def request_of(self, prompt: list[int], incoming: ReplyDecoder) -> Generate:
+        """For the continuation of `prompt` (token ids), which `incoming` will take."""
+        breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.has_dry else []
+        return Generate(
+            next(self.request_ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), self.max_tokens,
+            breaker_ids=breakers, grammar=self.grammar, grammar_begun=incoming.answer if self.grammar else "",
+            grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
+        )  # fmt: skip
+
+    def streamed(self, generate: Generate, incoming: ReplyDecoder) -> Replies:
+        """Stream what is requested; `stop` ends it."""
+        warned_before = self.last is not None and self.last.stats.context_fill >= prompts.WARNING
+        self._running = generate.id
+        if self._stopping:  # while there was nothing to cancel yet
+            self.client.cancel(generate.id)
+        try:
+            for part in reply_stream.stream(self.client, generate, incoming, warned_before):
+                if isinstance(part, Reply):
+                    self.last = part
+                yield part
+        finally:
+            self._running = None

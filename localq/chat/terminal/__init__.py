@@ -1,0 +1,1 @@
+"""What every terminal front end shares. Torch-free."""

@@ -1,0 +1,21 @@
+"""Copy to the terminal's clipboard, or print where the terminal has none."""
+
+from __future__ import annotations
+
+import sys
+
+from localq.chat.terminal.clipboard import TOO_LONG, copied, copy_sequence
+from localq.cli.output import is_rich_terminal
+from localq.sanitize import sanitize
+
+
+def copy(text: str) -> str:
+    """Copy `text`; print it where the terminal has no clipboard or the text is too long. Returns the message."""
+    text = sanitize(text)  # it may be pasted into a terminal
+    code = copy_sequence(text)
+    if code is not None and is_rich_terminal(sys.stdout):
+        sys.stdout.write(code)
+        sys.stdout.flush()
+        return copied(text)
+    print(text, flush=True)
+    return f"{'this terminal has no clipboard' if code is not None else TOO_LONG}: printed instead"

@@ -1,0 +1,81 @@
+"""Reads a message: from the line editor at a terminal, or plain lines from a pipe or a dumb terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from localq.cli.line.interrupts import Interrupts
+from localq.cli.line.session import InputDiscarded
+from localq.cli.output import is_rich_terminal
+
+PROMPT, CONTINUED = ">>> ", "... "
+
+
+class Reader:
+    """Reads one message a call; as a context, keeps what is typed between two messages for the next.
+
+    Raises EOFError at the end and KeyboardInterrupt on Ctrl-C: `InputDiscarded` if a part of the message was typed.
+    """
+
+    def __init__(self, remember: bool = True, interrupts: Interrupts | None = None) -> None:
+        """Set up the reader.
+
+        remember     save input to the history on disk, unless LOCALQ_NOHISTORY is set
+        interrupts   pending presses of Ctrl-C, which the prompt handles
+        """
+        self._interrupts, self._stack = interrupts or Interrupts(), contextlib.ExitStack()
+        self._editor = None
+        if sys.stdin.isatty() and is_rich_terminal(sys.stdout):
+            from localq.cli.line.line_editor import LineEditor  # start-up cost: a pipe needs none
+
+            self._editor = LineEditor(remember, self._interrupts)
+
+    def __call__(self) -> str:
+        """Read one message."""
+        return _joined_lines(self._line)
+
+    def _line(self, continued: bool) -> str:
+        prompt = CONTINUED if continued else PROMPT
+        if self._editor is not None:
+            return self._editor.read(prompt)
+        with self._interrupts.raise_inside():
+            return input(prompt if sys.stdin.isatty() else "")
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which another program uses the terminal."""
+        return self._editor.ahead.suspend() if self._editor is not None else contextlib.nullcontext()
+
+    def __enter__(self) -> Reader:
+        if self._editor is not None:
+            self._stack.enter_context(self._editor.ahead.hold())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+
+def _joined_lines(read: Callable[[bool], str]) -> str:
+    r"""One message: a line, lines that end in a backslash, or text between triple quotes."""
+    line = read(False)
+    try:
+        return _continued(line, lambda: read(True))
+    except KeyboardInterrupt:
+        raise InputDiscarded from None  # the earlier lines
+
+
+def _continued(line: str, more: Callable[[], str]) -> str:
+    if line.strip().startswith('"""'):
+        rest = line.strip()[3:]
+        lines: list[str] = []
+        while not rest.rstrip().endswith('"""'):
+            lines.append(rest)
+            rest = more()
+        return "\n".join([*lines, rest.rstrip()[:-3]]).strip("\n")
+    lines = []
+    while line.endswith("\\"):
+        lines.append(line[:-1])
+        line = more()
+    return "\n".join([*lines, line])

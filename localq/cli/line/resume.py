@@ -1,0 +1,39 @@
+"""The conversation of `--continue` and `--resume`: the last, a named one, or one chosen from a list."""
+
+from __future__ import annotations
+
+import sys
+
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
+from localq.cli.output import note
+from localq.errors import usage_error
+
+
+def find_conversation(last: bool, name: str | None) -> Record | None:
+    """The conversation that `--continue` or `--resume` selects; None if neither is given.
+
+    Raises LocalqError (exit 2) where there is none.
+    """
+    if not last and name is None:
+        return None
+    if last and name is not None:
+        raise usage_error("--continue", "it cannot be combined with --resume", "Give one of them.")
+    store = ConversationStore()
+    return store.find(_choose(store) if name == "" else name)
+
+
+def _choose(store: ConversationStore) -> str:
+    from localq.chat.commands.sessions import SHOWN, table  # start-up cost: it imports all chat commands
+
+    found = store.summaries(limit=SHOWN)
+    if not found:
+        raise usage_error("--resume", "no saved conversation", "Start one with `localq chat`.")
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise usage_error("--resume", "no terminal to choose at", "Give the number or the title.")
+    note(table(found))
+    print("Resume which one? ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline().strip()
+    if not answer:
+        raise usage_error("--resume", "nothing chosen", "Give the number or the title.")
+    return answer

@@ -1,0 +1,189 @@
+"""What `chat` and `run` print: loading a model, a streaming reply, and Ctrl-C that stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import FrameType
+
+from localq.chat import open_model
+from localq.chat.open_model import OpenSession
+from localq.chat.reply import MEASURED
+from localq.chat.session import ChatSession, Reply, ReplyPiece
+from localq.cli import progress
+from localq.cli.line.reply_printer import Printer
+from localq.cli.line.thinking_lines import Thoughts
+from localq.cli.output import is_rich_terminal, note
+from localq.errors import LocalqError
+from localq.planner.speed import roofline
+from localq.stats import Stats
+from localq.wording import OnProgress, human_bytes, stats_line
+from localq.worker.messages import Event, Loaded, Loading
+
+
+class SendCancelled(KeyboardInterrupt):
+    """Ctrl-C right after Enter: the message is not sent and stays in the input history."""
+
+
+class InputDiscarded(KeyboardInterrupt):
+    """Ctrl-C while a message is typed: discards only that message."""
+
+
+class StatusLine:
+    """One line on stderr that shows progress; silent unless stderr is a terminal."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._shown = 0
+        self._active = is_rich_terminal(sys.stderr) and not quiet
+
+    def show(self, text: str) -> None:
+        """Replace the line by `text`."""
+        if self._active:
+            sys.stderr.write("\r" + text[:100].ljust(self._shown))
+            sys.stderr.flush()
+            self._shown = len(text[:100])
+
+    def clear(self) -> None:
+        """Erase the line."""
+        if self._active and self._shown:
+            sys.stderr.write("\r" + " " * self._shown + "\r")
+            sys.stderr.flush()
+            self._shown = 0
+
+    def bytes(self, stage: str, done: int, total: int) -> None:
+        """Show `stage` with its percentage."""
+        share = f" {done / total:4.0%} of {human_bytes(total)}" if total else ""
+        self.show(f"{stage}{share}")
+
+    def event(self, event: Event) -> None:
+        """Show the progress of a load."""
+        if isinstance(event, Loading):
+            self.bytes(event.stage, event.done_bytes, event.total_bytes)
+
+
+class TerminalWatcher:
+    """Shows on stderr how a model opens: a bar for downloads, a status line while it loads."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet, self.status = quiet, StatusLine(quiet)
+
+    def say(self, text: str) -> None:
+        """Print one line below the status line."""
+        self.status.clear()
+        note(text)
+
+    def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
+        """A download bar."""
+        return progress.fetch_bar(name, self.quiet)
+
+    def loading(self, event: Event) -> None:
+        """Show the stage and its percentage."""
+        self.status.event(event)
+
+    def load(self, opened: OpenSession) -> Loaded:
+        """Load the model with progress (`open_model.load_now`)."""
+        try:
+            return open_model.load_now(opened, self)
+        finally:
+            self.status.clear()
+
+    def __enter__(self) -> TerminalWatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.status.clear()
+
+
+def memory_line(loaded: Loaded) -> str:
+    """Measured and predicted memory: "[memory 17.9 GiB, predicted 17.8 GiB, +0.5 %]"; empty on the CPU."""
+    measured, predicted = sum(loaded.ledger.values()), sum(loaded.predicted.values())
+    if loaded.device != "cuda" or not predicted:
+        return ""
+    off = 100 * (measured - predicted) / predicted
+    return f"[memory {measured / 2**30:.2f} GiB, predicted {predicted / 2**30:.2f} GiB, {off:+.1f} %]"
+
+
+def speed_line(stats: Stats, loaded: Loaded | None) -> str:
+    """The figures of a reply; on a GPU with its share of the bandwidth limit."""
+    roof = roofline.of_loaded(loaded) if loaded is not None else None
+    return stats_line(stats, roof.said(stats) if roof is not None else "")
+
+
+@dataclass
+class Interruption:
+    """Whether Ctrl-C was pressed during a reply."""
+
+    is_requested: bool = False
+
+
+@contextlib.contextmanager
+def stop_on_interrupt(session: ChatSession) -> Iterator[Interruption]:
+    """Let Ctrl-C stop the streaming reply instead of the program."""
+    interruption = Interruption()
+    presses: SimpleQueue[bool] = SimpleQueue()
+
+    def wait() -> None:
+        if presses.get():
+            session.stop()
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        # The interrupted code may hold any lock, so none is taken here.
+        if interruption.is_requested:
+            raise KeyboardInterrupt  # a second press quits
+        presses.put(True)
+        interruption.is_requested = True
+
+    threading.Thread(target=wait, daemon=True).start()
+    previous = signal.signal(signal.SIGINT, stop)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        presses.put(False)
+
+
+def print_reply(
+    parts: Iterator[ReplyPiece | Reply], status: StatusLine, thoughts: Thoughts, printer: Printer
+) -> Reply | None:
+    """Print a reply as it streams; returns its end, or None without one. A failure ends an open line first."""
+    reply = None
+    try:
+        for part in parts:
+            if isinstance(part, Reply):
+                reply = part
+                continue
+            _show_piece(part, status, thoughts, printer)
+    except LocalqError:
+        status.clear()
+        thoughts.end()
+        printer.cut()
+        raise
+    status.clear()
+    thoughts.end()
+    if reply is None or reply.reason != MEASURED:
+        printer.end()
+    return reply
+
+
+def _show_piece(part: ReplyPiece, status: StatusLine, thoughts: Thoughts, printer: Printer) -> None:
+    if part.notice:
+        status.clear()
+        printer.pause()
+        note(f"({part.notice})")
+    elif part.thinking:
+        status.clear()
+        printer.pause()
+        thoughts.write(part.text)
+    elif part.text:
+        status.clear()
+        thoughts.end()
+        printer.write(part.text)
+    elif part.stats.phase == "prefill" and part.stats.prompt_tokens:
+        done = part.stats.cached_tokens + part.stats.prefilled_tokens
+        status.show(f"reading the prompt {done / part.stats.prompt_tokens:4.0%}")

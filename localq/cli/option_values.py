@@ -1,0 +1,95 @@
+"""Values of options: plain text and absent ones bypass pydantic, and LOCALQ_<OPTION> stands in for absent ones.
+
+`--think-out` is also LOCALQ_THINK_OUT. Options that are settings are read from the environment by `settings.py`.
+
+Typer checks every value with pydantic, whose import costs 0.1 s of every start. Numbers, parsers and missing required
+values still go through typer.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from localq import settings
+from localq.sampling import THINK_CHOICES
+
+
+class Command(TyperCommand):
+    """A verb with options whose value may be omitted: --think, --no-think, --resume."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse `args` with the omitted values filled in."""
+        return super().parse_args(ctx, list(_fill_in(args)))
+
+
+def _fill_in(args: list[str]) -> Iterator[str]:
+    """Arguments after `--` stay as they are. A word after `--think` is its value only if it is a valid one."""
+    options = args[: args.index("--")] if "--" in args else args
+    for each, following in itertools.pairwise([*options, "-"]):
+        if each == "--resume" and following.startswith("-"):
+            yield "--resume="
+        elif each == "--think" and following not in THINK_CHOICES:
+            yield "--think=on"
+        elif each == "--no-think":
+            yield "--think=off"
+        else:
+            yield each
+    yield from args[len(options) :]
+
+
+Check = Callable[[Any, Any], Any]
+
+
+def accept_plain_values(command: TyperCommand | TyperGroup) -> None:
+    """Let the parameters of `command` accept plain values without pydantic, `--help` included.
+
+    Patches instances, because typer creates its parameters itself.
+    """
+    original = command.get_params
+
+    def get_params(context: Any) -> Any:
+        found = original(context)
+        for parameter in found:
+            _look_in_environment(parameter)
+            if "process_value" not in vars(parameter):
+                check = parameter.process_value
+                parameter.process_value = functools.partial(_value, parameter, check)  # type: ignore[method-assign]
+        return found
+
+    command.get_params = get_params  # type: ignore[method-assign, assignment]
+
+
+def _look_in_environment(parameter: Any) -> None:
+    name = next((each for each in parameter.opts if each.startswith("--")), None)
+    if name is None or parameter.envvar is not None or parameter.is_eager:
+        return
+    known = name.removeprefix("--").replace("-", "_")
+    if known not in settings.DESCRIPTIONS:
+        parameter.envvar, parameter.show_envvar = f"LOCALQ_{known.upper()}", False
+
+
+def _value(parameter: Any, check: Check, context: Any, value: Any) -> Any:
+    if value is None:
+        if parameter.required:
+            return check(context, value)
+        value = () if parameter.multiple or parameter.nargs == -1 else None
+    elif _is_plain(parameter, value):
+        value = value if type(value) is str else list(value)
+    else:
+        return check(context, value)
+    return value if parameter.callback is None else parameter.callback(context, parameter, value)
+
+
+def _is_plain(parameter: Any, value: Any) -> bool:
+    """The value is text, and the parameter takes text."""
+    described = parameter.type_descriptor
+    if described.parameter_info.parser is not None:
+        return False
+    if described.annotation == list[str]:
+        return type(value) in (list, tuple) and len(value) > 0 and all(type(each) is str for each in value)
+    return described.annotation is str and type(value) is str

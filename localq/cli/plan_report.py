@@ -1,0 +1,240 @@
+"""`chat --dry-run` and `run --dry-run`: the plan and its reasons, before anything is fetched or loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from localq import gpus
+from localq.cli.output import note, print_json
+from localq.errors import ExitCode, LocalqError
+from localq.files import packaged_model
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from localq.planner import budget as memory_budget
+from localq.planner import card as planner_card
+from localq.planner import choose, explain, fit_rows, offers
+from localq.planner import plan as planner
+from localq.planner.offers import Choice, Considered, Offer
+from localq.planner.speed import cards, measurements, predict
+from localq.planner.speed.predict import Machine
+from localq.sanitize import sanitize
+from localq.settings import Settings
+from localq.wording import human_bytes
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Report:
+    """The plan for a model: format, memory and predicted speed.
+
+    machines   name of a GPU -> its bandwidth; `basis` names the source of these figures
+    """
+
+    choice: Choice
+    settings: Settings
+    budget: int | None
+    memory: str
+    machines: dict[str, Machine]
+    basis: str
+
+    @property
+    def decisions(self) -> list[explain.Line]:
+        """Decisions besides the format: context, KV cache, embedding, head."""
+        taken = self.choice.taken
+        wishes = choose.wishes_of(self.settings)
+        return explain.lines(taken.plan, wishes, taken.offer.arch, self.budget, taken.offer.scheme)
+
+    @property
+    def unsupported(self) -> str | None:
+        """Why the chosen format cannot run; None when it can."""
+        return self.choice.taken.offer.unsupported
+
+    def rates(self, each: Considered) -> dict[str, float]:
+        """GPU -> predicted tok/s, for GPUs with a known bandwidth."""
+        offer, placement = each.offer, each.plan.placement
+        if offer.unsupported is not None or not each.plan.fits:
+            return {}
+        rates = {
+            name: predict.tokens_per_s(offer.arch, offer.format, offer.scheme, placement, machine)
+            for name, machine in self.machines.items()
+        }
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    @property
+    def alternatives(self) -> list[Considered]:
+        """Other formats that would run here."""
+        return [each for each in self.choice.considered if each.usable and each is not self.choice.taken]
+
+
+def print_plan(name: str, format: str | None, settings: Settings, as_json: bool = False, force: bool = False) -> int:
+    """Print the plan and return the exit code that the command itself would end with.
+
+    Raises LocalqError after the plan where that is not 0; with `as_json` the code is returned instead.
+    """
+    report = make_report(name, format, settings)
+    too_large = choose.too_large(report.choice.taken.offer, report.budget, settings)
+    refusal = _refusal(report, None if force else too_large)
+    if as_json:
+        print_json(to_dict(report, too_large is None))
+        return refusal.exit_code if refusal else ExitCode.OK
+    for title, text in lines(report):
+        print(f"{title:<11} {sanitize(text)}".rstrip())
+    if report.basis:
+        note(f"tok/s: {report.basis}")
+    if refusal is not None:
+        raise refusal
+    return ExitCode.OK
+
+
+def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | None:
+    """The error that ends the command before its first byte, as `chat` and `hub.fetch` raise it; None without one."""
+    taken = report.choice.taken
+    source = taken.offer.source or taken.offer.base
+    if report.unsupported and source is not None:
+        step = "`localq fit --vram SIZE` lists formats that run."
+        return LocalqError(taken.offer.name, report.unsupported, step, ExitCode.FAILURE)
+    if too_large is not None:
+        return too_large
+    if source and not _is_here(taken) and (report.settings.offline or hub_client.is_offline()):
+        return hub.not_here(source.repo or source.package)
+    return None
+
+
+def _is_here(each: Considered) -> bool:
+    """Nothing must be fetched: the model, its source or its package is on this machine."""
+    source = each.offer.source or each.offer.base
+    if each.here is not None or source is None:
+        return True
+    if source.kind == "pypi" and packaged_model.installed(source) is not None:
+        return True
+    return each.offer.source is None and hub.local_source(source) is not None
+
+
+def make_report(name: str, format: str | None, settings: Settings) -> Report:
+    """The plan of a model. --vram SIZE is planned as given, whatever GPU this machine has."""
+    named = memory_budget.allowed(settings)
+    machines, basis = dict[str, Machine](), ""
+    if named is not None:
+        budget: int | None = max(0, named - memory_budget.reserved(settings))
+        memory = f"{named / MIB:,.0f} MiB (--vram {settings.vram})"
+        sizes = {size * MIB: gib for gib, size in planner.CARD_TOTALS_MIB.items()}
+        machines = {card.name: Machine.of(card) for card in cards.of_size(sizes.get(named, 0))}
+        basis = planner_card.BASIS if machines else ""
+    else:
+        budget = choose.budget_here(settings)
+        here = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
+        memory = (
+            f"{budget / MIB:,.0f} MiB free on {here.name}" if here and budget is not None else "host memory, no GPU"
+        )
+        machine, basis = planner_card.machine_here(here, note) if here else (None, "")
+        machines = {here.name: machine} if here and machine else {}
+    target, choice = choose.chosen(name, format, settings, budget)
+    if choice is None:
+        offer = fit_rows.of_model(name, offline=settings.offline)[0]
+        wishes = choose.wishes_of(settings)
+        plan = planner.assess(
+            offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme,
+            name=target.name,
+        )  # fmt: skip
+        alone = Considered(offer, plan, hub.local_path(target), plan.fits and offer.unsupported is None)
+        choice = Choice(alone, "as stored", (alone,))
+    return Report(choice, settings, budget, memory, machines, basis)
+
+
+def lines(report: Report) -> list[tuple[str, str]]:
+    """(title, text) of every line."""
+    taken = report.choice.taken
+    offer, plan = taken.offer, taken.plan
+    rows = [("model", f"{offer.name}, {fit_rows.human_count(offer.arch.parameters)} parameters")]
+    rows += [("memory", report.memory)]
+    rows += [("format", f"{offer.format}, {offer.bits:.2f} bits per weight: {report.choice.why}")]
+    rows += [("source", _source(taken)), ("download", _download(taken))]
+    rows += [(line.what, f"{line.value}: {line.why} ({line.option})") for line in report.decisions]
+    parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
+    rows += [("uses", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
+    if report.unsupported:
+        rows += [("runs", f"no: {report.unsupported}")]
+    rows += [("speed", _rates(report, taken))]
+    rows += [("quality", _quality(offer))]
+    rows += [row for each in report.alternatives for row in _alternative(report, each)]
+    return rows
+
+
+def _alternative(report: Report, each: Considered) -> list[tuple[str, str]]:
+    offer = each.offer
+    rows = [("or", f"{offer.name}: {each.plan.ctx:,} tokens, {_rates(report, each)}; {_download(each)}")]
+    rows.append(("", f"quality: {_quality(offer)}"))
+    if offer.is_calibrated and each.here is None:
+        rows.append(("", f"make it: {offers.making(offer)}"))
+    return rows
+
+
+def _rates(report: Report, each: Considered) -> str:
+    rates = report.rates(each)
+    text = ", ".join(f"{rate:.0f} tok/s on {name}" for name, rate in rates.items())
+    return f"about {text}" if text else "tok/s unknown"
+
+
+def _quality(offer: Offer) -> str:
+    """Measured quality, or the note on the format without a measurement."""
+    remark = measurements.load().quality_notes.get(offer.format) if offers.ratio(offer) is None else None
+    return f"{fit_rows.kept(offer)}{f'; {remark}' if remark else ''}"
+
+
+def _source(taken: Considered) -> str:
+    offer, source = taken.offer, taken.offer.source
+    if source is None:
+        return f"made here from {offer.base.repo or offer.base.package}" if offer.base else str(taken.here)
+    checked = "" if source.verified else ", not verified against the hub"
+    origin = f"{source.repo} at {source.revision}" if source.kind == "hub" else f"{source.package} {source.version}"
+    return f"{origin}{checked}{', gated' if source.gated else ''}"
+
+
+def _download(each: Considered) -> str:
+    if each.here is not None:
+        return f"on this machine: {each.here}"
+    if _is_here(each):
+        return "none: the source is on this machine"
+    size = each.offer.download_bytes
+    return human_bytes(size) if size else "unknown size"
+
+
+def to_dict(report: Report, fits: bool) -> dict[str, Any]:
+    """The object of `--json`; sizes in bytes, the source as in `localq show --json`."""
+    taken = report.choice.taken
+    offer, plan, source = taken.offer, taken.plan, taken.offer.source
+
+    def rounded(each: Considered) -> dict[str, float]:
+        return {name: round(rate, 1) for name, rate in report.rates(each).items()}
+
+    return {
+        "name": offer.name,
+        "format": offer.format,
+        "why": report.choice.why,
+        "fits": fits,
+        "runs": report.unsupported is None,
+        "reason": plan.reason or report.unsupported,
+        "budget_bytes": report.budget,
+        "source": (source.repo or source.package) if source else None,
+        "revision": (source.revision if source.kind == "hub" else source.version) if source else None,
+        "path": str(taken.here) if taken.here else None,
+        "download_bytes": 0 if _is_here(taken) else offer.download_bytes,
+        "ctx": plan.ctx,
+        "kv_bits": plan.kv_bits,
+        "embed": plan.embed,
+        "head": plan.head,
+        "choices": [{"what": line.what, "value": line.value, "why": line.why} for line in report.decisions],
+        "ledger_bytes": plan.ledger.components,
+        "tok_s": rounded(taken),
+        "tok_s_basis": report.basis,
+        "alternatives": [
+            {
+                "name": each.offer.name, "format": each.offer.format, "ctx": each.plan.ctx, "tok_s": rounded(each),
+                "path": str(each.here) if each.here else None, "download_bytes": each.offer.download_bytes,
+                "made_by": offers.making(each.offer) if each.offer.is_calibrated and not each.here else None,
+            }
+            for each in report.alternatives
+        ],
+    }  # fmt: skip

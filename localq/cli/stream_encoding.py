@@ -1,0 +1,55 @@
+"""Standard streams with another encoding than UTF-8: characters that do not fit are replaced, with one warning.
+
+Invalid bytes or a limited terminal never end a command, and an answer that lost characters is marked as such.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+import sys
+from typing import TextIO
+
+_ERRORS = "localq.replaced"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_warnings: dict[str, str] = {}  # direction -> the warning, "" once it is printed
+
+
+def prepare(*streams: TextIO | None) -> None:
+    """Make these streams replace characters and record it for `take_warnings`. ASCII input is read as UTF-8."""
+    codecs.register_error(_ERRORS, _replace)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ERRORS)
+            if stream is sys.stdin and not stream.isatty() and _is(stream, "ascii"):
+                stream.reconfigure(encoding="utf-8", errors=_ERRORS)
+
+
+def take_warnings() -> list[str]:
+    """New warnings since the last call: one about output, one about input."""
+    lines = [line for line in _warnings.values() if line]
+    _warnings.update(dict.fromkeys(_warnings, ""))
+    return lines
+
+
+def is_utf8(stream: TextIO) -> bool:
+    """The stream can take every character."""
+    return _is(stream, "utf-8")
+
+
+def _is(stream: TextIO, encoding: str) -> bool:
+    try:
+        return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == encoding
+    except LookupError:
+        return False
+
+
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    if isinstance(error, UnicodeEncodeError):
+        if not _SURROGATE.match(error.object, error.start):  # a lone surrogate fits no encoding
+            why = f"characters missing from this locale's encoding ({error.encoding}) are shown as ?"
+            _warnings.setdefault("written", f"{why}; set LC_ALL=C.UTF-8 to keep them")
+    elif isinstance(error, UnicodeDecodeError):
+        _warnings.setdefault("read", f"input that is not valid {error.encoding} was replaced by U+FFFD")
+    return codecs.replace_errors(error)

@@ -1,0 +1,315 @@
+"""`localq bench`: speed of a model, against rivals and the memory bandwidth. `localq/bench/` measures."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localq.cli import help_page, options, progress
+from localq.cli.output import note, print_json
+from localq.cli.verbs import bench_formats
+from localq.errors import LocalqError, usage_error
+from localq.planner import budget
+
+if TYPE_CHECKING:
+    from localq.bench.models.model_bench import Request
+    from localq.bench.models.plan import Plan
+    from localq.settings import Settings
+
+_MODEL_HELP = "As for chat. --synthetic: a catalogue name. --kernels: also shapes, 4096x4096,28672x8192."
+_SYNTHETIC = "Random weights in MODEL's architecture; fetch nothing."
+_ONLY = (
+    "--kernels: some of nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
+    "search, step."
+)
+_AGAINST = "transformers (default), bitsandbytes, none."
+_PLOT = "Plot bandwidth shares to NAME.png; - = terminal."
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.known_names)]
+Prompt = Annotated[
+    str,
+    typer.Option("-p", "--n-prompt", metavar="LIST", help="Prefill tokens; 0 = none.", rich_help_panel=help_page.TESTS),
+]
+Generate = Annotated[
+    str,
+    typer.Option("-n", "--n-gen", metavar="LIST", help="Decode tokens; 0 = none.", rich_help_panel=help_page.TESTS),
+]
+Depth = Annotated[
+    str,
+    typer.Option(
+        "-d", "--n-depth", metavar="LIST", help="Cached tokens before a test.", rich_help_panel=help_page.TESTS
+    ),
+]
+Repetitions = Annotated[
+    int,
+    typer.Option(
+        "-r", "--repetitions", min=1, help="Timed runs per test; reports medians.", rich_help_panel=help_page.TESTS
+    ),
+]
+Output = Annotated[
+    str,
+    typer.Option(
+        "-o", "--output", metavar="FORMAT", help="table, md, csv, json or jsonl.", rich_help_panel=help_page.OUTPUT
+    ),
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option("--against", metavar="LIST", help=_AGAINST, rich_help_panel=help_page.TESTS),
+]
+Plot = Annotated[
+    str | None,
+    typer.Option("--plot", metavar="FILE|-", help=_PLOT, rich_help_panel=help_page.OUTPUT),
+]
+
+
+def _mode_option(name: str, help: str) -> Any:
+    return typer.Option(name, help=help, rich_help_panel=help_page.MODES)
+
+
+MODES = ("kernels", "profile", "crossover", "patched", "quantize", "bcq", "formats")
+# Parameters that a mode accepts, without those of the output.
+TAKEN = {"kernels": ("model", "plot", "only"), "crossover": (), "patched": (), "bcq": ("model", "plot"),
+         "quantize": ("model", "device", "vram", "seed"),
+         "formats": ("model", "plot", "prompt", "generate", "depth", "repetitions", "synthetic", "make", "max_windows",
+                     "ctx", "kv", "embed", "head", "vram", "reserve", "force", "device", "dtype", "seed", "offline",
+                     "token")}  # fmt: skip
+OWNERS = {"make": "formats", "max_windows": "formats", "only": "kernels"}  # parameters of a single mode
+NOT_FOR_PROFILE = ("plot", "against", "no_baseline", "repetitions", *OWNERS)
+ALWAYS = (*MODES, "output", "json", "quiet")
+SPELLINGS = {"model": "MODEL", "prompt": "-p", "generate": "-n", "depth": "-d", "repetitions": "-r"}
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Arguments that every mode reads."""
+
+    model: str | None
+    synthetic: bool
+    output: str
+    plot: str | None
+    force: bool
+    quiet: bool
+
+
+def bench(
+    context: typer.Context,
+    model: Model = None,
+    prompt: Prompt = "512",
+    generate: Generate = "128",
+    depth: Depth = "0",
+    repetitions: Repetitions = 5,
+    output: Output = "table",
+    synthetic: Annotated[bool, typer.Option("--synthetic", help=_SYNTHETIC, rich_help_panel=help_page.TESTS)] = False,
+    against: Against = None,
+    no_baseline: Annotated[
+        bool,
+        typer.Option("--no-baseline", help="Skip the 16-bit and transformers runs.", rich_help_panel=help_page.TESTS),
+    ] = False,
+    kernels: Annotated[bool, _mode_option("--kernels", "Time every CUDA kernel.")] = False,
+    only: Annotated[str, typer.Option("--only", metavar="LIST", help=_ONLY, rich_help_panel=help_page.MODES)] = "",
+    profile: Annotated[bool, _mode_option("--profile", "Time the kernels of one decode step.")] = False,
+    crossover: Annotated[bool, _mode_option("--crossover", "Find where NF4 prefill switches kernels.")] = False,
+    patched: Annotated[bool, _mode_option("--patched", "Time a transformers model with our kernels.")] = False,
+    quantize: Annotated[bool, _mode_option("--quantize", "Time the quantization of one layer to vq2.")] = False,
+    bcq: Annotated[bool, _mode_option("--bcq", "Time bcq kernels by planes and groups.")] = False,
+    formats: Annotated[bool, _mode_option("--formats", "Compare all formats of MODEL in a table.")] = False,
+    make: bench_formats.Make = "",
+    max_windows: bench_formats.Windows = None,
+    plot: Plot = None,
+    ctx: options.Context = None,
+    kv: options.KvBits = None,
+    embed: options.Embed = None,
+    head: options.Head = None,
+    vram: options.Vram = None,
+    reserve: options.Reserve = None,
+    force: options.Force = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed",
+            min=0,
+            help="Seed of random prompts and weights.",
+            show_default=False,
+            rich_help_panel=help_page.TESTS,
+        ),
+    ] = 0,
+    offline: options.Offline = None,
+    token: options.Token = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Measure the speed of a model or of the kernels.
+
+    Compares with fp16, transformers and the memory bandwidth. The last line on stdout is one JSON object.
+    """
+    flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize, bcq, formats), strict=True))
+    arguments = _Arguments(model, synthetic, "json" if json else output, plot, force, quiet)
+    mode = _mode(flags, arguments, context)
+    ctx = options.flag_or_environment("ctx", ctx)
+    settings = options.load_settings(
+        device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
+    )
+    if mode in PARTS:
+        PARTS[mode](mode, arguments, settings, seed, only)
+        return
+    from localq.bench.models import plan as plans  # torch-free, as is all before `_request`
+
+    plan = plans.make(prompt, generate, depth, repetitions, seed)
+    if mode == "formats":
+        formats_arguments = bench_formats.Arguments(**vars(arguments), ctx=ctx, make=make, windows=max_windows)
+        bench_formats.run(formats_arguments, plan, settings)
+        return
+    rivals = plans.rivals(against or (), () if no_baseline else ("transformers",))
+    request = _request(arguments, settings, plan, rivals, not no_baseline, ctx)
+    _measure(request, mode, arguments)
+
+
+def _mode(flags: dict[str, bool], arguments: _Arguments, context: Any) -> str:
+    """The mode from `MODES`, "" for a whole model. Raises LocalqError (exit 2) for options that do not go together."""
+    from localq.bench import plot
+    from localq.bench.models import report
+
+    chosen = [name for name, wanted in flags.items() if wanted]
+    if len(chosen) > 1:
+        raise usage_error("bench", f"--{chosen[0]} and --{chosen[1]} are different benchmarks", "Run them one by one.")
+    if arguments.output not in report.FORMATS:
+        raise usage_error(
+            "-o", f"{arguments.output!r} is not an output format", f"Use one of {', '.join(report.FORMATS)}."
+        )
+    if chosen not in ([], ["formats"]) and arguments.output not in ("table", "json"):
+        raise usage_error("-o", f"--{chosen[0]} cannot be written as {arguments.output}", "Use table or json.")
+    if arguments.synthetic and chosen not in ([], ["profile"], ["formats"]):
+        raise usage_error("--synthetic", f"--{chosen[0]} always uses random weights", "Remove it.")
+    plot.check_target(arguments.plot)
+    mode = chosen[0] if chosen else ""
+    _refuse_ignored(mode, context)
+    return mode
+
+
+def _refuse_ignored(mode: str, context: Any) -> None:
+    """Raises LocalqError (exit 2) for an option that the mode would ignore."""
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
+    for name in given:
+        taken = name not in OWNERS
+        if mode:
+            taken = name not in NOT_FOR_PROFILE if mode == "profile" else name in TAKEN[mode]
+        if not taken and name not in ALWAYS:
+            word = SPELLINGS.get(name, f"--{name.replace('_', '-')}")
+            where = f"with --{mode}" if mode else f"without --{OWNERS[name]}"
+            raise usage_error("bench", f"{word} has no effect {where}", "Remove it.")
+
+
+def _run_part(mode: str, arguments: _Arguments, settings: Settings, seed: int, only: str) -> None:
+    """Run a benchmark other than a whole model; its module prints a table and one line of JSON."""
+    out = sys.stderr if arguments.output == "json" else sys.stdout
+    if mode == "kernels":
+        from localq.bench.kernels import kernel_bench as kernels  # torch loads only now, as below
+
+        shown = progress.case_bar(arguments.quiet)
+        families = [name.strip() for name in only.split(",")] if only else None
+        result = kernels.run(out, arguments.model, families, plot_to=arguments.plot, on_case=shown)
+    elif mode == "bcq":
+        from localq.bench.kernels import kernel_bench as kernels
+        from localq.bench.kernels.rows import bcq as bcq_rows
+
+        shown = progress.case_bar(arguments.quiet)
+        shapes = arguments.model or bcq_rows.SQUARES
+        result = kernels.run(out, shapes, list(kernels.BY_NAME), plot_to=arguments.plot, on_case=shown)
+    elif mode == "crossover":
+        from localq.bench.kernels import crossover
+
+        result = crossover.run(out)
+    else:
+        from localq.bench.models import patched
+
+        result = patched.run(out)
+    if arguments.output == "json":
+        print_json(result)
+    if failures := result.get("failures"):
+        why = f"{len(failures)} measurements failed, the first: {failures[0]}"
+        raise LocalqError(f"bench --{mode}", why, "Report this as a bug.")
+
+
+def _run_quantize(mode: str, arguments: _Arguments, settings: Settings, seed: int, only: str) -> None:
+    """Time the presets of `localq quantize` on one layer of a catalogue model."""
+    from localq.cli.verbs import quantize_calibrated
+    from localq.files import catalog
+    from localq.planner import prepare
+    from localq.quantize import calibration
+
+    if arguments.model is None:
+        raise usage_error("bench --quantize", "no model given", "Give MODEL, such as llama-3.3-70b.")
+    tokens = min(calibration.WINDOW, catalog.find(arguments.model).arch.max_context)
+    prepare.check_can_make("vq2")
+    from localq.bench.models import quantizing  # torch loads only now
+
+    windows = {"quick": quantize_calibrated.QUICK_WINDOWS, "best": quantizing.ALL_WINDOWS}
+    ways = {
+        name: quantizing.Way(*quantize_calibrated.effort(best=name == "best"), count, tokens)
+        for name, count in windows.items()
+    }
+    out = sys.stderr if arguments.output == "json" else sys.stdout
+    wanted = quantizing.Asked(arguments.model, settings.device, budget.allowed(settings), seed)
+    result = quantizing.run(out, wanted, ways)
+    if arguments.output == "json":
+        print_json(result)
+
+
+PARTS = {**dict.fromkeys(("kernels", "crossover", "patched", "bcq"), _run_part), "quantize": _run_quantize}
+
+
+def _request(
+    arguments: _Arguments, settings: Settings, plan: Plan, against: tuple[str, ...], baseline: bool, ctx: int | None
+) -> Request:
+    """The benchmark of the model: its files, found or fetched, or random weights."""
+    vram, reserved = budget.allowed(settings), budget.reserved(settings)
+    name, synthetic, path = arguments.model, arguments.synthetic, None
+    if name is None:
+        from localq.bench.models import choose
+
+        choice = choose.bare(plan.ctx, settings.device, vram, synthetic, reserved)
+        name, synthetic, path = choice.name, choice.synthetic, Path(choice.path) if choice.path else None
+        if choice.note:
+            note(choice.note)
+    from localq.bench.models.model_bench import Request
+    from localq.bench.synthetic.sources import from_files, random  # torch loads only now
+
+    if synthetic:
+        files, opened = random(name, plan.seed)
+    else:
+        from localq.planner import prepare
+
+        with progress.fetch_bar(name, arguments.quiet) as show:
+            path = path or prepare.source_path(name, note, show, settings.offline)
+        files, opened = from_files(path)
+        if not Path(name).exists():
+            files = replace(files, name=name)  # the name given, not that of the file
+    loading = replace(budget.load_options(settings, files.name, force=arguments.force), ctx=ctx)
+    return Request(files, opened, loading, plan, against, baseline)
+
+
+def _measure(request: Request, mode: str, arguments: _Arguments) -> None:
+    from localq.bench import plot
+    from localq.bench.models import model_bench, report, step
+
+    with progress.run_bar(request.plan.repetitions + 1, arguments.quiet) as tell:
+        if mode == "profile":
+            out = sys.stderr if arguments.output == "json" else sys.stdout
+            result = step.run(request, out, tell)
+            if arguments.output == "json":
+                print_json(result)
+            return
+        measured = model_bench.run(request, tell)
+    report.write(measured, arguments.output, sys.stdout, sys.stderr)
+    if arguments.plot is not None:
+        bars = [
+            (f"{row.engine} {row.case.name}", row.share_of_roof)
+            for row in measured.rows
+            if row.share_of_roof is not None
+        ]
+        plot.draw(bars, f"{measured.model}: share of the read bandwidth", arguments.plot, sys.stderr)

@@ -1,0 +1,103 @@
+"""`localq bench --formats MODEL`: find or make the formats, measure them, write the table."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localq.cli import help_page, progress
+from localq.cli.output import note
+from localq.errors import LocalqError, usage_error
+from localq.planner import budget
+
+if TYPE_CHECKING:
+    from localq.bench.models.format_list import Found
+    from localq.bench.models.formats import Text
+    from localq.bench.models.plan import Plan
+    from localq.settings import Settings
+
+_MAKE = "--formats: quantize missing ones: nf4,vq2 or all."
+_WINDOWS = "--formats: windows for perplexity, 0 = none."
+Make = Annotated[
+    str,
+    typer.Option("--make", metavar="LIST", help=_MAKE, show_default=False, rich_help_panel=help_page.MODES),
+]
+Windows = Annotated[int | None, typer.Option("--max-windows", min=0, help=_WINDOWS, rich_help_panel=help_page.MODES)]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments of the command line, without tests and settings."""
+
+    model: str | None
+    synthetic: bool
+    output: str
+    plot: str | None
+    force: bool
+    quiet: bool
+    ctx: int | None
+    make: str
+    windows: int | None
+
+
+def run(arguments: Arguments, plan: Plan, settings: Settings) -> None:
+    """Measure every format and print the table.
+
+    Raises LocalqError where nothing could be measured, and (exit 1) after the table where a format failed
+    unexpectedly; KeyboardInterrupt after a table that Ctrl-C cut short.
+    """
+    if arguments.model is None:
+        raise usage_error("bench --formats", "no model given", "Give MODEL, such as smollm2-135m.")
+    if arguments.synthetic and (arguments.make or arguments.windows is not None):
+        word = "--make" if arguments.make else "--max-windows"
+        raise usage_error("bench", f"{word} has no effect on random weights", "Remove it.")
+    if not any(case.generate for case in plan.cases):
+        raise usage_error("-n", "the table needs decode tests, and 0 skips them", "Give a number of tokens.")
+    from localq.bench.models import format_list
+
+    wanted_made = format_list.to_make(arguments.make)
+    found = None if arguments.synthetic else _found(arguments, settings, wanted_made)
+    candidates = found.candidates if found else format_list.random()
+    name = found.name if found else _catalogued(arguments.model)
+    text = None if arguments.synthetic or arguments.windows == 0 else _text(arguments.windows)
+    from localq.bench.models import format_report, formats  # torch loads only now
+    from localq.cli.progress import run_bar
+
+    loading = replace(budget.load_options(settings, name, force=arguments.force), ctx=arguments.ctx)
+    with run_bar(plan.repetitions + 1, arguments.quiet) as tell:
+        wanted = formats.Asked(name, found.base if found else None, candidates, loading, plan, text)
+        table = formats.run(wanted, tell)
+    format_report.write(table, arguments.output, sys.stdout, sys.stderr)
+    if arguments.plot is not None:
+        format_report.draw(table, arguments.plot, sys.stderr)
+    if table.stopped:
+        raise KeyboardInterrupt
+    if table.failures:
+        why = f"{len(table.failures)} formats failed, the first: {table.failures[0]}"
+        raise LocalqError("bench --formats", why, "Report this as a bug.")
+
+
+def _found(arguments: Arguments, settings: Settings, wanted: tuple[str, ...]) -> Found:
+    from localq.bench.models import format_list
+
+    assert arguments.model is not None
+    with progress.fetch_bar(arguments.model, arguments.quiet) as show:
+        found = format_list.find(arguments.model, note, show, settings.offline)
+    return format_list.make(found, wanted, note, None, settings.offline)
+
+
+def _catalogued(name: str) -> str:
+    """The catalogue model whose shape random weights have. Raises LocalqError (exit 4) for any other."""
+    from localq.files import catalog
+
+    return catalog.find(name.rpartition("@")[0] or name).name
+
+
+def _text(most: int | None) -> Text:
+    from localq.bench.models.formats import Text
+    from localq.cli.verbs.eval import DEFAULT_TEXT
+
+    return Text(DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, most)

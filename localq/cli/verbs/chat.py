@@ -1,0 +1,134 @@
+"""`localq chat`: a conversation in the terminal, full screen or line by line."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localq.cli import help_page, options
+from localq.cli.option_values import Command as Command
+from localq.cli.output import has_screen, is_rich_terminal, note
+from localq.cli.stream_encoding import is_utf8
+from localq.errors import usage_error
+from localq.files import catalog
+from localq.settings import Settings
+
+if TYPE_CHECKING:
+    from localq.chat.history.record import Record
+    from localq.chat.open_conversation import Start
+
+
+def chat(
+    model: options.Model = None,
+    model_named: options.ModelOption = None,
+    prompt: options.Prompt = None,
+    system: options.System = None,
+    ctx: options.Context = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    dry_multiplier: options.DryMultiplier = None,
+    dry_base: options.DryBase = None,
+    dry_allowed_length: options.DryAllowedLength = None,
+    xtc_probability: options.XtcProbability = None,
+    xtc_threshold: options.XtcThreshold = None,
+    seed: options.Seed = None,
+    think: options.Think = None,
+    stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarText = None,
+    regex: options.Regex = None,
+    continue_: options.Continue = False,
+    resume: options.Resume = None,
+    save: options.Save = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    vram: options.Vram = None,
+    kv: options.KvBits = None,
+    embed: options.Embed = None,
+    head: options.Head = None,
+    format: options.Format = None,
+    reserve: options.Reserve = None,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
+    offline: options.Offline = None,
+    token: options.Token = None,
+    stats: options.ShowStats = None,
+    markdown: options.Markdown = None,
+    plain: options.Plain = False,
+    quiet: options.Quiet = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="With --dry-run: print one JSON object.", rich_help_panel=help_page.OUTPUT),
+    ] = False,
+) -> int:
+    """Chat with MODEL, full screen or line by line."""
+    if json and not dry_run:
+        raise usage_error("--json", "it needs --dry-run here", "`localq run MODEL PROMPT --json` answers one prompt.")
+    model = options.single_model(model, model_named)
+    flags = options.setting_flags(locals())
+    settings = options.load_reply_settings(flags, quiet)
+    if dry_run:
+        return _plan(_resume(settings, flags, continue_, resume)[0], format, json, force)
+    wanted = options.parse_grammar(json_schema, grammar, regex)
+    first = None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
+    settings, record = _resume(settings, flags, continue_, resume)
+    from localq.chat import open_conversation  # start-up cost, not for --help
+
+    start = open_conversation.start(record, settings, stop, note, wanted)
+    return start_chat(settings, start, format, force, plain=plain or prompt is not None, quiet=quiet, first=first)
+
+
+def _plan(settings: Settings, format: str | None, json: bool, force: bool) -> int:
+    from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
+
+    return print_plan(settings.model, format, settings, json, force)
+
+
+def _resume(
+    settings: Settings, flags: dict[str, Any], continue_: bool, resume: str | None
+) -> tuple[Settings, Record | None]:
+    """The settings, with those saved in the conversation to resume, and its record; None for a new one."""
+    if not continue_ and resume is None:
+        catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
+        return settings, None
+    from localq.chat import open_conversation  # start-up cost, not for --help
+    from localq.cli.line.resume import find_conversation
+
+    record = find_conversation(continue_, resume)
+    return (settings if record is None else open_conversation.resumed_settings(record, settings, flags)), record
+
+
+def start_chat(
+    settings: Settings,
+    start: Start,
+    format: str | None,
+    force: bool,
+    *,
+    plain: bool,
+    quiet: bool,
+    first: options.PromptText | None,
+) -> int:
+    """Chat on the full screen, or line by line where it is unavailable or not wanted."""
+    from localq.chat.open_options import OpenOptions
+
+    if not plain and not quiet and _on_full_screen(settings):
+        from localq.cli.verbs.tui import run_app
+
+        return run_app(settings, start, OpenOptions(format, force))
+    from localq.cli.line.line_chat import converse
+
+    return converse(settings, start, quiet, OpenOptions(format, force), first)
+
+
+def _on_full_screen(settings: Settings) -> bool:
+    if settings.ui == "auto":
+        if sys.stdin.isatty() and is_rich_terminal(sys.stdout) and not is_utf8(sys.stdout):
+            note(f"line mode: the full screen needs a UTF-8 locale, this terminal has {sys.stdout.encoding}")
+        return has_screen()
+    return settings.ui == "tui" and sys.stdin.isatty() and sys.stdout.isatty()

@@ -1,0 +1,130 @@
+"""`localq config`: show, get, set, unset and edit settings, and print the path of the file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from localq import places, settings, settings_file
+from localq.cli import options
+from localq.cli.output import note, print_json, stdout_table
+from localq.cli.pager import page_output
+from localq.sanitize import sanitize
+
+config = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show and change settings (config.toml).",
+)
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="A setting; `localq config show` lists them.")]
+
+
+@config.command()
+def show(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Include this model's defaults.", autocompletion=options.known_names),
+    ] = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Also print where each value comes from.")] = False,
+    json: options.Json = False,
+) -> None:
+    """List all settings and their values.
+
+    With MODEL, include its sampling defaults from models.toml and generation_config.json.
+    """
+    found = settings.origins()
+    if model is not None:
+        found = _with_those_of(model, found)
+    project, _ = settings.read_project()
+    if json:
+        values = {name: {"value": entry.value, "origin": entry.source} for name, entry in found.items()}
+        files = {"path": str(places.config_file()), "project": str(project) if project else None}
+        print_json({**files, "model": model, "settings": values})
+        return
+    headers = ["setting", "value", *(["origin"] if origin else []), "meaning"]
+    rows = [
+        [name, _text(entry.value), *([entry.source] if origin else []), settings.DESCRIPTIONS[name]]
+        for name, entry in found.items()
+    ]
+    with page_output():
+        stdout_table(headers, rows)
+
+
+def _with_those_of(model: str, found: dict[str, settings.Origin]) -> dict[str, settings.Origin]:
+    """`found`, with the model's own values for settings that are unset."""
+    from localq.chat import default_sampling  # start-up cost: only needed here
+    from localq.files import catalog, model_folder
+    from localq.files.hub import fetch as hub
+
+    target = catalog.resolve(model)
+    path = hub.local_path(target)
+    generation = model_folder.open_model(path).generation_config if path is not None else None
+    if generation is None:
+        note(f"{target.name} is not on this machine: its generation_config.json cannot be read")
+    own = default_sampling.origins(target.entry, generation)
+    unset = {name: origin for name, origin in own.items() if found[name].value is None}
+    return {**found, **unset, "model": settings.Origin(target.name, "argument")}
+
+
+@config.command()
+def get(name: _Name, json: options.Json = False) -> None:
+    """Print the value of one setting."""
+    settings.check_name(name)
+    if json:
+        found = settings.origins()[name]
+        print_json({"name": name, "value": found.value, "origin": found.source})
+        return
+    print(sanitize(_text(settings.origins()[name].value)))  # it may come from a project's file
+
+
+@config.command(name="set")
+def set_(
+    name: _Name,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The new value.")],
+    json: options.Json = False,
+) -> None:
+    """Store a setting in config.toml."""
+    stored = settings_file.write(name, value)
+    if json:
+        print_json({"name": name, "value": stored})
+    else:
+        print(f"{name} = {_text(stored)}")
+
+
+@config.command()
+def unset(name: _Name, json: options.Json = False) -> None:
+    """Remove a setting from config.toml."""
+    settings_file.write(name, None)
+    if json:
+        print_json({"name": name, "value": None})
+
+
+@config.command()
+def edit() -> None:
+    """Edit config.toml in $VISUAL or $EDITOR.
+
+    A text with an unknown setting or a wrong value is rejected; the file stays unchanged.
+    """
+    from localq.chat.terminal import editor  # start-up cost: only needed here
+
+    text = editor.edited(settings.file_text(), "Use `localq config set NAME VALUE` instead.")
+    print(f"{settings_file.write_file(text)} settings in {places.config_file()}")
+
+
+@config.command()
+def path(json: options.Json = False) -> None:
+    """Print the path of config.toml."""
+    if json:
+        print_json({"path": str(places.config_file())})
+    else:
+        print(places.config_file())
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "; ".join(f"{name}={each}" for name, each in value.items())
+    return "" if value is None else str(value)

@@ -1,0 +1,25 @@
+"""`localq doctor`: check the installation, the driver and the GPU. Loads no torch."""
+
+from __future__ import annotations
+
+from localq.cli import options
+from localq.cli.output import print_json
+from localq.sanitize import sanitize
+
+
+def doctor(json: options.Json = False) -> None:
+    """Check the installation, the driver and the GPU."""
+    from localq.cli.verbs import doctor_facts  # start-up cost: NVML and package metadata
+
+    facts = doctor_facts.gather()
+    problem = doctor_facts.problem(facts)
+    if json:
+        body = doctor_facts.as_json(facts)
+        print_json({**body, "usable": problem is None, "problem": problem.to_dict() if problem else None})
+    else:
+        for title, text in doctor_facts.lines(facts):
+            print(f"{title:<12} {sanitize(text)}")
+        if problem is None:
+            print(f"{'usable':<12} {doctor_facts.verdict(facts)}")
+    if problem is not None:
+        raise problem

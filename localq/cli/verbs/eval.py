@@ -1,0 +1,211 @@
+"""`localq eval`: perplexity of a model, and its distance from a reference."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localq import kv_bits, places
+from localq.cli import help_page, options
+from localq.cli import progress as progress_lines
+from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
+from localq.errors import LocalqError, usage_error
+from localq.planner import budget
+from localq.wording import OnProgress
+
+if TYPE_CHECKING:
+    from localq.files.model_folder import ModelFiles
+    from localq.settings import Settings
+
+DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
+UNQUANTIZED = 16  # bits, as `bench.bits` has it
+_MODELS = "Name, NAME@FORMAT, ORG/REPO, folder or .gguf file."
+_PLOT = "Plot perplexity over size to NAME.png; - = terminal."
+_AGAINST = "reference (dequantized weights), or another model."
+_DECODE = "Compare N single-token steps with prefill."
+
+
+def eval(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL", help=_MODELS, autocompletion=options.known_names),
+    ],
+    text: Annotated[
+        str | None,
+        typer.Option("--text", metavar="FILE|-", help="Text to read; - reads stdin.", rich_help_panel=help_page.TESTS),
+    ] = None,
+    window: Annotated[
+        int, typer.Option("--window", min=4, help="Tokens per window.", rich_help_panel=help_page.TESTS)
+    ] = 2048,
+    max_windows: Annotated[
+        int | None,
+        typer.Option("--max-windows", min=1, help="Read at most N windows.", rich_help_panel=help_page.TESTS),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="MODEL", help=_AGAINST, rich_help_panel=help_page.TESTS)
+    ] = None,
+    decode: Annotated[
+        int,
+        typer.Option("--decode", min=0, metavar="N", help=_DECODE, show_default=False, rich_help_panel=help_page.TESTS),
+    ] = 0,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Also time a reply of 128 tokens.", rich_help_panel=help_page.TESTS)
+    ] = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE|-", help=_PLOT, rich_help_panel=help_page.OUTPUT)
+    ] = None,
+    ctx: options.Context = None,
+    kv: options.KvBits = None,
+    embed: options.Embed = None,
+    head: options.Head = None,
+    vram: options.Vram = None,
+    reserve: options.Reserve = None,
+    force: options.Force = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    offline: options.Offline = None,
+    token: options.Token = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Measure perplexity and distance from a reference.
+
+    Several models make a table. `--against reference` then means the weights of the first model.
+    """
+    ctx = options.flag_or_environment("ctx", ctx)
+    settings = options.load_settings(
+        device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
+    )
+    raw, name = _read(text)
+    loading = replace(budget.load_options(settings, "", force=force), ctx=ctx)
+    from localq.bench import plot as plots  # start-up cost: not for --help
+
+    plots.check_target(plot)
+    files, rival = _opened(models, against, settings, quiet)
+    with _progress(quiet) as on_progress:
+        from localq.bench.models.speed import speed_test  # torch loads only now
+        from localq.bench.quality import comparison
+        from localq.bench.quality.evaluation import Request
+
+        wanted = (raw, name, window, max_windows, against, rival, decode, speed_test() if speed else None)
+        requests = [
+            Request(each, replace(loading, name=model), *wanted) for model, each in zip(models, files, strict=True)
+        ]
+        results, failed = comparison.run_all(requests, on_progress or (lambda stage, done, total: None))
+    _tell(results, failed, len(models), json, plot)
+
+
+def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int, json: bool, plot: str | None) -> None:
+    """Print notes, figures and plot; raise the first failure at the end."""
+    for line in dict.fromkeys(line for each in results for line in each["notes"]):
+        note(line)
+    _report(results, failed, models, json)
+    if plot is not None and results:
+        from localq.bench.quality import comparison  # start-up cost: torch is loaded by now
+
+        comparison.draw(results, plot, sys.stderr)
+    for error in failed[1:]:
+        note(str(error))
+    if failed:
+        raise failed[0]
+
+
+def _opened(
+    models: list[str], against: str | None, settings: Settings, quiet: bool
+) -> tuple[list[ModelFiles], ModelFiles | None]:
+    """The files of all models, and those of the model to compare with."""
+    from localq.files.model_folder import open_model
+    from localq.planner import prepare  # start-up cost, as above
+
+    rivals = [] if against in (None, "reference") else [against]
+    found = []
+    for each in (*models, *filter(None, rivals)):
+        with progress_lines.fetch_bar(each, quiet) as show:
+            found.append(open_model(prepare.source_path(each, note, show, settings.offline)))
+    return found[: len(models)], found[-1] if rivals else None
+
+
+def _report(results: list[dict[str, Any]], failed: list[LocalqError], models: int, json: bool) -> None:
+    """Print one model in detail, or several as a table, on stdout."""
+    if json:
+        print_json(results[0] if models == 1 else {"models": results, "failed": [str(each) for each in failed]})
+    elif models == 1:
+        _print(results[0])
+    elif results:
+        from localq.bench.quality import comparison  # start-up cost: torch is loaded by now
+
+        headers, rows = comparison.table(results)
+        stdout_table(headers, rows, right=frozenset(range(2, len(headers))))
+
+
+def _read(text: str | None) -> tuple[bytes, str]:
+    """The bytes of `--text` and their name. Raises LocalqError (exit 2) for an unreadable file."""
+    if text == "-":
+        return sys.stdin.buffer.read(), "stdin"
+    path = DEFAULT_TEXT if text is None else Path(text).expanduser()
+    try:
+        return path.read_bytes(), path.name if text is None else text
+    except OSError as error:
+        raise usage_error(text or path.name, f"cannot read it ({error.strerror})", "Check the path.") from None
+
+
+def _print(result: dict[str, Any]) -> None:
+    """Print the figures of one model as a table."""
+    windows = "1 window" if result["n_windows"] == 1 else f"{result['n_windows']} windows"
+    counts = f"{windows} of {result['window']} tokens of {result['text']}"
+    rows = [
+        ("perplexity", f"{result['perplexity']:.4f}", counts),
+        ("perplexity, llama.cpp", f"{result['perplexity_llamacpp']:.4f}", "second half of each window, after BOS"),
+    ]
+    if result["against"] is not None:
+        against = f"{result['against']} in {result['against_dtype']}"
+        rows += [
+            ("perplexity, reference", f"{result['perplexity_reference']:.4f}", against),
+            ("KL from the reference", f"{result['kl']:.3e}", "nats per token, mean"),
+            ("same first choice", f"{result['top1']:.2%}", ""),
+        ]
+    if result["decode_tokens"]:
+        steps = f"{result['decode_tokens']} single-token steps against prefill"
+        rows += [
+            ("KL of decode", f"{result['decode_kl']:.3e}", steps),
+            ("same first choice", f"{result['decode_top1']:.2%}", ""),
+        ]
+    counted = "all quantized matrices" if result["bits_per_weight"] < UNQUANTIZED else "not quantized"
+    rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", counted))
+    rows.append(("weights", f"{result['weights_bytes'] / 1e6:.1f} MB", "unquantized parts in 16 bit"))
+    if timed := result["speed"]:
+        rate = (
+            f"{timed['test']}, {timed['tok_per_s_min']:.1f} to {timed['tok_per_s_max']:.1f} in {timed['repetitions']}"
+        )
+        rows.append(("tok/s", f"{timed['tok_per_s']:.1f}", rate))
+        rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "of all allocations"))
+    facts = result["conditions"]
+    cache = kv_bits.text(result["kv_bits"])
+    where = f"{facts['device']}, {result['dtype']}, KV cache {cache}, head {result['head']}"
+    rows.append(("conditions", result["format"], where))
+    stdout_table((result["model"], "", ""), rows, right=frozenset({1}))
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[OnProgress | None]:
+    """A progress bar on stderr, if it is a terminal."""
+    if quiet or not is_rich_terminal(sys.stderr):
+        yield None
+        return
+    from rich import progress  # rich costs start-up time
+
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=stderr_console(), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(what: str, done: int, total: int) -> None:
+            count = f" {done} of {total}" if 0 < total < 10_000 else ""  # of windows, not of bytes
+            bar.update(task, description=what + count, completed=done, total=total or None)
+
+        yield update

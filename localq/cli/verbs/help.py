@@ -1,0 +1,134 @@
+"""`localq help`: help pages of verbs, topics, and a search over all options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from localq import keymap, settings
+from localq.cli.output import print_json, stdout_table
+from localq.cli.pager import page_output
+from localq.errors import EXIT_CODE_MEANINGS, usage_error
+
+Table = list[tuple[str, ...]]  # the headers first
+
+LINE_KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter, Ctrl-J", "new line; Shift-Enter too, in terminals that report it"),
+    ('\\ at the end, or """ around', "several lines, in any terminal"),
+    ("Tab", "complete a /command or an @file"),
+    ("Up, Down, Ctrl-R", "previous and next message; search the history"),
+    ("Ctrl-G", "edit the message in $VISUAL or $EDITOR"),
+    ("Ctrl-A, Ctrl-E, Alt-B, Alt-F", "go to the start, to the end, one word back, one word forward"),
+    ("Ctrl-U, Ctrl-K, Ctrl-W, Ctrl-Y", "cut to the start, to the end, one word; paste"),
+    ("Ctrl-L", "clear the screen"),
+    ("Ctrl-C", "stop the reply (text is kept); twice on an empty prompt: quit"),
+    ("Ctrl-D", "quit, on an empty prompt"),
+)
+# Variables of other tools that localq honours. Every setting and option also has LOCALQ_<NAME>.
+VARIABLES = (
+    ("LOCALQ_<SETTING>, LOCALQ_<OPTION>", "any setting or option: LOCALQ_CTX=8k, LOCALQ_THINK_OUT=FILE"),
+    ("LOCALQ_CONFIG, LOCALQ_MODELS", "your config.toml and models.toml"),
+    ("LOCALQ_DATA, LOCALQ_CACHE", "folders of conversations and quantized models, and of caches"),
+    ("LOCALQ_NOHISTORY", "do not save typed messages to the input history"),
+    ("LOCALQ_NOPROJECT", "ignore a project's localq.toml"),
+    ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "folder of downloaded weights"),
+    ("HF_TOKEN, HF_TOKEN_PATH", "token for gated models; --token wins, `hf auth login` is used last"),
+    ("HF_ENDPOINT", "URL of another hub"),
+    ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never use the network"),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "no download bars"),
+    ("HF_HUB_DISABLE_XET, HF_XET_HIGH_PERFORMANCE", "no effect: files come over plain HTTPS"),
+    ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "connection to the hub"),
+    ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "GPU to use"),
+    ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "colours, escape sequences, width"),
+    ("ESCDELAY", "milliseconds the full screen waits for the rest of a key after ESC (default 50)"),
+    ("VISUAL, EDITOR", "your editor"),
+    ("PAGER, LESS", "pager for long tables; PAGER=cat prints them"),
+    ("DO_NOT_TRACK", "no effect: localq reports nothing"),
+)
+
+
+def _exit_codes() -> tuple[dict[str, Any], list[Table]]:
+    body = {str(int(code)): meaning for code, meaning in EXIT_CODE_MEANINGS.items()}
+    return {"exit_codes": body}, [[("code", "meaning"), *body.items()]]
+
+
+def _keys() -> tuple[dict[str, Any], list[Table]]:
+    screen = keymap.bindings(settings.load().keys)
+    rows = [(key.keys, key.where, name, key.what) for name, key in screen.items()]
+    named = {name: {"keys": key.keys, "where": key.where, "what": key.what} for name, key in screen.items()}
+    body = {"line_chat": dict(LINE_KEYS), "screen": named}
+    return body, [[("line chat", "action"), *LINE_KEYS], [("full screen", "where", "name in [keys]", "action"), *rows]]
+
+
+def _commands() -> tuple[dict[str, Any], list[Table]]:
+    from localq.chat.commands import completion  # start-up cost
+
+    rows = list(completion.command_usages().values())
+    return {"commands": dict(rows)}, [[("command", "action"), *rows]]
+
+
+def _environment() -> tuple[dict[str, Any], list[Table]]:
+    return {"environment": dict(VARIABLES)}, [[("variable", "meaning"), *VARIABLES]]
+
+
+def _search(word: str) -> tuple[dict[str, Any], list[Table]]:
+    """The options and settings with `word` in their name or description."""
+    from localq.cli.registry import VERBS, Verbs  # they import this file
+
+    commands, rows = Verbs(name="localq").commands, list[tuple[str, ...]]()
+    for verb in VERBS:
+        command = commands[verb]
+        for each in command.get_params(command.context_class(command)):
+            if each.opts[0].startswith("-"):
+                rows.append((verb, ", ".join((*each.opts, *each.secondary_opts)), getattr(each, "help", None) or ""))
+    rows += [("config", name, what) for name, what in settings.DESCRIPTIONS.items()]
+    rows = [row for row in rows if word.casefold() in " ".join(row[1:]).casefold()]
+    body = [dict(zip(("verb", "option", "meaning"), row, strict=True)) for row in rows]
+    return {"found": body}, [[("verb", "option or setting", "meaning"), *rows]] if rows else []
+
+
+TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
+    "exit-codes": _exit_codes,
+    "keys": _keys,
+    "commands": _commands,
+    "environment": _environment,
+}
+
+
+def _verb_page(name: str, context: typer.Context) -> str | None:
+    from localq.cli.registry import ALIASES, VERBS, Verbs  # as above
+
+    if name not in (*VERBS, *ALIASES):
+        return None
+    command = Verbs(name="localq").commands[name]
+    return command.get_help(command.context_class(command, parent=context.parent, info_name=name))
+
+
+def help(
+    context: typer.Context,
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", help=f"A verb, {', '.join(TOPICS)}, or any word to search for, such as vram."),
+    ] = "exit-codes",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Explain a verb or topic, or search all options."""
+    if not json and (page := _verb_page(topic, context)) is not None:
+        with page_output():
+            print(page)
+        return
+    body, tables = TOPICS[topic]() if topic in TOPICS else _search(topic)
+    if not tables:
+        why = "no help topic, verb, option or setting matches"
+        raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}. Verbs: localq --help.")
+    if json:
+        print_json(body)
+        return
+    with page_output():
+        for number, (headers, *rows) in enumerate(tables):
+            if number:
+                print()
+            stdout_table(headers, rows)

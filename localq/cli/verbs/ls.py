@@ -1,0 +1,57 @@
+"""`localq ls`: the models on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from localq.cli import options
+from localq.cli.output import note, print_json, stdout_table
+from localq.wording import human_bytes, local_time
+
+if TYPE_CHECKING:
+    from localq.files.local_models import LocalModel
+
+
+def ls(json: options.Json = False) -> None:
+    """List the models on this machine, most recently used first.
+
+    SHARED: another tool put the model into the Hugging Face cache and may use it.
+    """
+    from localq.files import local_models  # start-up cost: `localq --help` does without it
+
+    models = local_models.list_local()
+    if json:
+        print_json({"models": [fields(model) for model in models]})
+        return
+    if not models:
+        note("no models yet: `localq fit` lists what your card can run, `localq pull smollm2-135m` fetches one")
+        return
+    rows = [
+        [each.name, _format(each), human_bytes(each.bytes), "yes" if each.shared else "no", _day(each), str(each.path)]
+        for each in models
+    ]
+    stdout_table(["NAME", "FORMAT", "SIZE", "SHARED", "LAST USED", "PATH"], rows, right=frozenset({2}))
+
+
+def fields(model: LocalModel) -> dict[str, Any]:
+    """A model as `--json` prints it."""
+    return {
+        "name": model.name,
+        "format": model.format,
+        "bytes": model.bytes,
+        "path": str(model.path),
+        "where": model.where,
+        "complete": model.complete,
+        "shared": model.shared,
+        "last_used_unix_s": int(model.last_used),
+        "repo": model.repo or None,
+        "commit": model.commit or None,
+    }
+
+
+def _format(model: LocalModel) -> str:
+    return model.format if model.complete else f"{model.format}, incomplete"
+
+
+def _day(model: LocalModel) -> str:
+    return local_time(model.last_used, "%Y-%m-%d") if model.last_used else "-"

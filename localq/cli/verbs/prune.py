@@ -1,0 +1,69 @@
+"""`localq prune`: remove unused files that localq fetched or wrote."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localq.cli import options
+from localq.cli.output import note, print_json
+from localq.errors import ExitCode, usage_error
+from localq.wording import human_bytes
+
+if TYPE_CHECKING:
+    from localq.chat.history.snapshot_files import UnusedFile
+    from localq.files.hub.leftovers import Leftover
+
+
+def prune(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+    json: options.Json = False,
+) -> int:
+    """Delete partial downloads and files that nothing uses.
+
+    Removes only files that localq fetched or wrote; running downloads and other tools' files stay.
+    """
+    from localq.chat.history import snapshot_files, snapshot_keeper  # start-up cost: only this verb looks for them
+    from localq.files.hub import leftovers as hub_leftovers
+
+    found: list[Leftover | UnusedFile] = [
+        *hub_leftovers.find(),
+        *snapshot_keeper.unused_snapshots(options.load_settings()),
+    ]
+    for each in found:
+        note(f"{human_bytes(each.bytes)}  {each.what}{f' of {each.repo}' if each.repo else ''}  {each.path}")
+    total = sum(each.bytes for each in found)
+    if dry_run or not found:
+        note(f"{human_bytes(total)} could be freed" if found else "nothing to remove")
+        freed, found = 0, found if dry_run else []
+    elif yes or _confirmed(total):
+        freed = sum(
+            snapshot_files.free(each) if isinstance(each, snapshot_files.UnusedFile) else hub_leftovers.remove(each)
+            for each in found
+        )
+        found = [each for each in found if not each.path.exists()]  # one that is in use again stays
+        note(f"{human_bytes(freed)} freed")
+    else:
+        note("nothing removed")
+        return ExitCode.FAILURE
+    if json:
+        print_json({"removed": [_fields(each) for each in found], "freed_bytes": freed, "dry_run": dry_run})
+    return ExitCode.OK
+
+
+def _confirmed(total: int) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise usage_error("localq prune", "no terminal to confirm at", "Use --yes to remove without confirmation.")
+    return typer.confirm(f"Remove all of this ({human_bytes(total)})?", err=True)
+
+
+def _fields(leftover: Leftover | UnusedFile) -> dict[str, Any]:
+    return {
+        "path": str(leftover.path),
+        "bytes": leftover.bytes,
+        "what": leftover.what,
+        "repo": leftover.repo or None,
+    }

@@ -1,0 +1,186 @@
+"""`localq pull`: fetch models and verify them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from localq.cli import help_page, options, progress
+from localq.cli.output import note, print_json
+from localq.errors import ExitCode, usage_error
+from localq.files import catalog
+from localq.settings import Settings
+from localq.wording import OnProgress, human_bytes
+
+
+def pull(
+    name: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME", help="Name, NAME@FORMAT or ORG/REPO.", autocompletion=options.known_names),
+    ],
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision",
+            metavar="REVISION",
+            help="Branch, tag or commit instead of the catalogue's.",
+            rich_help_panel=help_page.ADVANCED,
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Fetch even if the model does not fit or looks damaged.", rich_help_panel=help_page.MODEL
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", "--estimate-only", help="Print size and fit; fetch nothing.", rich_help_panel=help_page.MODEL
+        ),
+    ] = False,
+    vram: options.Vram = None,
+    offline: options.Offline = None,
+    token: options.Token = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> int:
+    """Download models and print where they are.
+
+    Checks first that the model fits the GPU, and verifies hashes afterwards. An interrupted download resumes. Files go
+    to the Hugging Face cache, shared with other tools.
+    """
+    targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
+    for target in targets:
+        _check(target, revision)
+    settings = options.load_settings(offline=offline, vram=vram)
+    if revision is None:
+        targets = [_chosen(each, settings, quiet) for each in name]
+    if dry_run:
+        return _plans(targets, revision, settings, force, json)
+    missing = [each for each in targets if revision is not None or _here(each) is None]
+    for target in missing:
+        _judge(target, revision, settings, force, quiet)
+    fetched = []
+    for target in targets:
+        try:
+            with progress.fetch_bar(target.name, quiet, announced=target in missing) as show:
+                path, was_here = _pull(target, revision, settings.offline, quiet, show)
+        except (KeyboardInterrupt, SystemExit):
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                if sys.stderr.isatty():
+                    print(file=sys.stderr)  # the terminal wrote ^C
+                note(f"{target.name}: stopped; run the same command to resume")
+            raise
+        fetched.append(_fields(target, path, was_here))
+        if not quiet:
+            size = human_bytes(fetched[-1]["bytes"])
+            note(f"{target.name}: {size}, {'already on this machine' if was_here else 'fetched and verified'}")
+        if not json:
+            print(path, flush=True)
+    if json:
+        print_json({"models": fetched})
+    return ExitCode.OK
+
+
+def _plans(targets: list[catalog.Target], revision: str | None, settings: Settings, force: bool, json: bool) -> int:
+    """Print what a pull would do; raise the first refusal at the end, as a pull would."""
+    from localq.planner import pull_report  # start-up cost, as above
+
+    plans = [pull_report.planned(each, settings, revision, force=force) for each in targets]
+    refusals = [each.refusal for each in plans if each.refusal is not None]
+    if json:
+        print_json({"models": [pull_report.to_dict(each) for each in plans]})
+        return refusals[0].exit_code if refusals else ExitCode.OK
+    for number, plan in enumerate(plans):
+        print("\n".join(["", *pull_report.lines(plan)] if number else pull_report.lines(plan)))
+    if refusals:
+        raise refusals[0]
+    return ExitCode.OK
+
+
+def _check(target: catalog.Target, revision: str | None) -> None:
+    if target.path is not None:
+        raise usage_error(target.name, "a local path needs no download", "Give a name or ORG/REPO.")
+    if revision is not None and (target.source is None or target.source.kind != "hub") and target.repo is None:
+        raise usage_error("--revision", f"{target.name} does not come from the hub", "Remove the option.")
+
+
+def _chosen(name: str, settings: Settings, quiet: bool) -> catalog.Target:
+    """The target that `localq chat` would load for this name."""
+    from localq.planner import pull_report  # start-up cost: a wrong name fails without it
+
+    target, why = pull_report.chosen(name, settings)
+    if why and not quiet:
+        note(why)
+    return target
+
+
+def _here(target: catalog.Target) -> Path | None:
+    from localq.files.hub import fetch as hub  # start-up cost, as above
+
+    return hub.local_path(target)
+
+
+def _judge(target: catalog.Target, revision: str | None, settings: Settings, force: bool, quiet: bool) -> None:
+    """Print whether `target` fits. Raises LocalqError (exit 3) where it does not."""
+    from localq.files.hub import client as hub_client
+    from localq.planner import pull_report  # start-up cost, as above
+
+    if target.entry is None and (settings.offline or hub_client.is_offline()):
+        return  # the fetch reports that it is missing
+    verdict = pull_report.verdict(target, settings, revision, force=force)
+    if verdict is not None and verdict.refusal is not None:
+        raise verdict.refusal
+    if verdict is not None and not quiet:
+        note(verdict.said)
+
+
+def _pull(
+    target: catalog.Target, revision: str | None, offline: bool, quiet: bool, show: OnProgress
+) -> tuple[Path, bool]:
+    """The path, and whether every file was already here."""
+    from localq.files.hub import fetch as hub
+    from localq.planner import prepare  # start-up cost, as above
+
+    was_here = True
+
+    def count(what: str, done: int, total: int) -> None:
+        nonlocal was_here
+        was_here = was_here and not total  # a check of local files has no total
+        show(what, done, total)
+
+    if revision is None:
+        return prepare.model_path(target, _say(quiet), count, offline), was_here
+    if target.source is not None:  # the catalogue's hashes are of its own revision
+        source = dataclasses.replace(target.source, revision=revision, sha256={})
+    else:
+        assert target.repo is not None, "checked by _check"
+        source = catalog.Source(format="", repo=target.repo, revision=revision)
+    return hub.fetch(source, count, offline=offline, refresh=True), was_here
+
+
+def _say(quiet: bool) -> Callable[[str], None]:
+    def nothing(text: str) -> None:
+        """-q: print nothing."""
+
+    return nothing if quiet else note
+
+
+def _fields(target: catalog.Target, path: Path, was_here: bool) -> dict[str, Any]:
+    from localq.files.hub import cache as hub_cache
+
+    size = path.stat().st_size if path.is_file() else sum(each.st_size for each in hub_cache.content(path))
+    return {
+        "name": target.name,
+        "format": target.format,
+        "path": str(path),
+        "bytes": size,
+        "fetched": not was_here,
+    }

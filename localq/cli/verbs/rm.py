@@ -1,0 +1,55 @@
+"""`localq rm`: remove models from this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localq.cli import options
+from localq.cli.output import note, print_json
+from localq.errors import ExitCode, usage_error
+from localq.wording import human_bytes
+
+if TYPE_CHECKING:
+    from localq.files.local_models import LocalModel
+
+
+def rm(
+    name: Annotated[list[str], typer.Argument(metavar="NAME", help="Names from `localq ls`.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    json: options.Json = False,
+) -> int:
+    """Delete models from this machine."""
+    from localq.cli.verbs.ls import fields
+    from localq.files import local_models  # start-up cost: `localq --help` does without it
+
+    found = {str(model.path): model for each in name for model in local_models.matching(each)}
+    models = list(found.values())
+    if not yes and not _confirmed(models):
+        note("nothing removed")
+        return ExitCode.FAILURE
+    freed = 0
+    for model in models:
+        paths = ", ".join(map(str, local_models.paths_of(model)))
+        freed += local_models.remove([model])
+        note(f"removed {model.name} ({paths})")
+    if json:
+        print_json({"removed": [fields(model) for model in models], "freed_bytes": freed})
+    else:
+        note(f"{human_bytes(freed)} freed")
+    return ExitCode.OK
+
+
+def _confirmed(models: list[LocalModel]) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise usage_error("localq rm", "no terminal to confirm at", "Use --yes to remove without confirmation.")
+    from localq.files.local_models import paths_of
+
+    for model in models:
+        paths = ", ".join(map(str, paths_of(model)))
+        note(f"{model.name}  {model.format}  {human_bytes(model.bytes)}  {paths}")
+    total = human_bytes(sum(model.bytes for model in models))
+    which = "this" if len(models) == 1 else f"these {len(models)}"
+    return typer.confirm(f"Remove {which} ({total})?", err=True)

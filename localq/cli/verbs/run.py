@@ -1,0 +1,214 @@
+"""`localq run`: answer one prompt; made for pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localq.chat import stop_strings
+from localq.chat.history import export as transcript
+from localq.cli import help_page, options
+from localq.cli.option_values import Command as Command
+from localq.cli.output import note, print_json
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import catalog
+from localq.settings import Settings
+
+if TYPE_CHECKING:
+    from localq.chat.session import ChatSession, Reply, ReplyPiece
+    from localq.cli.line.reply_printer import Printer
+    from localq.text.grammar import Grammar
+    from localq.worker.messages import Loaded
+
+PromptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt", "-p", metavar="TEXT", help="Same as the argument.", rich_help_panel=help_page.CONVERSATION
+    ),
+]
+Extract = Annotated[
+    bool,
+    typer.Option(
+        "--extract", "-x", help="Print only the last code block of the answer.", rich_help_panel=help_page.ANSWER
+    ),
+]
+
+
+def run(
+    model: options.Model = None,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="The prompt; piped text goes before it.")
+    ] = None,
+    model_named: options.ModelOption = None,
+    prompt_named: PromptOption = None,
+    system: options.System = None,
+    ctx: options.Context = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    dry_multiplier: options.DryMultiplier = None,
+    dry_base: options.DryBase = None,
+    dry_allowed_length: options.DryAllowedLength = None,
+    xtc_probability: options.XtcProbability = None,
+    xtc_threshold: options.XtcThreshold = None,
+    seed: options.Seed = None,
+    think: options.Think = None,
+    think_out: options.ThinkOut = None,
+    stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarText = None,
+    regex: options.Regex = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    vram: options.Vram = None,
+    kv: options.KvBits = None,
+    embed: options.Embed = None,
+    head: options.Head = None,
+    format: options.Format = None,
+    reserve: options.Reserve = None,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
+    offline: options.Offline = None,
+    token: options.Token = None,
+    stats: options.ShowStats = None,
+    markdown: options.Markdown = None,
+    quiet: options.Quiet = False,
+    extract: Extract = False,
+    json: options.Json = False,
+) -> int:
+    """Answer one prompt; only the answer goes to stdout.
+
+    Without a prompt at a terminal it opens a chat.
+    """
+    words = [*(prompt or []), *([] if prompt_named is None else [prompt_named])]
+    if model_named is not None:  # then every word is part of the prompt
+        words, model = [*([] if model is None else [model]), *words], model_named
+    settings = options.load_reply_settings(options.setting_flags(locals()), quiet)
+    if dry_run:
+        from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
+
+        return print_plan(settings.model, format, settings, json, force)
+    stops = stop_strings.validate(stop or ())
+    wanted = options.parse_grammar(json_schema, grammar, regex)
+    request = _Request(words, stops, wanted, format, force, think_out, quiet, extract, json)
+    if not words and not json and not extract and sys.stdin.isatty():
+        return _converse(settings, request)
+    return _answer(settings, request)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The prompt, and what shapes the answer besides the settings."""
+
+    words: list[str]
+    stops: tuple[str, ...]
+    grammar: Grammar | None
+    format: str | None
+    force: bool
+    think_out: str | None
+    quiet: bool
+    extract: bool
+    json: bool
+
+
+def _converse(settings: Settings, request: _Request) -> int:
+    """No prompt at a terminal: start a chat."""
+    if request.think_out is not None:
+        why, step = "without a prompt this opens a chat, which writes no such file", "Give a prompt."
+        raise usage_error("--think-out", why, step)
+    from localq.chat import open_conversation  # start-up cost: only a chat needs it
+    from localq.cli.verbs.chat import start_chat
+
+    catalog.resolve(settings.model)
+    start = open_conversation.start(None, settings, list(request.stops) or None, note, request.grammar)
+    return start_chat(settings, start, request.format, request.force, plain=False, quiet=request.quiet, first=None)
+
+
+def _answer(settings: Settings, request: _Request) -> int:
+    text = options.read_prompt(request.words, "localq run", 'localq run MODEL "PROMPT"').text
+    catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
+    from localq.chat import open_model
+    from localq.cli.line.session import TerminalWatcher, print_reply, stop_on_interrupt
+    from localq.cli.line.thinking_lines import open_thoughts
+
+    watcher, wanted = TerminalWatcher(request.quiet), open_model.OpenOptions(request.format, request.force)
+    with (
+        open_thoughts(
+            request.quiet or request.json, request.think_out
+        ) as thoughts,  # first: a model takes long to load
+        watcher,
+        open_model.open_session(settings.model, settings, watcher, wanted) as opened,
+    ):
+        opened.session.stop_strings, opened.session.grammar = request.stops, request.grammar
+        loaded = watcher.load(opened)
+        with stop_on_interrupt(opened.session) as interruption:
+            parts = _parts(opened.session, text, request.quiet)
+            with _printing(settings, request, opened.session) as printer:
+                reply = print_reply(parts, watcher.status, thoughts, printer)
+    if reply is None:
+        return ExitCode.FAILURE
+    _tell(settings, request, reply, loaded)
+    return ExitCode.INTERRUPTED if interruption.is_requested else ExitCode.OK
+
+
+def _printing(settings: Settings, request: _Request, session: ChatSession) -> AbstractContextManager[Printer]:
+    """The printer of the answer; answers by a grammar and completions of a base model are not Markdown."""
+    from localq.cli.line.reply_printer import NullPrinter, open_printer
+
+    if request.json or request.extract:
+        return contextlib.nullcontext(NullPrinter())
+    is_markdown = request.grammar is None and session.tokenizer.chat_template is not None
+    return open_printer(settings.markdown and is_markdown)
+
+
+def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -> None:
+    """Print what follows the reply. Raises LocalqError where a grammar's answer was cut off."""
+    from localq.chat.reply import check_complete
+    from localq.cli.line.session import memory_line, speed_line
+    from localq.planner.speed import roofline
+
+    text = _last_block(reply) if request.extract else reply.text
+    if request.extract and not request.json and text is not None:
+        print(text)
+    if request.json:
+        body = {"model": settings.model, "text": text, "thought": reply.thought, "reason": reply.reason}
+        roof = roofline.of_loaded(loaded)
+        rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
+        print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
+    if not request.quiet:
+        for line in () if reply.unmet and reply.reason != "cancelled" else reply.notices:
+            note(line)
+        if settings.stats and not request.json:
+            for line in filter(None, (speed_line(reply.stats, loaded), memory_line(loaded))):
+                note(line)
+    check_complete(reply)
+
+
+def _last_block(reply: Reply) -> str | None:
+    """The last code block of the answer; None where the user stopped the reply before one."""
+    blocks = transcript.code_blocks(reply.text)
+    if not blocks and reply.reason == "cancelled":
+        return None
+    if not blocks:
+        raise LocalqError("--extract", "the answer has no code block", "Remove --extract to print the whole answer.")
+    return blocks[-1]
+
+
+def _parts(session: ChatSession, text: str, quiet: bool) -> Iterator[ReplyPiece | Reply]:
+    if session.tokenizer.chat_template is not None:
+        return session.ask(text)
+    if not quiet:
+        note("base model without a chat template: it continues the text")
+        if session.system:
+            note("the system prompt is not used: it needs a chat template")
+    return session.complete(session.tokenizer.prompt_ids(text), session.ensure_loaded())

@@ -1,0 +1,22 @@
+"""`localq show`: facts of one model, from the catalogue and from its files on this machine."""
+
+from __future__ import annotations
+
+from localq.cli import options
+from localq.cli.output import print_json, terminal_width
+from localq.errors import usage_error
+from localq.files import catalog
+
+
+def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
+    """Show a model's size, source, local files and memory use."""
+    if model is None:
+        raise usage_error("localq show", "no model given", "`localq ls` and `localq fit` list models.")
+    catalog.resolve(model)
+    from localq.planner import model_facts  # start-up cost: a wrong name fails without it
+
+    facts = model_facts.of_name(model, options.load_settings(vram=vram))
+    if json:
+        print_json(facts)
+    else:
+        print("\n".join(model_facts.lines(facts, terminal_width())))

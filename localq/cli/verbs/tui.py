@@ -1,0 +1,66 @@
+"""`localq tui`: the full-screen chat, which `localq chat` and bare `localq` open at a terminal too."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+from typing import TYPE_CHECKING
+
+from localq.cli import options
+from localq.cli.output import has_screen, note
+from localq.errors import ExitCode, usage_error
+
+if TYPE_CHECKING:
+    from localq.chat.open_conversation import Start
+    from localq.chat.open_options import OpenOptions
+    from localq.settings import Settings
+
+
+def tui(model: options.Model = None) -> int:
+    """Chat on the full screen; without MODEL, choose one first."""
+    if not has_screen():
+        why = "the full screen needs a UTF-8 terminal"
+        raise usage_error("tui", why, "Use `localq chat --plain` for line mode.")
+    from localq.chat import open_conversation  # start-up cost, not for --help
+    from localq.files import catalog
+
+    settings = options.load_settings(model=model)
+    options.note_project({"model": model})
+    if model is not None:
+        catalog.resolve(model)  # a wrong name fails before the screen is taken
+    return run_app(settings, open_conversation.start(None, settings, None, note), pick=model is None)
+
+
+def run_app(settings: Settings, start: Start, wanted: OpenOptions | None = None, pick: bool = False) -> int:
+    """Run the app, restore the terminal, and name the saved conversation."""
+    gc.disable()  # until the first frame: nearly all objects made before it stay
+    from localq.chat import open_conversation  # start-up cost, not for --help
+    from localq.tui.app import LocalqApp
+
+    app = LocalqApp(settings, start, wanted, pick=pick)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    code = None
+    try:
+        code = app.run()
+    finally:
+        gc.enable()
+        for number, handler in handlers.items():  # the app's loop has replaced them
+            signal.signal(number, handler)
+        saved = app.model is None or open_conversation.save_at_exit(app.model.session, note)
+        if code == ExitCode.OK and app.model is not None:
+            with contextlib.suppress(KeyboardInterrupt):  # a second one quits at once
+                app.model.session.leave()
+        with contextlib.suppress(KeyboardInterrupt):
+            app.close()
+    if code is None:  # it failed and has printed why
+        return ExitCode.FAILURE
+    if app.error is not None and code != ExitCode.TERMINATED:
+        note(f"localq: {app.error}")
+        return app.error.exit_code
+    session = None if app.model is None else app.model.session
+    if saved and session is not None and session.store is not None and (id := session.record.id) is not None:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            note(f"Saved as conversation {id}. Resume: localq chat --resume {id}")
+    return code

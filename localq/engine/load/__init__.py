@@ -1,0 +1,1 @@
+"""Loading: devices, places, weights."""

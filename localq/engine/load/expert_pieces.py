@@ -1,0 +1,226 @@
+"""Stacks of experts that a checkpoint holds as one matrix for each expert and projection, as qwen3_moe and mixtral do.
+
+"layers.0.mlp.experts.7.gate_proj.weight", "up_proj" and "down_proj", as `rename` gives them, are dense or in any format
+of `quant.FORMATS`. In the model they are `experts.gate_up_proj` [E, 2 * width, hidden], of each expert the rows of gate
+before those of up, and `experts.down_proj` [E, hidden, width]. A stack is filled expert by expert, so that besides it
+the host holds one matrix. The methods are those of `stacks.Stack`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localq.engine.load.shared import Shared
+from localq.errors import bad_file
+from localq.formats import FORMATS, mxfp4, nf4, shared_names
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.linear import SlabLinear
+from localq.models.decoder import Decoder
+from localq.models.experts import Experts
+
+DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
+TALL = ("nf4", "mxfp4")  # formats whose experts, quantized one by one, are the rows of one matrix on a GPU
+LINEARS = tuple(format for format in FORMATS if format not in TALL)  # and those whose experts stay Linears of their own
+PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameter -> its parts, by rows
+_PIECE = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.(.+)")
+_AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One matrix in the checkpoint: its prefix, its tensors' names, and the format, None for a dense one."""
+
+    prefix: str
+    keys: tuple[str, ...]
+    format: str | None
+
+    @property
+    def module(self) -> ModuleType:
+        """That reads it; not of a dense one."""
+        assert self.format is not None
+        return FORMATS[self.format]
+
+    def shape(self, checkpoint: Checkpoint) -> tuple[int, int]:
+        """[out, in]; raises LocalqError (exit 8) where its tensors do not fit together."""
+        if self.format is not None:
+            shape: tuple[int, int] = self.module.stored_shape(checkpoint, self.prefix)
+            return shape
+        info = checkpoint.tensors[self.keys[0]]
+        if len(info.shape) != 2 or not all(info.shape):
+            raise bad_file(self.keys[0], f"it has shape {list(info.shape)}, which is no matrix", _AGAIN)
+        if info.dtype not in DENSE_DTYPES:
+            raise bad_file(self.keys[0], f"it holds {info.dtype}, in a format that localq does not know")
+        return info.shape[0], info.shape[1]
+
+    def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
+        """[out, in], dequantized; of a dense matrix as it is stored."""
+        if self.format is None:
+            return checkpoint.read(self.keys[0])
+        weight: Tensor = self.module.dequantize(self.module.from_checkpoint(checkpoint, self.prefix), dtype)
+        return weight
+
+
+@dataclass(eq=False)
+class Pieces:
+    """A stack by its pieces, of one checkpoint: (expert, part) -> piece.
+
+    name    of the parameter
+    keys    the checkpoint's tensors that are of it alone; `shared` those that others may read too
+    """
+
+    name: str
+    pieces: Mapping[tuple[int, str], Piece]
+    keys: tuple[str, ...]
+    shared: tuple[str, ...]
+    _shape: tuple[int, int, int] | None = field(default=None, init=False)  # asked for often, of thousands of tensors
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the rows of an expert are, in their order."""
+        return PARTS[self.name.rpartition(".")[2]]
+
+    @property
+    def format(self) -> str | None:
+        """That all of its matrices are in; None where some are dense or in another: then all are 16 bit on a GPU."""
+        formats = {piece.format for piece in self.pieces.values()}
+        return formats.pop() if len(formats) == 1 else None
+
+    def stored_bytes(self, checkpoint: Checkpoint) -> int:
+        """Bytes in the checkpoint."""
+        dense = sum(checkpoint.tensors[piece.keys[0]].nbytes for piece in self.pieces.values() if piece.format is None)
+        packed = [piece for piece in self.pieces.values() if piece.format is not None]
+        return dense + sum(int(each.module.stored_bytes(checkpoint.tensors, each.prefix)) for each in packed)
+
+    def shape(self, checkpoint: Checkpoint) -> tuple[int, int, int]:
+        """[experts, out, in]; raises LocalqError (exit 8) for a part that is missing, and where they do not fit."""
+        if self._shape is None:
+            self._shape = self._checked(checkpoint)
+        return self._shape
+
+    def _checked(self, checkpoint: Checkpoint) -> tuple[int, int, int]:
+        experts = 1 + max(expert for expert, _ in self.pieces)
+        if len(self.pieces) != experts * len(self.parts):
+            wanted = ((expert, part) for expert in range(experts) for part in self.parts)
+            expert, part = next(each for each in wanted if each not in self.pieces)
+            raise bad_file(self.name, f"the checkpoint has no {part} of expert {expert}", _AGAIN)
+        first = {part: self.pieces[0, part].shape(checkpoint) for part in self.parts}
+        for (_, part), piece in self.pieces.items():
+            if (found := piece.shape(checkpoint)) != first[part]:
+                why = f"{piece.prefix!r} has shape {list(found)}, another expert {list(first[part])}"
+                raise bad_file(self.name, why, _AGAIN)
+        (columns, *others) = {columns for _, columns in first.values()}
+        if others or len({rows for rows, _ in first.values()}) > 1:
+            raise bad_file(self.name, f"gate and up have shapes {', '.join(map(str, first.values()))}", _AGAIN)
+        return experts, sum(rows for rows, _ in first.values()), columns
+
+    def rows(self, checkpoint: Checkpoint) -> Iterator[tuple[slice, Piece]]:
+        """Every piece, and which rows of the tall matrix [experts * out, in] it is."""
+        experts, out, _ = self.shape(checkpoint)
+        height = out // len(self.parts)
+        for number, key in enumerate((expert, part) for expert in range(experts) for part in self.parts):
+            yield slice(number * height, (number + 1) * height), self.pieces[key]
+
+    def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
+        """[experts, out, in], dequantized."""
+        experts, out, columns = self.shape(checkpoint)
+        weight = torch.empty(experts * out, columns, dtype=dtype)
+        for rows, piece in self.rows(checkpoint):
+            weight[rows] = piece.read(checkpoint, dtype)
+        return weight.view(experts, out, columns)
+
+    def placed_bytes(self, checkpoint: Checkpoint) -> list[int]:
+        """Bytes on a GPU of each tensor of `tall`, or of `linears` without what they share (`shared`)."""
+        experts, out, columns = self.shape(checkpoint)
+        if self.format in LINEARS:
+            own = (each.module.placed_bytes(checkpoint.tensors, each.prefix) for each in self.pieces.values())
+            return [int(size) for sizes in own for size in sizes]
+        weights = experts * out * columns
+        return [weights // 2, weights // mxfp4.BLOCK if self.format == "mxfp4" else 4 * weights // nf4.BLOCK]
+
+    def tall(self, checkpoint: Checkpoint) -> nf4.Packed | mxfp4.Packed:
+        """All experts as one matrix [experts * out, in] of the format, on the CPU.
+
+        In NF4 each was quantized around a mean of its own, which one matrix has not: the scales are decoded to f32,
+        4.5 bits per weight, bit by bit the same weights.
+        """
+        experts, out, columns = self.shape(checkpoint)
+        codes = torch.empty(experts * out, columns // 2, dtype=torch.uint8)
+        if self.format == "mxfp4":
+            powers = torch.empty(experts * out, columns // mxfp4.BLOCK, dtype=torch.uint8)
+            for rows, piece in self.rows(checkpoint):
+                part = mxfp4.from_checkpoint(checkpoint, piece.prefix)
+                codes[rows], powers[rows] = part.codes, part.scales
+            return mxfp4.Packed(codes, powers)
+        scales, dtype = torch.empty(experts * out, columns // nf4.BLOCK), torch.bfloat16
+        for rows, piece in self.rows(checkpoint):
+            packed = nf4.from_checkpoint(checkpoint, piece.prefix)
+            codes[rows], scales[rows], dtype = packed.codes, nf4.absmax_f32(packed), packed.dtype
+        return nf4.Packed(codes, scales.view(-1), None, None, None, (experts * out, columns), dtype)
+
+    def linears(self, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device) -> list[list[SlabLinear]]:
+        """[experts][parts], each on `device`, in the order that its kernels read; its tensors where `place` copies
+        them, those that several read once. One matrix at a time is on the host."""
+        experts, *_ = self.shape(held.checkpoint)
+        return [[_placed(self.pieces[at, part], held, place, device) for part in self.parts] for at in range(experts)]
+
+
+def find(checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Decoder) -> dict[str, Pieces]:
+    """Parameter name -> the pieces that become it, for experts whose gate and up lie behind each other.
+
+    `rename` as of `weights.assign`. Raises LocalqError (exit 8) where two matrices would be the same piece.
+    """
+    prefixes = _prefixes(checkpoint, rename, model)
+    found: dict[str, dict[tuple[int, str], Piece]] = {}
+    for (path, expert, part), prefix in prefixes.items():
+        piece = _piece(checkpoint.tensors, prefix)
+        leaf = next(leaf for leaf, parts in PARTS.items() if part in parts)
+        if piece is not None:
+            found.setdefault(f"{path}.{leaf}", {})[expert, part] = piece
+    return {name: _joined(checkpoint, name, pieces) for name, pieces in found.items()}
+
+
+def _prefixes(
+    checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Decoder
+) -> dict[tuple[str, int, str], str]:
+    """(path of the experts, number, part) -> what the names of its tensors begin with."""
+    paths = {path for path, module in model.named_modules() if isinstance(module, Experts) and not module.interleaved}
+    prefixes: dict[tuple[str, int, str], str] = {}
+    for key in checkpoint.tensors:
+        match = _PIECE.fullmatch(rename(key) or "") if ".experts." in key else None
+        if match is None or match[1] not in paths:
+            continue
+        prefix = key.removesuffix(f".{match[4]}")
+        if prefixes.setdefault((match[1], int(match[2]), match[3]), prefix) != prefix:
+            raise bad_file(key[:80], f"two matrices would become {match[3]} of expert {match[2]}", _AGAIN)
+    return prefixes
+
+
+def _piece(tensors: Mapping[str, Any], prefix: str) -> Piece | None:
+    """None where no matrix is there: its tensors are left for `weights.assign` to name."""
+    for format, module in FORMATS.items():
+        if module.is_quantized(tensors, prefix):
+            return Piece(
+                prefix, tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in tensors), format
+            )
+    return Piece(prefix, (f"{prefix}.weight",), None) if f"{prefix}.weight" in tensors else None
+
+
+def _placed(piece: Piece, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device) -> SlabLinear:
+    packed = piece.module.from_checkpoint(held.checkpoint, piece.prefix)
+    linear: SlabLinear = piece.module.Linear(packed.placed(held.once(place), device), None)
+    return linear.tile_()
+
+
+def _joined(checkpoint: Checkpoint, name: str, pieces: dict[tuple[int, str], Piece]) -> Pieces:
+    shared: dict[str, None] = {}
+    for piece in pieces.values():
+        if piece.format is not None:
+            shared |= dict.fromkeys(shared_names(piece.module, checkpoint.tensors, piece.prefix))
+    return Pieces(name, pieces, tuple(key for piece in pieces.values() for key in piece.keys), tuple(shared))

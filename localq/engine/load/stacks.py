@@ -1,0 +1,109 @@
+"""Experts that a checkpoint holds quantized: which parameters they become, whether they fit, and putting them there.
+
+The matrices of a layer's experts are one stack, in the checkpoint and in the model (`models.experts`). On a GPU it
+stays in its format, as the rows of one tall matrix or, with codebooks, as Linears; on the CPU it is dequantized when
+it is read, which is the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localq.engine.load.expert_pieces import LINEARS, Pieces
+from localq.engine.load.shared import Shared
+from localq.errors import bad_file
+from localq.formats import FORMATS, STACKS
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.expert_linears import LinearStack
+from localq.formats.linear import SlabStack
+from localq.models.decoder import Decoder
+from localq.models.experts import Experts
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack in a quantized format: the module that reads it, its name in the checkpoint, and its tensors' names."""
+
+    format: str
+    module: ModuleType
+    name: str
+    keys: tuple[str, ...]
+    shared: tuple[str, ...] = ()  # tensors that other matrices may read too
+
+    def stored_bytes(self, checkpoint: Checkpoint) -> int:
+        """Bytes in the checkpoint."""
+        count: int = self.module.stored_bytes(checkpoint.tensors, self.name)
+        return count
+
+    def shape(self, checkpoint: Checkpoint) -> tuple[int, int, int]:
+        """[experts, out, in]; raises LocalqError (exit 8) where its tensors do not fit together."""
+        shape: tuple[int, int, int] = self.module.stored_shape(checkpoint, self.name)
+        return shape
+
+    def placed_bytes(self, checkpoint: Checkpoint) -> list[int]:
+        """Bytes on a GPU of each of its tensors."""
+        sizes: list[int] = self.module.placed_bytes(checkpoint.tensors, self.name)
+        return sizes
+
+    def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
+        """[experts, out, in], dequantized."""
+        weight: Tensor = self.module.dequantized(checkpoint, self.name, dtype)
+        return weight
+
+    def tall(self, checkpoint: Checkpoint) -> Any:
+        """`Packed` of its format, on the CPU: all experts as one matrix [experts * out, in]."""
+        return self.module.from_checkpoint(checkpoint, self.name)
+
+
+AnyStack = Stack | Pieces
+
+
+def packed(
+    stack: AnyStack, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device
+) -> SlabStack | LinearStack:
+    """`stack` in its format on `device`, each tensor where `place` copies it, shared ones once; `held` reads it."""
+    assert stack.format is not None  # what is dense goes another way
+    if isinstance(stack, Pieces) and stack.format in LINEARS:
+        return LinearStack(stack.linears(held, place, device))
+    linear, checkpoint = FORMATS[stack.format].Linear, held.checkpoint
+    return SlabStack(linear(stack.tall(checkpoint).placed(place, device)), stack.shape(checkpoint)[0])
+
+
+def idle_bytes(model: Decoder) -> int:
+    """Bytes of the experts that one token does not go through."""
+    idle = 0
+    for experts in (module for module in model.modules() if isinstance(module, Experts)):
+        held = sum(tensor.nbytes for tensor in (*experts.parameters(), *experts.buffers()))
+        idle += held - held * model.config.experts_active // experts.count
+    return idle
+
+
+def find(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> dict[str, Stack]:
+    """Parameter name -> the stack that becomes it. `rename` as of `weights.assign`."""
+    found = {}
+    for key in checkpoint.tensors:
+        for format, module in STACKS.items():
+            name = key.removesuffix(module.suffixes[0])
+            if name == key or not module.is_quantized(checkpoint.tensors, name):
+                continue
+            keys = tuple(name + suffix for suffix in module.suffixes if name + suffix in checkpoint.tensors)
+            if (target := rename(name)) is not None:
+                found[target] = Stack(format, module, name, keys)
+    return found
+
+
+def check(
+    stacks: Mapping[str, AnyStack], checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], model: str
+) -> None:
+    """Raises LocalqError (exit 8) where a stack has not the shape that is `wanted` of its parameter."""
+    for target, stack in stacks.items():
+        found = stack.shape(checkpoint)
+        if found != wanted[target]:
+            why = f"the experts {stack.name!r} have shape {list(found)}, not {list(wanted[target])}"
+            raise bad_file(model, why, "Fetch the model again.")

@@ -1,0 +1,278 @@
+"""Which checkpoint tensor becomes which parameter, and filling them in one by one.
+
+`assign` settles everything by names and shapes before a byte is read: a missing, unexpected or mis-shaped tensor is an
+error by name. `fill` then streams, so that host memory holds no more than one tensor at a time. Here models meet
+formats: a Linear that the checkpoint holds quantized is replaced by the format's own Linear on a GPU, and dequantized
+once into the plain one on the CPU, where that is the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from localq.engine.load import expert_pieces, heads, stacks
+from localq.engine.load.expert_pieces import DENSE_DTYPES
+from localq.engine.load.placing import HEAD as HEAD
+from localq.engine.load.placing import LARGE
+from localq.engine.load.placing import TABLE as TABLE
+from localq.engine.load.placing import Places as Places
+from localq.engine.load.shared import Shared
+from localq.errors import LocalqError, bad_file
+from localq.formats import FORMATS, owner, shared_names
+from localq.formats.checkpoint import Checkpoint
+from localq.models.decoder import Decoder
+from localq.models.experts import Router
+
+HEAD_FORMATS = ("nf4",)  # a head that the files hold in another format is dequantized: `placement` plans for no other
+_AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A Linear in a quantized format: the module that reads it, its checkpoint prefix, and its tensors' names.
+
+    shared   of tensors that other Linears may read too
+    """
+
+    format: str
+    module: ModuleType
+    prefix: str
+    keys: tuple[str, ...]
+    shared: tuple[str, ...] = ()
+
+
+@dataclass
+class Assignment:
+    """dense: parameter name -> checkpoint key; quantized: path of the Linear -> where it comes from; stacks: parameter
+    name -> the experts that become it, where the checkpoint holds them quantized or one by one."""
+
+    dense: dict[str, str] = field(default_factory=dict)
+    quantized: dict[str, Quantized] = field(default_factory=dict)
+    stacks: dict[str, stacks.AnyStack] = field(default_factory=dict)
+
+    @property
+    def format(self) -> str | None:
+        """The name of the quantized format that is used, None without one."""
+        found: tuple[Quantized | stacks.AnyStack, ...] = (*self.quantized.values(), *self.stacks.values())
+        return next((each.format for each in found if each.format), None)
+
+
+def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str | None], name: str) -> Assignment:
+    """Match `checkpoint` with the parameters of `model` (on the meta device), by name and by shape.
+
+    rename: checkpoint key -> parameter name, None for tensors of other parts. `name` is the model's, for errors.
+    Raises LocalqError (exit 8) unless every parameter has exactly one source.
+    """
+    whole, joined = stacks.find(checkpoint, rename), expert_pieces.find(checkpoint, rename, model)
+    if twice := whole.keys() & joined.keys():
+        raise bad_file(name, f"{min(twice)!r} is there as a whole and expert by expert", _AGAIN)
+    assignment = Assignment(stacks={**whole, **joined})
+    owned = {key for stack in assignment.stacks.values() for key in (*stack.keys, *stack.shared)}
+    parameters = {parameter for parameter, _ in model.named_parameters()}
+    for key in checkpoint.tensors:
+        entry = None if key in owned else _quantized(checkpoint, key)
+        if entry is None:
+            continue
+        owned.update(entry.keys, entry.shared)
+        target = rename(f"{entry.prefix}.weight")
+        if target is not None and target not in model.redundant:
+            assignment.quantized[target.removesuffix(".weight")] = entry
+    for key in checkpoint.tensors:
+        target = None if key in owned else rename(key)
+        if target is None or target in model.redundant or _is_idle(checkpoint, key, target, parameters):
+            continue
+        taken = target in assignment.dense or target in assignment.stacks
+        if taken or target.removesuffix(".weight") in assignment.quantized:
+            raise bad_file(name, f"two tensors would become {target[:80]!r}, one of them {key[:80]!r}", _AGAIN)
+        assignment.dense[target] = key
+    _check(assignment, checkpoint, model, name)
+    return assignment
+
+
+def _quantized(checkpoint: Checkpoint, key: str) -> Quantized | None:
+    found = owner(checkpoint.tensors, key)
+    if found is None:
+        return None
+    format, prefix = found
+    module = FORMATS[format]
+    keys = tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in checkpoint.tensors)
+    return Quantized(format, module, prefix, keys, shared_names(module, checkpoint.tensors, prefix))
+
+
+def _is_idle(checkpoint: Checkpoint, key: str, target: str, parameters: Collection[str]) -> bool:
+    """A bias of zeros that files of some formats hold for a Linear without one. Any other is a part that is unknown."""
+    prefix = key.removesuffix(".bias")
+    if prefix == key or target in parameters:
+        return False
+    formats = (module for module in FORMATS.values() if getattr(module, "idle_biases", False))
+    of_one = any(module.is_quantized(checkpoint.tensors, prefix) for module in formats)
+    return of_one and not bool(checkpoint.read(key).count_nonzero())
+
+
+def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name: str) -> None:
+    wanted = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
+    sources = {f"{path}.weight" for path in assignment.quantized} | {*assignment.dense, *assignment.stacks}
+    if missing := [parameter for parameter in wanted if parameter not in sources]:
+        raise bad_file(name, f"{len(missing)} weights are missing, the first is {missing[0]!r}", _AGAIN)
+    if unknown := [source for source in sorted(sources) if source not in wanted]:
+        why = f"{len(unknown)} tensors are no part of this architecture, the first is {unknown[0][:80]!r}"
+        raise bad_file(name, why, _AGAIN)
+    stacks.check(assignment.stacks, checkpoint, wanted, name)
+    for target, key in assignment.dense.items():
+        info, shape = checkpoint.tensors[key], wanted[target]
+        if target in model.transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        if info.shape != shape:
+            raise bad_file(name, f"{key!r} has shape {list(info.shape)}, not {list(shape)}", _AGAIN)
+        if info.dtype not in DENSE_DTYPES:
+            raise bad_file(name, f"{key!r} holds {info.dtype}, in a format that localq does not know")
+    for path, entry in assignment.quantized.items():
+        if not isinstance(model.get_submodule(path), nn.Linear):
+            raise bad_file(name, f"{path!r} is quantized but is not a linear layer", _AGAIN)
+        found = entry.module.stored_shape(checkpoint, entry.prefix)
+        if found != wanted[f"{path}.weight"]:
+            why = f"{entry.prefix!r} has shape {list(found)}, not {list(wanted[f'{path}.weight'])}"
+            raise bad_file(name, why, _AGAIN)
+
+
+def block_sizes(
+    assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, dtype: torch.dtype, packed: bool
+) -> list[int]:
+    """Device bytes of every tensor of weights, embedding and head left out. `packed`: quantized ones stay so."""
+    shapes = dict(model.named_parameters())
+    kept = {target for target, stack in assignment.stacks.items() if packed and stack.format}
+    dense = [target for target in (*assignment.dense, *assignment.stacks) if target not in (*LARGE, *kept)]
+    sizes = [shapes[target].numel() * dtype.itemsize for target in dense]
+    sizes += [size for target in kept for size in assignment.stacks[target].placed_bytes(checkpoint)]
+    for path, entry in assignment.quantized.items():
+        if path == HEAD:
+            continue
+        if packed and not _is_router(model, path):
+            sizes += entry.module.placed_bytes(checkpoint.tensors, entry.prefix)
+        else:
+            sizes.append(shapes[f"{path}.weight"].numel() * dtype.itemsize)
+    if packed:
+        blocks = [entry for path, entry in assignment.quantized.items() if path != HEAD and not _is_router(model, path)]
+        held = (*blocks, *(assignment.stacks[target] for target in kept))
+        sizes += [checkpoint.tensors[key].nbytes for key in {key: None for entry in held for key in entry.shared}]
+    return sizes
+
+
+def weight_bytes(model: Decoder) -> dict[str, int]:
+    """What the weights take on the device they compute on: "weights" of the blocks, "embedding", "head" of its own."""
+    table, device = model.embed_tokens.weight, model.norm.weight.device
+    head = 0 if model.lm_head is None else _bytes(model.lm_head)
+    return {
+        "weights": _bytes(model) - table.nbytes - head,
+        "embedding": table.nbytes if table.device == device else 0,
+        "head": head,
+    }
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+def fill(
+    model: Decoder,
+    assignment: Assignment,
+    checkpoint: Checkpoint,
+    places: Places,
+    on_progress: Callable[[int, int], None],
+) -> list[str]:
+    """Read every tensor into `model`; on_progress(bytes read, bytes in all) after each.
+
+    A GPU never holds more than the plan: what has to be quantized or tiled is so some rows at a time, and embedding
+    and head come first. Returns the names of tensors that hold NaN or infinity.
+    """
+    sources, linears, stacks_ = dict(assignment.dense), assignment.quantized, assignment.stacks
+    made_head = None
+    if places.placement.head != "16" and HEAD not in linears:
+        made_head = sources.pop(f"{HEAD}.weight", sources[TABLE])
+    sizes = {key: checkpoint.tensors[key].nbytes for key in checkpoint.tensors}
+    total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
+    total += sum(sizes[key] for entry in linears.values() for key in entry.keys)
+    total += sum(sizes[key] for stack in stacks_.values() for key in stack.keys)
+    shared = Shared(checkpoint, (key for entry in (*linears.values(), *stacks_.values()) for key in entry.shared))
+    done = 0
+    non_finite: list[str] = []
+    if made_head is not None:
+        _make_head(model, checkpoint, made_head, places, non_finite)
+        done += sizes[made_head]
+        on_progress(done, total)
+    for target, key in sorted(sources.items(), key=lambda each: each[0] not in LARGE):
+        stored = checkpoint.read(key)
+        tensor = places.dense(target, stored.mT if target in model.transposed else stored)
+        _note_non_finite(tensor, key, non_finite)
+        _put(model, target, tensor)
+        done += sizes[key]
+        on_progress(done, total)
+    for path, entry in linears.items():
+        _put_quantized(model, path, entry, shared, places)
+        done += sum(sizes[key] for key in entry.keys)
+        on_progress(done, total)
+    for target, stack in stacks_.items():
+        if places.packed and stack.format:
+            _replace(model, target, stacks.packed(stack, shared, places.block, places.device))
+        else:
+            tensor = stack.read(checkpoint, places.dtype)
+            _note_non_finite(tensor, stack.name, non_finite)
+            _put(model, target, places.block(tensor) if places.packed else tensor)
+        done += sum(sizes[key] for key in stack.keys)
+        on_progress(done, total)
+    if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
+        raise LocalqError("engine", f"the weight {empty[0]!r} was never filled", "Report this as a bug.")
+    return list(dict.fromkeys(non_finite))
+
+
+def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Places, non_finite: list[str]) -> None:
+    """A head in fewer bits than `key` has it; the weights stay where they are read."""
+    weight = checkpoint.read(key).to(places.dtype)
+    _note_non_finite(weight, key, non_finite)
+    model.lm_head = heads.quantized(weight, places.placement.head, places.dtype, places.device)
+
+
+def _note_non_finite(tensor: Tensor, key: str, names: list[str]) -> None:
+    """Its name, where it holds NaN or infinity; without a mask of the tensor's size."""
+    low, high = torch.aminmax(tensor)
+    if not torch.isfinite(low) & torch.isfinite(high):
+        names.append(key)
+
+
+def _put(model: nn.Module, target: str, tensor: Tensor) -> None:
+    _replace(model, target, nn.Parameter(tensor, False))
+
+
+def _replace(model: nn.Module, target: str, by: nn.Parameter | nn.Module) -> None:
+    path, _, leaf = target.rpartition(".")
+    parent = model.get_submodule(path)
+    delattr(parent, leaf)  # a module cannot be assigned where a parameter is
+    setattr(parent, leaf, by)
+
+
+def _is_router(model: nn.Module, path: str) -> bool:
+    """A router, which bitsandbytes quantizes like any Linear where nobody says otherwise: it computes in f32 here."""
+    return isinstance(model.get_submodule(path), Router)
+
+
+def _put_quantized(model: nn.Module, path: str, entry: Quantized, shared: Shared, places: Places) -> None:
+    """Its bias, if it has one, is dense and in place already."""
+    plain = model.get_submodule(path)
+    assert isinstance(plain, nn.Linear)  # checked by `assign`
+    packed = entry.module.from_checkpoint(shared.checkpoint, entry.prefix)
+    if not places.packed or (path == HEAD and entry.format not in HEAD_FORMATS):
+        _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype).to(places.device))
+        return
+    if _is_router(model, path):
+        _put(model, f"{path}.weight", places.block(entry.module.dequantize(packed, places.dtype)))
+        return
+    bias = None if plain.bias is None else plain.bias.data
+    placed = packed.placed(places.alone if path == HEAD else shared.once(places.block), places.device)
+    linear = entry.module.Linear(placed, bias)
+    linear.tile_()
+    _replace(model, path, linear)

@@ -1,0 +1,164 @@
+"""localq's NF4 kernels under a transformers model whose Linears are bitsandbytes' `Linear4bit`, without conversion.
+
+    model = AutoModelForCausalLM.from_pretrained(name, quantization_config=BitsAndBytesConfig(load_in_4bit=True, ...))
+    patch(model)       # up to 8 rows: our matrix-vector product; more: our dequantize, then F.linear
+    unpatch(model)     # as it was
+
+The kernels read bitsandbytes' own tensors where they lie: no weight is copied, moved or written. Only the forward of
+each `Linear4bit` is replaced, on the instance. A call that needs gradients keeps bitsandbytes' forward, since our
+kernels have none. Works with every class that holds `Linear4bit` modules. `patch` imports bitsandbytes, this file does
+not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from localq import kernels
+from localq.engine import selftest
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.formats.nf4.kernel import BLOCK, NESTED_BLOCK, Nf4Operand, check_matrix, nf4_dequantize, nf4_gemv
+from localq.kernels import gemv
+from localq.kernels.checks import HALF_TYPES
+
+_SUBJECT = "patch"
+
+
+def patch(model: nn.Module) -> int:
+    """Run every `Linear4bit` of `model` with localq's kernels; returns how many. Those already patched stay so.
+
+    Raises LocalqError, with the model as it was: exit 2 where the weights are not NF4 in blocks of 64 on a GPU, exit 7
+    where the kernels cannot run there or do not pass their self-test, which runs at the first use.
+    """
+    found = _linears(model)
+    if not found:
+        raise usage_error(
+            _SUBJECT, "the model has no Linear4bit", "Load it with BitsAndBytesConfig(load_in_4bit=True)."
+        )
+    forwards = {
+        path: _Forward(module, path) for path, module in found.items() if not isinstance(_replaced(module), _Forward)
+    }  # all of them before the first is put in place
+    for device in {module.get_parameter("weight").device for module in found.values()}:
+        for line in selftest.ensure(device):
+            warnings.warn(line, stacklevel=2)
+    for path, forward in forwards.items():
+        found[path].forward = forward
+    return len(found)
+
+
+def unpatch(model: nn.Module) -> int:
+    """Give every patched `Linear4bit` its own forward back; returns how many there were."""
+    patched = [module for module in model.modules() if isinstance(_replaced(module), _Forward)]
+    for module in patched:
+        del module.forward
+    return len(patched)
+
+
+class _Forward:
+    """The forward of one `Linear4bit`, with what it reads laid out once.
+
+    x [..., in] is brought to the compute dtype as bitsandbytes does, the result [..., out] back to that of x.
+    """
+
+    def __init__(self, module: Any, path: str) -> None:
+        if _replaced(module) is not None:
+            raise usage_error(_SUBJECT, f"something else has replaced the forward of {path}", "Remove its hooks first.")
+        self._module, self._path = module, path
+        self._matrix = _matrix(module, path)
+        self._stored = module.weight.quant_state.dtype
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap; addresses cannot be traced
+    def __call__(self, x: Tensor) -> Tensor:
+        module = self._module
+        bias = module.bias
+        if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+            theirs: Tensor = type(module).forward(module, x)
+            return theirs
+        if not module.compute_type_is_set:
+            module.set_compute_type(x)
+            module.compute_type_is_set = True
+        dtype = module.compute_dtype or x.dtype
+        rows = x.to(dtype).reshape(-1, self._matrix.in_features)
+        y = self._product(rows.contiguous(), None if bias is None else bias.to(dtype))
+        return y.view(*x.shape[:-1], self._matrix.out_features).to(x.dtype)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [rows, in] in the compute dtype -> [rows, out]."""
+        matrix = self._current()
+        if 1 <= x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES:
+            return nf4_gemv(x, [replace(matrix, bias=bias)])
+        dense = nf4_dequantize(matrix, self._stored)  # in bitsandbytes' dtype first: the same bits in the product
+        return F.linear(x, dense.to(x.dtype), bias)
+
+    def _current(self) -> Nf4Operand:
+        """The matrix, laid out again if the model has moved it."""
+        if self._module.weight.data_ptr() != self._matrix.codes.data_ptr():
+            self._matrix = _matrix(self._module, self._path)
+        return self._matrix
+
+
+def _replaced(module: nn.Module) -> object:
+    """What stands in place of the forward of the class, None where nothing does."""
+    return module.__dict__.get("forward")
+
+
+def _linears(model: nn.Module) -> dict[str, nn.Module]:
+    try:
+        kind = importlib.import_module("bitsandbytes.nn").Linear4bit
+    except ImportError as error:
+        why = f"bitsandbytes cannot be imported ({error})"
+        raise LocalqError(_SUBJECT, why, "`pip install bitsandbytes` adds it.") from error
+    return {path: module for path, module in model.named_modules() if isinstance(module, kind)}
+
+
+def _matrix(module: Any, path: str) -> Nf4Operand:
+    """bitsandbytes' tensors of `module` as the kernels take them; raises LocalqError where they cannot."""
+    state = getattr(module.weight, "quant_state", None)
+    device = module.weight.device
+    if device.type != "cuda" or state is None:
+        raise usage_error(_SUBJECT, f"{path} is on {device}, the kernels need a CUDA device", "Move the model there.")
+    if reason := kernels.why_not_on(torch.cuda.get_device_capability(device)):
+        raise LocalqError(_SUBJECT, reason, "Reinstall localq with a CUDA compiler.", ExitCode.NO_DEVICE)
+    if why := why_not_readable(state):
+        raise usage_error(_SUBJECT, f"{path}: {why}", "The kernels read NF4 in blocks of 64.")
+    matrix = matrix_of(module.weight.data, state)
+    try:
+        check_matrix(_SUBJECT, matrix)
+    except ValueError as error:
+        raise usage_error(_SUBJECT, f"{path} is not laid out as expected: {error}") from error
+    return matrix
+
+
+def why_not_readable(state: Any) -> str:
+    """Why the kernels cannot read a matrix of this `bitsandbytes.functional.QuantState`; empty when they can."""
+    if state.quant_type != "nf4":
+        return f"its weights are {str(state.quant_type).upper()}"
+    if state.blocksize != BLOCK:
+        return f"its blocks have {state.blocksize} weights"
+    if len(state.shape) != 2 or state.shape[1] % BLOCK:
+        return f"its shape is {list(state.shape)}, not [out, in] with in % {BLOCK} == 0"
+    if state.nested and state.state2.blocksize != NESTED_BLOCK:
+        return f"its scales are quantized in blocks of {state.state2.blocksize}, not {NESTED_BLOCK}"
+    return ""
+
+
+def matrix_of(codes: Tensor, state: Any) -> Nf4Operand:
+    """Codes of any storage dtype and their QuantState as `Nf4Operand`, over the same memory."""
+    nested = state.state2 if state.nested else None
+    return Nf4Operand(
+        codes=codes.reshape(-1).view(torch.uint8),
+        absmax=state.absmax,
+        nested_absmax=None if nested is None else nested.absmax,
+        nested_map=None if nested is None else nested.code,
+        offset=0.0 if nested is None else float(state.offset),
+        code_map=state.code,
+        out_features=state.shape[0],
+        in_features=state.shape[1],
+    )

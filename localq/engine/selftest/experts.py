@@ -1,0 +1,164 @@
+"""Mixtures of experts and MXFP4 for the self-test (`selftest_checks.py`), and what is checked of their kernels.
+
+Random, small, of odd sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from localq.engine.selftest.compare import HALF, Mismatch, near, near_gated, near_product, normal, same
+from localq.formats import mxfp4 as mxfp4_format
+from localq.formats import nf4 as nf4_format
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.mxfp4.kernel import Mxfp4Operand
+from localq.formats.nf4.kernel import Nf4Operand
+from localq.kernels.gemv import Norm
+
+EXPERTS, ACTIVE, OUT, COLUMNS = 5, 3, 38, 704  # no whole units; five steps and a half
+
+
+def _bytes(low: int, high: int, *shape: int, seed: int) -> Tensor:
+    return torch.randint(low, high, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def mxfp4_packed(rows: int, columns: int, seed: int = 1) -> mxfp4_format.Packed:
+    """On the CPU; scales over eight powers of two."""
+    scales = _bytes(117, 125, rows, columns // 32, seed=seed + 1)
+    return mxfp4_format.Packed(_bytes(0, 256, rows, columns // 2, seed=seed), scales)
+
+
+def stacks(device: torch.device) -> Iterator[tuple[Stack, Tensor]]:
+    """One of each format on the device, and its weights f32 [E, out, in] on the CPU."""
+    rows, shape = EXPERTS * OUT, (EXPERTS, OUT, COLUMNS)
+    packed = mxfp4_packed(rows, COLUMNS)
+    blocks, scales = packed.codes.view(EXPERTS, OUT, -1, 16), packed.scales.view(EXPERTS, OUT, -1)
+    yield Mxfp4Stack(blocks.to(device), scales.to(device)), mxfp4_format.dequantize(packed, torch.float32).view(shape)
+    count = rows * COLUMNS // nf4_format.BLOCK
+    tables = (0.01 + 0.01 * normal(-(-count // nf4_format.NESTED_BLOCK), seed=5).abs(), nf4_format.dynamic_map())
+    coded = nf4_format.Packed(
+        _bytes(0, 256, rows, COLUMNS // 2, seed=3), _bytes(0, 256, count, seed=4), *tables, torch.tensor(0.02),
+        (rows, COLUMNS), torch.float32,
+    )  # fmt: skip
+    matrix = Nf4Operand(
+        coded.codes.to(device), coded.absmax.to(device), tables[0].to(device), tables[1].to(device),
+        torch.tensor(0.02).item(), nf4_format.CODE_MAP.to(device), rows, COLUMNS,
+    )  # fmt: skip
+    yield Nf4Stack(matrix, EXPERTS), nf4_format.dequantize(coded, torch.float32).view(shape)
+    plain = (0.05 * normal(*shape, seed=6)).to(HALF)
+    yield plain.to(device), plain.float()
+
+
+def _chosen(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.tensor([4, 0, 2]), torch.tensor([4, 0, 2], dtype=torch.int32, device=device)
+
+
+def gate_up(device: torch.device) -> None:
+    """Both gates, both orders of rows, with norm and biases."""
+    of, chosen = _chosen(device)
+    x, factor = normal(1, COLUMNS, seed=7).to(HALF), (1 + 0.1 * normal(COLUMNS, seed=8)).to(HALF)
+    bias = normal(EXPERTS, OUT, seed=9).to(HALF)
+    wide = x.double() * torch.rsqrt(x.double().square().mean() + 1e-5) * factor.double()
+    for stack, dense in stacks(device):
+        both = (dense[of].double() @ wide[0]) + bias[of].double()
+        sizes = dense[of].double().abs() @ wide[0].abs() + bias[of].double().abs()
+        for gate, interleaved in (("silu", False), ("clamped", True)):
+            out = torch.full((ACTIVE, OUT // 2), torch.nan, dtype=HALF, device=device)
+            norm = Norm(factor.to(device), 1e-5)
+            given = (x.to(device), stack, bias.to(device), chosen)
+            expert_kernel.experts_gate_up(*given, norm=norm, gate=gate, interleaved=interleaved, out=out)
+            (g, u), (gs, us) = (
+                (each[:, 0::2], each[:, 1::2]) if interleaved else each.chunk(2, 1) for each in (both, sizes)
+            )
+            if gate == "clamped":
+                g, u = g.clamp(max=7), u.clamp(-7, 7) + 1
+            gained = F.silu(g) if gate == "silu" else g * torch.sigmoid(1.702 * g)
+            near(out, gained * u, 2 * (gs * u.abs() + (g.abs() + 1) * us))
+
+
+def down(device: torch.device) -> None:
+    """With biases, and the residual updated in place."""
+    of, chosen = _chosen(device)
+    gated, bias = normal(ACTIVE, COLUMNS, seed=7).to(HALF), normal(EXPERTS, OUT, seed=9).to(HALF)
+    weights, residual = torch.tensor([0.5, 0.3, 0.2]), normal(1, OUT, seed=10).to(HALF)
+    for stack, dense in stacks(device):
+        out = residual.to(device, copy=True)
+        given = (gated.to(device), stack, bias.to(device), chosen, weights.to(device))
+        expert_kernel.experts_down(*given, residual=out, out=out)
+        parts = torch.einsum("koi,ki->ko", dense[of].double(), gated.double()) + bias[of].double()
+        sizes = torch.einsum("koi,ki->ko", dense[of].double().abs(), gated.double().abs()) + bias[of].double().abs()
+        scaled = weights.double()[None]
+        near(out, residual.double() + scaled @ parts, residual.double().abs() + scaled @ sizes)
+
+
+def _check_route(logits: Tensor, weights: Tensor, chosen: Tensor) -> None:
+    """Logits on the CPU: no two are equal, or the lower comes first."""
+    order = sorted(range(logits.numel()), key=lambda expert: (-float(logits[expert]), expert))[: chosen.numel()]
+    if chosen.tolist() != order:
+        raise Mismatch(f"experts {chosen.tolist()}, not {order}")
+    exact = torch.softmax(logits[order].double(), 0)
+    near(weights, exact, exact)
+
+
+def route(device: torch.device) -> None:
+    """Logits of which some are equal."""
+    logits, weights = normal(1, 77, seed=1).mul(3).round(), torch.full((4,), torch.nan, device=device)
+    chosen = torch.full((4,), -1, dtype=torch.int32, device=device)
+    expert_kernel.route(logits.to(device), 4, how="softmax_of_chosen", weights=weights, chosen=chosen)
+    _check_route(logits[0], weights, chosen)
+
+
+def router(device: torch.device) -> None:
+    """Twice with one workspace."""
+    x, weight, bias = normal(1, COLUMNS, seed=1).to(HALF), normal(33, COLUMNS, seed=2).to(HALF), normal(33, seed=3)
+    workspace, exact = (
+        expert_kernel.router_workspace(33, device),
+        x.double() @ weight.double().T + bias.to(HALF).double(),
+    )
+    for _ in range(2):
+        weights = torch.full((4,), torch.nan, device=device)
+        chosen = torch.full((4,), -1, dtype=torch.int32, device=device)
+        expert_kernel.router(
+            x.to(device), weight.to(device), bias.to(HALF).to(device), 4, norm=None, how="softmax_of_chosen",
+            weights=weights, chosen=chosen, workspace=workspace,
+        )  # fmt: skip
+        logits = workspace[1:].view(torch.float32)
+        near(logits, exact[0], x.double().abs()[0] @ weight.double().abs().T)
+        _check_route(logits.cpu(), weights, chosen)
+
+
+def matrix(device: torch.device, seed: int = 1) -> tuple[Mxfp4Operand, Tensor]:
+    """On the device, and its weights f32 on the CPU."""
+    packed = mxfp4_packed(83, COLUMNS, seed)
+    return Mxfp4Operand(packed.codes.to(device), packed.scales.to(device)), mxfp4_format.dequantize(
+        packed, torch.float32
+    )
+
+
+def gemv(device: torch.device) -> None:
+    """1, 2, 3 and 8 rows in both types; gate and up with their norm."""
+    wide, (gate, weight), (other, up) = normal(8, COLUMNS, seed=1), matrix(device), matrix(device, 2)
+    for x in (wide.to(HALF), wide.bfloat16()):
+        for rows in (1, 2, 3, 8):
+            out = torch.full((rows, gate.out_features), torch.nan, device=device)
+            near_product(mxfp4_kernel.mxfp4_gemv(x[:rows].to(device), [gate], out=out), x[:rows], weight)
+
+    def gated(norm: Norm, x: Tensor) -> Tensor:
+        return mxfp4_kernel.mxfp4_gemv(x, [gate, other], norm=norm, activation="silu")
+
+    near_gated(gated, wide.to(HALF), weight, up, device)
+
+
+def dequantize(device: torch.device) -> None:
+    """Every scale that is a number, to each type."""
+    packed = mxfp4_packed(83, COLUMNS)
+    packed.scales.view(-1)[:] = torch.arange(packed.scales.numel()).fmod(255).to(torch.uint8)
+    on_device = Mxfp4Operand(packed.codes.to(device), packed.scales.to(device))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        same(mxfp4_kernel.mxfp4_dequantize(on_device, dtype), mxfp4_format.dequantize(packed, dtype))

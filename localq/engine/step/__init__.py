@@ -1,0 +1,1 @@
+"""The decode step: operands, launches, the CUDA graph."""

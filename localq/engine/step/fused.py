@@ -1,0 +1,249 @@
+"""One decode step of any `Decoder` as a list of kernel launches on fixed buffers: no modules, no allocation.
+
+    embed
+    per layer   qkv        x -> norm -> q, k, v behind each other
+                attention  norms of q and k, rotary, cache write, attention up to the position
+                o          + residual (or into a norm, where the family has one there, and then + residual)
+                gate_up    x -> norm -> act(gate) * up
+                down       + residual (as o)
+                           of a mixture of experts: router, gate_up, down (`fused_experts.py`)
+    head        x -> norm -> logits f32
+    sample      the soft cap of the logits, and the choice
+
+The list is data: it is run eagerly, captured as a graph, and timed launch by launch (`profile.py`). The residual stream
+x is updated in place, element by element. Torch computes one thing: act(gate) * up where gate and up lie in one matrix
+that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats.
+
+Matrices that multiply a rotated x (vq2) rotate it themselves, behind the norm: one launch for all that share their
+signs, which are all that read the same x in what `localq quantize` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from localq.engine.cache import KVCache
+from localq.engine.step.fused_experts import ExpertLaunches
+from localq.engine.step.fused_experts import why_not as why_no_experts
+from localq.engine.step.launch import Launch as Launch
+from localq.engine.step.operands import bytes_read, dense_operand, fusable, operand, product, share_tables
+from localq.engine.step.state import StepState
+from localq.formats.linear import SlabLinear
+from localq.kernels import attention, embed, rmsnorm, sampling
+from localq.kernels.checks import HALF_TYPES
+from localq.kernels.gemv import Norm
+from localq.kernels.operand import Operand
+from localq.models.attention import Attention
+from localq.models.decoder import Block, Decoder
+from localq.models.experts import Mixture
+from localq.models.layers import ACTIVATIONS, GatedMLP, RMSNorm
+
+OPERATIONS = ("embed", "qkv", "attention", "o", "router", "gate_up", "down", "norm", "head", "sample")
+
+
+def why_not(model: Decoder) -> str:
+    """Why the kernels cannot run a step of `model` (whose weights are in place); empty when they can."""
+    config, dtype = model.config, model.norm.weight.dtype
+    if dtype not in HALF_TYPES:
+        return f"there are none for {str(dtype).removeprefix('torch.')}"
+    if reason := attention.why_not(config.heads, config.kv_heads, config.head_dim):
+        return reason
+    table = model.embed_tokens.weight
+    if not (table.is_cuda or table.is_pinned()):
+        return "the embedding table is in pageable memory"
+    if not _readable(head_operand(model), dtype):
+        return "none reads the head"
+    for block in model.layers:
+        assert isinstance(block, Block)
+        part: nn.Module = block.mlp
+        of_mlp = () if isinstance(part, Mixture) else (*block.mlp.inputs(), block.mlp.down_proj)
+        if isinstance(part, Mixture) and (reason := why_no_experts(part, dtype)):
+            return reason
+        for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *of_mlp):
+            if not _readable(operand(module), dtype):
+                return f"none reads a Linear{_format_of(module)} of {module.in_features} columns"
+    return ""
+
+
+def head_operand(model: Decoder) -> Operand | None:
+    """The matrix that gives the logits: the head, or the embedding table where it is the head."""
+    return dense_operand(model.embed_tokens.weight) if model.lm_head is None else operand(model.lm_head)
+
+
+class FusedStep:
+    """Built once per loaded model for which `why_not` is empty; allocates all its buffers at once.
+
+    logits f32 [1, vocab] are those of the last step, before the soft cap of the model (`softcap`).
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache, state: StepState) -> None:
+        config, dtype, device = model.config, model.norm.weight.dtype, state.token.device
+        self.state = state
+        self.softcap = config.final_softcap
+        self._activation = config.activation
+        self._buffers: list[Tensor] = []
+        self._x = self._buffer(config.hidden, dtype, device)
+        self._branch = self._buffer(config.hidden, dtype, device)
+        self._qkv = self._buffer((config.heads + 2 * config.kv_heads) * config.head_dim, dtype, device)
+        self._attended = self._buffer(config.heads * config.head_dim, dtype, device)
+        dense = any(isinstance(block.mlp, GatedMLP) for block in model.layers)
+        self._gated = self._buffer(config.intermediate if dense else 0, dtype, device)
+        self._experts = ExpertLaunches(config, dtype, device) if config.experts else None
+        self._gate_up: Tensor | None = None  # only where they cannot be computed in one launch
+        self.logits = self._buffer(config.vocab_size, torch.float32, device)
+        self._workspace = attention.Workspace(config.heads, config.kv_heads, config.head_dim, device)
+        self._launches: list[Launch] = []
+        self._add_embedding(model)
+        for index, block in enumerate(model.layers):
+            assert isinstance(block, Block)
+            norms = block.norms()
+            self._add_attention(model, block.self_attn, cache.layer(index), norms.before_attention)
+            self._add_branch("o", self._attended, block.self_attn.o_proj, norms.after_attention)
+            part: nn.Module = block.mlp
+            if isinstance(part, Mixture):
+                assert self._experts is not None
+                self._launches += self._experts.of(part, self._x, _norm(norms.before_mlp))
+                continue
+            self._add_mlp(block.mlp, norms.before_mlp)
+            self._add_branch("down", self._gated, block.mlp.down_proj, norms.after_mlp)
+        self._add_product("head", self._x, [_known(head_operand(model))], self.logits, norm=_norm(model.norm))
+
+    def run(self, greedy: bool) -> None:
+        """Feed the token at its position and choose the next. No host synchronisation, no allocation."""
+        self.forward()
+        self.choose(greedy)
+
+    def forward(self) -> None:
+        """Feed the token at its position."""
+        for launch in self._launches:
+            launch.run()
+
+    def choose(self, greedy: bool) -> None:
+        """Choose the next token, after `forward`."""
+        self.state.choose(self.logits[0], greedy, self.softcap)
+
+    def launches(self, greedy: bool) -> list[Launch]:
+        """The step in order."""
+        moved = sampling.sample_bytes(self.logits.numel())
+        return [*self._launches, Launch("sample", lambda: self.choose(greedy), lambda live: moved)]
+
+    def bytes(self) -> int:
+        """Device memory of the buffers (without the workspace of attention)."""
+        routing = 0 if self._experts is None else self._experts.bytes()
+        return sum(buffer.nbytes for buffer in self._buffers) + routing
+
+    def workspace_bytes(self) -> int:
+        """Device memory of what attention needs besides."""
+        return self._workspace.bytes()
+
+    # ---- the list
+
+    def _buffer(self, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        self._buffers.append(torch.zeros(1, width, dtype=dtype, device=device))
+        return self._buffers[-1]
+
+    def _add_embedding(self, model: Decoder) -> None:
+        table, token, scale, out = model.embed_tokens.weight.detach(), self.state.token, model.embed_scale, self._x
+        moved = embed.embed_bytes(1, out.shape[1])
+        self._launches.append(
+            Launch("embed", lambda: embed.embed(token, table, scale=scale, out=out), lambda live: moved)
+        )
+
+    def _add_attention(self, model: Decoder, part: Attention, layer: attention.KVLayer, norm: RMSNorm) -> None:
+        operands = share_tables([_known(operand(module)) for module in part.inputs()])
+        self._add_product("qkv", self._x, operands, self._qkv, norm=_norm(norm))
+        rotary = None if part.rope_kind is None else model.rotary_tables[part.rope_kind]
+        q_norm, k_norm = (_norm(part.q_norm), _norm(part.k_norm)) if part.qk_norm else (None, None)
+        sinks = None if part.sinks is None else part.sinks.detach()
+
+        def attend() -> None:
+            attention.attention_decode(
+                self._qkv,
+                layer,
+                self.state.position,
+                heads=part.heads,
+                rotary=rotary,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                scale=part.scale,
+                softcap=part.softcap,
+                window=part.window,
+                workspace=self._workspace,
+                sinks=sinks,
+                out=self._attended,
+            )
+
+        def moved(live: int) -> int:
+            return attention.attention_decode_bytes(layer, part.heads, min(live, part.window or live))
+
+        self._launches.append(Launch("attention", attend, moved))
+
+    def _add_mlp(self, part: GatedMLP, norm: RMSNorm) -> None:
+        operands = share_tables([_known(operand(module)) for module in part.inputs()])
+        pair = operands[0].halves() if len(operands) == 1 else operands
+        if pair is not None and fusable(pair):
+            self._add_product("gate_up", self._x, pair, self._gated, norm=_norm(norm), activation=self._activation)
+            return
+        if self._gate_up is None:
+            self._gate_up = self._buffer(2 * self._gated.shape[1], self._x.dtype, self._x.device)
+        both, out, activate = self._gate_up, self._gated, ACTIVATIONS[self._activation]
+        gate, up = both.chunk(2, -1)
+        self._add_product("gate_up", self._x, operands, both, norm=_norm(norm))
+        moved = both.nbytes + out.nbytes
+        self._launches.append(Launch("gate_up", lambda: torch.mul(activate(gate), up, out=out), lambda live: moved))
+
+    def _add_branch(self, operation: str, x: Tensor, module: nn.Module, norm: RMSNorm | None) -> None:
+        """x of the stream += module(x), through `norm` where there is one."""
+        operands, stream, branch = [_known(operand(module))], self._x, self._branch
+        if norm is None:
+            self._add_product(operation, x, operands, stream, residual=stream)
+            return
+        self._add_product(operation, x, operands, branch)
+        factor = _norm(norm)
+        moved = rmsnorm.rmsnorm_bytes(1, stream.shape[1], residual=True, offset=factor.weight.dtype == torch.float32)
+        self._launches.append(
+            Launch(
+                "norm",
+                lambda: rmsnorm.rmsnorm(branch, factor, residual=stream, out=stream),
+                lambda live: moved,
+            )
+        )
+
+    def _add_product(
+        self,
+        operation: str,
+        x: Tensor,
+        operands: Sequence[Operand],
+        out: Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+    ) -> None:
+        moved = bytes_read(operands) + x.nbytes + out.nbytes
+        moved += (0 if norm is None else norm.weight.nbytes) + (0 if residual is None else residual.nbytes)
+
+        def run() -> None:
+            product(x, operands, norm=norm, residual=residual, activation=activation, out=out)
+
+        self._launches.append(Launch(operation, run, lambda live: moved))
+
+
+def _format_of(module: nn.Module) -> str:
+    return f" in {module.format}" if isinstance(module, SlabLinear) else ""
+
+
+def _readable(found: Operand | None, dtype: torch.dtype) -> bool:
+    return found is not None and found.readable(dtype)
+
+
+def _known(found: Operand | None) -> Operand:
+    assert found is not None  # `why_not` has asked
+    return found
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.factor.detach(), norm.eps)

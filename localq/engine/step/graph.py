@@ -1,0 +1,47 @@
+"""The fused decode step as three captured CUDA graphs: greedy, sampled, and all but the choice.
+
+One graph serves all lengths, because its kernels read the position from device memory. A replay launches the whole
+step at once and allocates nothing. The third is for choices with DRY, XTC or a mask, whose kernels are launched behind
+it: so the two others know nothing of them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from localq.engine.load.device import capture_stream
+from localq.engine.step.fused import FusedStep
+
+
+class StepGraphs:
+    """Captured at construction; `replay` is the decode step afterwards. All were replayed once at position 0."""
+
+    def __init__(self, step: FusedStep) -> None:
+        state, side = step.state, capture_stream(step.state.token.device)
+        pool = torch.cuda.graph_pool_handle()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for greedy in (True, False):  # a warm-up outside: kernels load
+                state.rewind()
+                step.run(greedy)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        for run in (partial(step.run, False), partial(step.run, True), step.forward):
+            graph = torch.cuda.CUDAGraph()
+            self._graphs.append(graph)
+            with torch.cuda.graph(graph, pool=pool, stream=side):
+                run()
+            state.rewind()
+            graph.replay()  # the first one sends the graph to the device and takes the memory for it
+        state.rewind()
+        torch.cuda.synchronize()
+
+    def replay(self, greedy: bool) -> None:
+        """One decode step."""
+        self._graphs[greedy].replay()
+
+    def forward(self) -> None:
+        """One decode step without its choice."""
+        self._graphs[-1].replay()

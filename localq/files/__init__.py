@@ -1,0 +1,1 @@
+"""Models on the hub and on the disk: catalogue, formats' facts, folders, downloads. Torch-free."""

@@ -1,0 +1,226 @@
+"""The shape of a decoder, and the counts of weights that follow from it. Torch-free.
+
+Knows no format and no memory: bytes are the planner's. Counts follow the tensors of the Hugging Face checkpoints
+(transformers' modelling files of the types in `model_types`), text part only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from localq import kv_bits
+from localq.errors import bad_file
+from localq.files.model_types import MODEL_TYPES, Traits, dense_layers, traits_of, windows
+from localq.kv_bits import KvBits
+
+
+@dataclass(frozen=True)
+class Linears:
+    """`count` matrices of one shape [rows, columns] = [out, in]; `expert` when only some are read per token."""
+
+    name: str
+    rows: int
+    columns: int
+    count: int
+    expert: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all of them."""
+        return self.rows * self.columns * self.count
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder's shape. Sizes in elements, contexts in tokens.
+
+    intermediate         width of the dense MLP; 0 where every layer has experts
+    dense_layers         of a model with experts: those that have a dense MLP instead
+    vocab                rows of the embedding table
+    tied                 the head is the embedding table
+    max_context          positions that the model was made for
+    window               keys that a windowed layer looks at; 0 = no layer is windowed
+    window_layers        how many layers are windowed
+    experts              per layer; 0 = dense
+    experts_active       experts that one token goes through
+    expert_intermediate  width of one expert's MLP
+    qkv_bias, output_bias, mlp_bias   biases of the q, k, v; the attention output; the MLP projections
+    """
+
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    max_context: int
+    window: int = 0
+    window_layers: int = 0
+    experts: int = 0
+    experts_active: int = 0
+    expert_intermediate: int = 0
+    dense_layers: int = 0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Architecture:
+        """From a Hugging Face config.json, flat or with `text_config`, of transformers 4 or 5.
+
+        Raises LocalqError: exit 1 for a model type that is not in `model_types`, exit 8 for a missing field and for
+        numbers that no model has together. Each number by itself is checked where the file is read (`modelfiles`).
+        """
+        traits, model_type = traits_of(config), str(config["model_type"])
+        inner = config.get("text_config")
+        text = inner if isinstance(inner, dict) else config
+        tied = config.get("tie_word_embeddings")  # a wrapper's own word counts where its text part has none
+        outside = {} if tied is None else {"tie_word_embeddings": tied}
+        stated = {key: value for key, value in text.items() if value is not None}
+        try:
+            return _sound(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
+        except KeyError as error:
+            raise bad_file("config.json", f"{error} is missing", "Fetch the model again.") from error
+
+    @property
+    def traits(self) -> Traits:
+        """Of its model type."""
+        return MODEL_TYPES[self.model_type]
+
+    @property
+    def linears(self) -> tuple[Linears, ...]:
+        """The block matrices that formats may quantize (no embedding, head, norm, router), over all layers."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if self.traits.fused:
+            inputs: tuple[Linears, ...] = (Linears("qkv", q + 2 * kv, self.hidden, self.layers),)
+        else:
+            inputs = (Linears("q", q, self.hidden, self.layers), Linears("k and v", kv, self.hidden, 2 * self.layers))
+        return (*inputs, Linears("attention output", self.hidden, q, self.layers), *self._mlp())
+
+    def _mlp(self) -> tuple[Linears, ...]:
+        experts = self._gated(self.expert_intermediate, self.expert_layers * self.experts, True)
+        return (*experts, *self._gated(self.intermediate, self.layers - self.expert_layers, False))
+
+    def _gated(self, width: int, copies: int, expert: bool) -> tuple[Linears, ...]:
+        down = Linears("down", self.hidden, width, copies, expert)
+        if not copies:
+            return ()
+        if self.traits.fused:
+            return Linears("gate and up", 2 * width, self.hidden, copies, expert), down
+        return Linears("gate, up", width, self.hidden, 2 * copies, expert), down
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers whose MLP is a mixture."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    def columns_of(self, name: str) -> int | None:
+        """Columns of the Linear whose name in a checkpoint ends in `name` ("down_proj"); None for one not known."""
+        if name == "o_proj":
+            return self.heads * self.head_dim
+        if name in ("down_proj", "w2"):
+            return self.intermediate or self.expert_intermediate
+        inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3")
+        return self.hidden if name in (*inputs, "lm_head") else None
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of `linears`."""
+        return sum(each.parameters for each in self.linears)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding table."""
+        return self.vocab * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the head; 0 where it is the embedding table."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @property
+    def other_parameters(self) -> int:
+        """Norms, biases, routers and attention sinks: kept in 16 bit by every format."""
+        traits = self.traits
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = self.hidden * (4 if traits.four_norms else 2)
+        layer += 2 * self.head_dim if traits.qk_norm else 0
+        layer += q + 2 * kv if self.qkv_bias else 0
+        layer += self.hidden if self.output_bias else 0
+        layer += self.heads if traits.sinks else 0
+        routers = self.expert_layers * self.experts * self.hidden
+        if self.mlp_bias:
+            width = self.expert_intermediate if self.experts else self.intermediate
+            layer += max(self.experts, 1) * (2 * width + self.hidden)
+            layer += self.experts  # the router's
+        return layer * self.layers + routers + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.linear_parameters + self.embedding_parameters + self.head_parameters + self.other_parameters
+
+    @property
+    def active_linear_parameters(self) -> int:
+        """Weights of `linears` that one token goes through."""
+        idle = sum(each.parameters for each in self.linears if each.expert)
+        return self.linear_parameters - (idle - idle * self.experts_active // self.experts if self.experts else 0)
+
+    def kv_bytes_per_token(self, bits: KvBits = 16) -> int:
+        """Bytes of keys and values that one position takes over all layers."""
+        return self.layers * self.kv_heads * kv_bits.pair_bytes(self.head_dim, bits)
+
+
+def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
+    traits = MODEL_TYPES[model_type]
+    layers, heads, hidden = text["num_hidden_layers"], text["num_attention_heads"], text["hidden_size"]
+    counts = (text[name] for name in ("num_local_experts", "num_experts") if text.get(name) is not None)
+    experts = next(counts, traits.experts) if traits.experts else 0
+    dense = dense_layers(text, layers) if experts and traits.own_expert_width else 0
+    experts = 0 if dense == layers else experts
+    active = _first(text, "num_experts_per_tok", "experts_per_token") or 0
+    # gpt-oss and mixtral call the width of an expert intermediate_size; qwen3_moe has both.
+    named = "moe_intermediate_size" if traits.own_expert_width else "intermediate_size"
+    expert_width = text.get(named) or text["intermediate_size"]
+    attention_bias = bool(text.get("attention_bias", False))
+    window, window_layers = windows(model_type, text, layers)
+    return Architecture(
+        model_type=model_type,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=text.get("num_key_value_heads") or heads,
+        head_dim=text.get("head_dim") or hidden // heads,
+        intermediate=0 if experts and not dense else text["intermediate_size"],
+        vocab=text["vocab_size"],
+        tied=bool(text.get("tie_word_embeddings", False)),
+        max_context=text["max_position_embeddings"],
+        window=window,
+        window_layers=window_layers,
+        experts=experts,
+        experts_active=active if experts else 0,
+        expert_intermediate=expert_width if experts else 0,
+        dense_layers=dense if experts else 0,
+        qkv_bias=attention_bias or traits.qkv_bias,
+        output_bias=attention_bias,
+        mlp_bias=bool(text.get("mlp_bias", False)) or traits.mlp_bias,
+    )
+
+
+def _sound(arch: Architecture) -> Architecture:
+    """`arch`, whose numbers go together."""
+    if arch.head_dim < 1 or arch.heads % arch.kv_heads:
+        why = f"{arch.heads} heads, {arch.kv_heads} of them for keys and values, cannot share {arch.hidden} columns"
+        raise bad_file("config.json", why, "Fetch the model again.")
+    if arch.experts_active > arch.experts:
+        why = f"a token goes through {arch.experts_active} of {arch.experts} experts"
+        raise bad_file("config.json", why, "Fetch the model again.")
+    return arch
+
+
+def _first(fields: dict[str, Any], *names: str) -> Any:
+    return next((fields[name] for name in names if name in fields), None)

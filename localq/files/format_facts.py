@@ -1,0 +1,328 @@
+"""What localq knows of a format without its code: one record per format, in the order of tables. Torch-free.
+
+A new format is a record in `FORMATS` and a module in `localq.formats.FORMATS`. Everything else asks the record: the
+catalogue, the planner, `localq quantize`, the benchmarks. No other module lists names of
+formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from localq.errors import usage_error
+from localq.files import format_sizes as sizes
+from localq.files import schemes
+from localq.files.architecture import Architecture, Linears
+from localq.files.schemes import Shapes
+
+MIB = 2**20
+
+
+def _no_scheme(quantization: Mapping[str, Any]) -> str:
+    return ""
+
+
+def _no_key(scheme: str) -> str | None:
+    return None
+
+
+def _nothing_gathered(rows: int, columns: int, scheme: str) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of weights.
+
+    name            in NAME@FORMAT, `--format` and models.toml
+    matrix_bytes    (linear, scheme) -> bytes of one matrix in files; raises LocalqError for another format's scheme
+    quant_method    what config.json calls it; "" for weights in 16 bit
+    full_precision  others are quantized from it
+
+    Schemes, "" everywhere for a format that has none:
+    scheme_of_tensors   (shapes of all tensors, config.json) -> the scheme; None where config.json states it
+    scheme_of_config    (quantization_config) -> the scheme
+    unreadable          (quantization_config) -> the variant that localq does not read, in a few words
+    random_scheme       of random weights
+
+    Memory, on a GPU:
+    expert_bytes        of a matrix of an expert, where that takes other bytes than in files
+    tables              (linears, scheme) -> bytes besides the weights: operands, padding, a workspace
+    has_codebooks       its tables depend on the scheme that its tensors show
+    unpack_bytes        temporaries where torch dequantizes (`CHUNK_WEIGHTS` of its module)
+    unpacks_16_bit      models in 16 bit need them too; else kernels write nothing but the result
+    copies_inputs       prefill holds the inputs of a Linear once more, rotated or in the order of its groups
+
+    Experts of a mixture:
+    experts             "together": a decode step takes them with the router on the device; "one by one": the host
+                        waits for every layer; "no": not read
+    stacks_experts      they are the rows of one matrix, gate and up of an expert one product
+    experts_only        of a mixture nothing else is in it, the rest is in 16 bit
+    keeps_experts       experts that are published in a format of their own stay in that
+
+    How `localq quantize` makes it:
+    made_from           "tensors": matrix by matrix; "text": layer by layer on a text, by a compiled search; "": not
+    weighs_text         matrix by matrix, but a text may decide what columns or errors count
+    made_by_name        NAME@FORMAT makes it where it is not published
+    made_of_mixtures    NAME@FORMAT does so for mixtures of experts too
+    quantize_name       what `quantize --format` calls the variant that it makes, where that is not `name`
+    parameters_per_s    matrix by matrix, for estimates; of one core where `per_core`
+
+    Choice and speed:
+    offered_last        why it is offered behind all others; "" where it is not
+    speed_key           scheme -> its launches in data/measurements.toml; None where none were measured
+    gathered_bytes      (rows, columns, scheme) -> bytes of the sectors of L2 that a product gathers; 0: it streams
+    rotates_inputs, own_codebooks   a step takes time for rotations, or for tables of every matrix
+    """
+
+    name: str
+    matrix_bytes: Callable[[Linears, str], int]
+    quant_method: str = ""
+    full_precision: bool = False
+
+    scheme_of_tensors: Callable[[Shapes, dict[str, Any]], str] | None = None
+    scheme_of_config: Callable[[Mapping[str, Any]], str] = _no_scheme
+    unreadable: Callable[[Mapping[str, Any]], str] = _no_scheme
+    random_scheme: str = ""
+
+    expert_bytes: Callable[[Linears, str], int] | None = None
+    tables: Callable[[Sequence[Linears], str], int] = sizes.no_tables
+    has_codebooks: bool = False
+    unpack_bytes: int = 0
+    unpacks_16_bit: bool = True
+    copies_inputs: bool = False
+
+    experts: Literal["together", "one by one", "no"] = "one by one"
+    stacks_experts: bool = False
+    experts_only: bool = False
+    keeps_experts: bool = False
+
+    made_from: Literal["", "tensors", "text"] = ""
+    weighs_text: bool = False
+    made_by_name: bool = False
+    made_of_mixtures: bool = True
+    quantize_name: str = ""
+    parameters_per_s: float = 35e6  # `localq quantize smollm2-135m` in NF4 on two CPU cores: 134.5 M in 3.8 s
+    per_core: bool = False
+
+    offered_last: str = ""
+    speed_key: Callable[[str], str | None] = _no_key
+    gathered_bytes: Callable[[int, int, str], int] = _nothing_gathered
+    rotates_inputs: bool = False
+    own_codebooks: bool = False
+
+    @property
+    def is_quantized(self) -> bool:
+        """Not in 16 bit once it is in memory (which GGUF is)."""
+        return bool(self.quant_method)
+
+    def placed_bytes(self, linear: Linears, scheme: str = "") -> int:
+        """Bytes of one matrix in memory, without `tables`."""
+        in_memory = self.expert_bytes if linear.expert and self.expert_bytes is not None else self.matrix_bytes
+        return in_memory(linear, scheme)
+
+
+def _key(name: str) -> Callable[[str], str | None]:
+    """The same launches for all schemes."""
+    return lambda scheme: name
+
+
+def _aqlm_key(scheme: str) -> str:
+    books, bits, _ = schemes.aqlm_scheme(scheme)
+    return "1x16" if bits > 8 else "2x8" if books > 1 else "vq2"
+
+
+def _vptq_key(scheme: str) -> str:
+    return "vptq + 256" if schemes.vptq_scheme(scheme)[2] else "vptq"
+
+
+def _int4_key(scheme: str) -> str | None:
+    return None if scheme == "g16" else "int4"  # for which there is no kernel
+
+
+_PLAIN: dict[str, Any] = {"matrix_bytes": sizes.plain, "speed_key": _key("16 bit")}
+_INT4: dict[str, Any] = {
+    "scheme_of_config": schemes.int4_of_config,
+    "unreadable": schemes.int4_unreadable,
+    "unpack_bytes": 64 * MIB,
+    "speed_key": _int4_key,
+}
+_GATHERS = "slow, gathers its codewords"  # from L2: most of them move sixteen times the bytes of their codes
+
+_RECORDS = (
+    Format("bf16", full_precision=True, experts="together", **_PLAIN),
+    Format("fp16", full_precision=True, experts="together", **_PLAIN),
+    Format(
+        "nf4",
+        sizes.nf4,
+        "bitsandbytes",
+        expert_bytes=sizes.nf4_expert,
+        experts="together",
+        stacks_experts=True,
+        keeps_experts=True,
+        made_from="tensors",
+        made_by_name=True,
+        speed_key=_key("nf4"),
+    ),
+    Format(
+        "vq2",
+        sizes.vq2,
+        "localq_vq2",
+        scheme_of_tensors=schemes.vq2_of_tensors,
+        random_scheme="s4l16",
+        tables=sizes.vq2_tables,
+        has_codebooks=True,
+        unpack_bytes=64 * MIB,
+        unpacks_16_bit=False,  # kernels read codes in tiles, and rotate
+        copies_inputs=True,
+        experts="together",
+        made_from="text",
+        made_by_name=True,
+        speed_key=_key("vq2"),
+        rotates_inputs=True,
+    ),
+    Format(
+        "aqlm",
+        sizes.aqlm,
+        "aqlm",
+        scheme_of_tensors=schemes.aqlm_of_tensors,
+        random_scheme="2x8g8",
+        tables=sizes.aqlm_tables,
+        has_codebooks=True,
+        unpack_bytes=48 * MIB,
+        experts="together",  # 1x16 too, though its experts are gathered one by one: a name does not state the scheme
+        made_from="text",
+        quantize_name="aqlm2x8",
+        offered_last=_GATHERS,
+        speed_key=_aqlm_key,
+        gathered_bytes=sizes.aqlm_gathered,
+        own_codebooks=True,
+    ),
+    Format(
+        "vptq",
+        sizes.vptq,
+        "vptq",
+        scheme_of_config=schemes.vptq_of_config,
+        random_scheme="v8-k65536-256",
+        unpack_bytes=32 * MIB,
+        offered_last=_GATHERS,
+        speed_key=_vptq_key,
+        gathered_bytes=sizes.vptq_gathered,
+    ),
+    Format(
+        "mxfp4",
+        sizes.mxfp4,
+        "mxfp4",
+        experts="together",
+        stacks_experts=True,
+        experts_only=True,
+        made_from="tensors",
+        speed_key=_key("mxfp4"),
+    ),
+    Format(
+        "bcq",
+        sizes.bcq,
+        "localq_bcq",
+        scheme_of_tensors=schemes.bcq_of_tensors,
+        random_scheme="q3g128",
+        tables=sizes.bcq_tables,
+        unpack_bytes=64 * MIB,
+        unpacks_16_bit=False,
+        made_from="tensors",
+        weighs_text=True,
+        made_by_name=True,
+        made_of_mixtures=False,
+        parameters_per_s=5e4,  # in 3 planes on 32,768 tokens: by count of operations, not timed
+        per_core=True,
+        offered_last="quality at 3 bits not measured on a whole model",
+        speed_key=_key("bcq"),
+    ),
+    Format(
+        "squeezellm",
+        sizes.squeezellm,
+        "squeezellm",
+        made_from="tensors",
+        weighs_text=True,
+        made_by_name=True,
+        parameters_per_s=5e5,  # one core of a busy machine: 1.3 ms a row of 576 to 1,536 columns; without the text
+        per_core=True,
+        offered_last="slower than nf4",
+        speed_key=_key("squeezellm"),
+    ),
+    Format("awq", sizes.awq, "awq", **_INT4),
+    Format("gptq", sizes.gptq, "gptq", copies_inputs=True, **_INT4),
+    Format("gguf", experts="no", **_PLAIN),  # 16-bit weights once imported
+)
+FORMATS: dict[str, Format] = {each.name: each for each in _RECORDS}
+
+
+def of(name: str) -> Format:
+    """The format `name`. Raises LocalqError (exit 2) for one that localq does not know."""
+    if name not in FORMATS:
+        raise usage_error(name[:40], "localq does not know this format", f"Formats: {', '.join(FORMATS)}.")
+    return FORMATS[name]
+
+
+def of_method(quant_method: object) -> Format | None:
+    """The format that a config.json names by `quant_method`; None for one that localq does not know."""
+    return next((each for each in FORMATS.values() if each.is_quantized and each.quant_method == quant_method), None)
+
+
+def matrix_bytes(linear: Linears, format: str, scheme: str = "") -> int:
+    """Bytes of one [rows, columns] matrix in `format`: the format's own tensors, without padding."""
+    return of(format).matrix_bytes(linear, scheme)
+
+
+def writable() -> dict[str, Format]:
+    """The formats that `localq quantize` makes, by what its `--format` calls them."""
+    return {each.quantize_name or each.name: each for each in FORMATS.values() if each.made_from}
+
+
+def made_from_tensors() -> tuple[str, ...]:
+    """The formats that `localq quantize` makes matrix by matrix."""
+    return tuple(name for name, each in FORMATS.items() if each.made_from == "tensors")
+
+
+def full_precision() -> tuple[str, ...]:
+    """The formats that others are quantized from."""
+    return tuple(name for name, each in FORMATS.items() if each.full_precision)
+
+
+def of_experts(arch: Architecture, format: str) -> Format:
+    """The format of the experts of a model in `format`: published ones may stay as they are."""
+    own = of(format)
+    return of(arch.traits.published_experts) if own.keeps_experts and arch.traits.published_experts else own
+
+
+def outside_experts(arch: Architecture, format: str) -> Format:
+    """The format of all other matrices of a model in `format`."""
+    own = of(format)
+    return of("bf16") if own.experts_only and arch.experts else own
+
+
+def of_linear(arch: Architecture, linear: Linears, format: str) -> Format:
+    """The format of `linear` in a model in `format`."""
+    return of_experts(arch, format) if linear.expert else outside_experts(arch, format)
+
+
+def unsupported(arch: Architecture, format: str) -> str | None:
+    """Why localq does not run models of this shape in `format`, in a few words; None where it does."""
+    own = of(format)
+    if arch.traits.interleaved_experts and not (own.full_precision or own.experts_only or own.keeps_experts):
+        if own.made_from == "text":
+            return f"{NO_SEARCH_OF_EXPERTS} ({format})"
+        return f"the experts of {arch.model_type.replace('_', '-')} are read in 16 bit and MXFP4, not in {format}"
+    if arch.experts and own.experts == "no":
+        return f"mixtures of experts are not read from {format.upper()}"
+    return None
+
+
+NO_SEARCH_OF_EXPERTS = "gate and up of its experts alternate and have biases, which 2-bit experts do not support"
+NO_WEIGHING_OF_EXPERTS = "experts of a mixture are not weighed on a text"
+
+
+def one_by_one(arch: Architecture, format: str) -> bool:
+    """Whether a GPU decodes these experts in `format` one after the other, slowly."""
+    return bool(arch.experts) and of(format).experts != "together"

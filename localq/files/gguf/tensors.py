@@ -1,0 +1,100 @@
+"""The data of a .gguf file, dequantized to float32 and brought back to the Hugging Face orientation and convention.
+
+Every type that the `gguf` package can dequantize (`gguf.quants`, its numpy definitions of ggml's formats) is read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files.gguf.names import OFFSET_NORMS, PERMUTED
+from localq.files.gguf.reader import GgufModel, GgufTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_JOINED = 9216  # values of rows that are joined, at most: 16 times as many are 590 kB
+
+
+def mapped(model: GgufModel) -> NDArray[np.uint8]:
+    """All bytes of the file, which stay there when it is removed. Raises LocalqError (exit 8)."""
+    import numpy as np  # start-up cost: headers are read without numpy
+
+    try:
+        return np.memmap(model.path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise bad_file(str(model.path), f"cannot be mapped ({error})", "Fetch the file again.") from error
+
+
+def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = None) -> NDArray[np.float32]:
+    """Tensor `name` (Hugging Face) as float32 in its Hugging Face shape. `data`: what `mapped` gave, to read many.
+
+    Raises LocalqError (exit 8, or 1 by type).
+    """
+    tensor = model.tensors.get(name)
+    if tensor is None:
+        raise bad_file(str(model.path), f"it has no tensor {name!r}", "Fetch the file again.")
+    values = _dequantized(model, tensor, mapped(model) if data is None else data)
+    if model.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
+        key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
+        return _unpermuted(model, values, model.config[key])
+    if model.architecture in OFFSET_NORMS and name.endswith("norm.weight"):
+        return values - values.dtype.type(1)
+    return values
+
+
+def _dequantized(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) -> NDArray[np.float32]:
+    import numpy as np
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        kind = GGMLQuantizationType(tensor.type)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+    except (ValueError, KeyError):
+        raise _unsupported(model, tensor, f"number {tensor.type}") from None
+    *rows, columns = tensor.shape
+    if columns % block:
+        raise bad_file(str(model.path), f"tensor {tensor.gguf_name!r} has a row of {columns} values", "Fetch it again.")
+    shape = (*rows, columns // block * block_bytes)
+    end = tensor.offset + math.prod(shape)
+    if end > len(file):
+        raise bad_file(
+            str(model.path), f"tensor {tensor.gguf_name!r} is cut off", "The file is truncated; fetch it again."
+        )
+    data = file[tensor.offset : end].reshape(shape)
+    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+        stored = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
+        return np.asarray(data).view(stored).astype(np.float32)
+    try:
+        with np.errstate(all="ignore"):  # a scale that is no number shows in the logits, which are checked
+            joined = np.asarray(data).reshape(_joined(math.prod(rows), columns, shape[-1]))
+            return dequantize(joined, kind).astype(np.float32, copy=False).reshape(tensor.shape)
+    except NotImplementedError:
+        raise _unsupported(model, tensor, kind.name) from None
+
+
+def _joined(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
+    """In what shape rows are handed to `dequantize`: it takes 16 at a time, and where they are short spends half of its
+    time on what it does between them. Blocks do not know of rows.
+    """
+    together = 1
+    while rows % (2 * together) == 0 and 2 * together * columns <= _JOINED:
+        together *= 2
+    return rows // together, together * row_bytes
+
+
+def _unpermuted(model: GgufModel, values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Undo the interleaving of the two halves of every head's rows: [heads, half, 2] -> [heads, 2, half]."""
+    if values.shape[0] % (2 * heads):
+        raise bad_file(str(model.path), f"{values.shape[0]} rows do not divide into {heads} heads", "Fetch it again.")
+    rest = values.shape[1:]
+    return values.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(values.shape)
+
+
+def _unsupported(model: GgufModel, tensor: GgufTensor, kind: str) -> LocalqError:
+    why = f"tensor {tensor.gguf_name!r} has type {kind}, which cannot be dequantized"
+    return LocalqError(str(model.path), why, "Use a file of another type, such as Q8_0 or Q4_K.", ExitCode.FAILURE)

@@ -1,0 +1,223 @@
+"""A `tokenizers.Tokenizer` from the vocabulary of a .gguf file, equal to the model's own tokenizer.json.
+
+Two kinds exist: byte-level BPE (`tokenizer.ggml.model` "gpt2"), whose splitting rule GGUF only names
+(`tokenizer.ggml.pre`), and SentencePiece BPE ("llama"), whose merges follow from the scores. The splitting rules are
+those of the models' published tokenizer.json files. Torch-free.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files.gguf.binary import Container, read_container
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
+MAX_TOKEN, MAX_VOCABULARY = 2**10, 2**23  # characters; the largest published vocabularies have 2 million
+SPACE = "\u2581"  # SentencePiece writes a space as this
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _cl100k(digits: str) -> str:
+    """The rule of OpenAI's cl100k with another way of grouping digits."""
+    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+
+
+def _cased(contractions: str, digits: str) -> str:
+    """The rule of OpenAI's o200k: words split where upper case begins."""
+    head = r"[^\r\n\p{L}\p{N}]?"
+    words = f"{head}{_UPPER}*{_LOWER}+{contractions}|{head}{_UPPER}+{_LOWER}*{contractions}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+
+
+# `tokenizer.ggml.pre` -> regular expression of the splitting rule. None: GPT-2's own, built into the byte-level step.
+_RULES: dict[str, str | None] = {
+    "gpt-2": None,
+    "phi-2": None,
+    "smollm": None,
+    "llama-bpe": _cl100k(r"\p{N}{1,3}"),
+    "llama3": _cl100k(r"\p{N}{1,3}"),
+    "llama-v3": _cl100k(r"\p{N}{1,3}"),
+    "falcon3": _cl100k(r"\p{N}{1,3}"),
+    "pixtral": _cl100k(r"\p{N}{1,3}"),
+    "smaug-bpe": _cl100k(r"\p{N}{1,3}"),
+    "dbrx": _cl100k(r"\p{N}{1,3}"),
+    "qwen2": _cl100k(r"\p{N}"),
+    "deepseek-r1-qwen": _cl100k(r"\p{N}"),
+    "tekken": _cased("", r"\p{N}"),
+    "gpt-4o": _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
+}
+_SINGLE_DIGITS = frozenset({"smollm"})
+_NFC = frozenset({"qwen2", "deepseek-r1-qwen"})
+_ADDS_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})  # where the file is silent
+# A word in the vocabulary needs no merges. "smaug-bpe" is what SmolLM3 has: Llama 3's vocabulary without its BOS.
+_WHOLE_WORDS_FIRST = _ADDS_BOS | {"smaug-bpe"}
+# Gemma's merges follow the order of the tokens, not their scores, and its tokens of spaces are spelled with spaces.
+_GEMMA = frozenset({"gemma2", "gemma3"})
+_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # of Phi-3's tokens; the others swallow the space behind
+
+
+def build_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of `path`. Raises LocalqError: exit 8 for a malformed vocabulary, 1 for an unknown kind."""
+    container = read_container(path)
+    tokens, types = _tokens(container)
+    kind = container.values.get("tokenizer.ggml.model")
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if not isinstance(kind, str) or kind not in makers:
+        why = f"its vocabulary is of kind {str(kind)[:40]!r}, which is not supported"
+        raise LocalqError(str(path), why, "Supported: gpt2 and llama.", ExitCode.FAILURE)
+    try:
+        tokenizer = makers[kind](container, tokens)
+        strips = kind == "llama" and container.values.get("general.architecture") == "phi3"
+        _add_special(tokenizer, tokens, types, strips)
+        _add_ends(tokenizer, container, tokens)
+    except LocalqError:
+        raise
+    except Exception as error:  # the library raises plain Exception for whatever it does not like
+        raise _malformed(container, f"its vocabulary is malformed ({str(error)[:200]})") from error
+    return tokenizer
+
+
+def special_tokens(path: Path) -> dict[str, Any]:
+    """{"bos_token", "eos_token", "unk_token", "pad_token": text or None, "add_bos", "add_eos": bool}."""
+    container = read_container(path)
+    tokens, _ = _tokens(container)
+    ids = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    found: dict[str, Any] = {name: _token(container, tokens, key) for name, key in ids.items()}
+    return {**found, "add_bos": _adds(container, "bos"), "add_eos": _adds(container, "eos")}
+
+
+def _tokens(container: Container) -> tuple[list[str], list[int]]:
+    tokens = container.values.get("tokenizer.ggml.tokens")
+    types = container.values.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens or ()))
+    if not isinstance(tokens, list) or not tokens or not isinstance(types, list) or len(types) != len(tokens):
+        raise _malformed(container, "its vocabulary is missing or malformed")
+    if not all(isinstance(token, str) for token in tokens):
+        raise _malformed(container, "its vocabulary is not text")
+    if max(map(len, tokens)) > MAX_TOKEN or sum(map(len, tokens)) > MAX_VOCABULARY:
+        raise _malformed(container, "its vocabulary is larger than any model's")
+    return tokens, types
+
+
+def _malformed(container: Container, why: str) -> LocalqError:
+    return bad_file(str(container.path), why, "The file is damaged; fetch it again.")
+
+
+def _token(container: Container, tokens: list[str], key: str) -> str | None:
+    index = container.values.get(f"tokenizer.ggml.{key}_token_id")
+    return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else None
+
+
+def _adds(container: Container, end: str) -> bool:
+    stated = container.values.get(f"tokenizer.ggml.add_{end}_token")
+    if isinstance(stated, bool):
+        return stated
+    by_kind = container.values.get("tokenizer.ggml.model") == "llama"
+    return end == "bos" and (by_kind or container.values.get("tokenizer.ggml.pre") in _ADDS_BOS)
+
+
+def _byte_level(container: Container, tokens: list[str]) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers  # start-up cost
+
+    rule = container.values.get("tokenizer.ggml.pre")  # old files lack it, and a guess would split wrongly unseen
+    if not isinstance(rule, str) or rule not in _RULES:
+        why = f"its splitting rule {str(rule)[:40]!r} is not known"
+        raise LocalqError(str(container.path), why, "Use the model's safetensors.", ExitCode.FAILURE)
+    merges = container.values.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
+        raise _malformed(container, "its merges are missing or malformed")
+    vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}  # the first of equals wins
+    pairs = [tuple(each.split(" ")) for each in merges]
+    pairs = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary and "".join(pair) in vocabulary]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rule in _WHOLE_WORDS_FIRST))
+    if rule in _NFC:
+        tokenizer.normalizer = normalizers.NFC()
+    pattern = _RULES[rule]
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if rule in _SINGLE_DIGITS else []
+    if pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers  # start-up cost
+
+    scores = container.values.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not isinstance(scores[0], float):
+        raise _malformed(container, "its vocabulary has no scores")
+    if container.values.get("general.architecture") in _GEMMA:
+        tokens = [_spelled(token) for token in tokens]
+        scores = [-float(index) for index in range(len(tokens))]
+    vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}
+    unknown = _token(container, tokens, "unknown") or "<unk>"
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, _merges(vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    parts: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if not container.values.get("tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    elif "[INST]" in vocabulary:
+        # Mistral from v0.3 on: a space before the text as a whole, none behind a special token.
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
+        parts.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
+        parts.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer
+
+
+def _spelled(token: str) -> str:
+    """Tokens of several spaces as SentencePiece spells them."""
+    return SPACE * len(token) if token and not token.strip(" ") else token
+
+
+def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, best score first (SentencePiece merges the best-scored pair first)."""
+    found: list[tuple[float, int, int, int, str, str]] = []
+    for token, index in vocabulary.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                found.append((-scores[index], -cut, cut - len(token), index, left, right))
+    found.sort()
+    return [(left, right) for *_, left, right in found]
+
+
+def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int], strips: bool) -> None:
+    """Control, unknown and user-defined tokens are found in the raw text before anything else.
+
+    `strips`: most of them take the space behind them along, as Phi-3's do.
+    """
+    from tokenizers import AddedToken  # start-up cost
+
+    added = []
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (CONTROL, UNKNOWN, USER_DEFINED) and tokenizer.token_to_id(token) is not None:
+            swallows = strips and token not in _KEEPS_SPACE
+            added.append(AddedToken(token, normalized=False, special=kind != USER_DEFINED, rstrip=swallows))
+    tokenizer.add_tokens(added)
+
+
+def _add_ends(tokenizer: Tokenizer, container: Container, tokens: list[str]) -> None:
+    from tokenizers import processors  # start-up cost
+
+    ends = {end: _token(container, tokens, end) for end in ("bos", "eos") if _adds(container, end)}
+    texts = {end: text for end, text in ends.items() if text}
+    if any(mark in text for text in texts.values() for mark in "$:"):  # the library's signs for texts and types
+        raise _malformed(container, f"its first or last token is called {sorted(texts.values())}")
+    if texts:
+        single = [*([texts["bos"]] if "bos" in texts else []), "$A", *([texts["eos"]] if "eos" in texts else [])]
+        special = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys(texts.values())]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)

@@ -1,0 +1,1 @@
+"""The Hugging Face Hub and its cache: metadata, downloads, places. Torch-free."""

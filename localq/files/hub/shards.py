@@ -1,0 +1,266 @@
+"""A repository whose weights are on the disk one file at a time: fetched when asked for, removed when done with.
+
+The files lie in a cache of their own, in the layout of the Hugging Face cache, beside what is made of them: a folder
+that holds `MARK`, without which it is somebody's and is refused. Weights that the user's cache holds already are read
+there and left there. All is pinned to the commit that the first call found,
+so that one that goes on reads the same bytes. Every file is hashed before it is read. Torch-free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import IO, TypeVar
+
+from localq import disk
+from localq.errors import ExitCode, LocalqError, bad_file, usage_error
+from localq.files.catalog import Source
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import errors as hub_errors
+from localq.files.hub import fetch as hub
+from localq.files.hub import records as hub_records
+from localq.files.hub import remote as hub_remote
+from localq.files.hub.client import Listing, RemoteFile
+from localq.files.hub.records import Store
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index
+from localq.wording import Say
+
+AHEAD = 2  # files at a time: one that is read, one that is fetched meanwhile
+LOOK_EVERY_S = 0.5
+WAITS_S = (10.0, *[30.0] * 20)  # for a hub that does not answer, when hours of work hang on it
+MARK = ".localq-source"  # in a folder that localq made, and locked while it is used
+Answer = TypeVar("Answer")
+
+
+def _silent(what: str) -> None:
+    """Nobody waits yet."""
+
+
+class Shards:
+    """The weights of one repository at one commit.
+
+    folder  holds the small files: configuration, tokenizer, index
+    names   of the files of weights
+    tell    called while a file is waited for
+    """
+
+    def __init__(self, listing: Listing, cache: Path, recorded: Mapping[str, str], mark: IO[bytes]) -> None:
+        """`cache`: where to fetch to, without links in its path, removed by `close`; `mark`: its file, locked.
+
+        recorded: sha256 by name, of the catalogue. Raises LocalqError (exit 8) where the hub offers something else.
+        """
+        self._listing, self._cache, self._recorded, self._mark = listing, cache, recorded, mark
+        self._store = Store(cache, cache / ".parts", cache / ".records")
+        for file in listing.files.values():
+            hub.check_recorded(listing.repo, file, recorded)
+        self.tell: Say = _silent
+        self._owner: dict[str, str] = {}  # of every tensor, its file
+        self._headers: dict[str, Header] = {}
+        self._good: dict[str, Path] = {}
+        self._running: dict[str, Future[Path]] = {}
+        self._turn, self._over = threading.Lock(), threading.Event()
+        self.folder, self.names = self._small_files()
+
+    def _small_files(self) -> tuple[Path, list[str]]:
+        files = self._listing.files
+        small = [name for name in sorted(files) if hub.SMALL_FILES.fullmatch(name)]
+        index = [] if SINGLE_NAME in files else [INDEX_NAME]
+        paths = [self._fetch(name, shared=False) for name in (*small, *index)]
+        folder = paths[0].parent
+        names = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
+        if absent := [name for name in names if name not in files]:
+            why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+            raise bad_file(self._listing.repo, why, "Use another repository or revision.")
+        return folder, names
+
+    @property
+    def facts(self) -> list[tuple[str, int, str]]:
+        """Name, size and hash of every file of weights: what tells one source from another."""
+        files = [self._listing.files[name] for name in self.names]
+        return [(file.name, file.size, file.sha256 or file.git_sha1 or "") for file in files]
+
+    def sha256(self, name: str) -> str:
+        """Of a file of weights, as the hub has it; where it does not say, the file is fetched. Raises as `path`."""
+        if stated := self._listing.files[name].sha256:
+            return stated
+        found = disk.sha256_of(self.path(name))
+        self.keep([])
+        return found
+
+    def headers(self) -> dict[str, Header]:
+        """Of every file, without its data. Raises LocalqError (exit 8) for unsound ones."""
+        self._headers = {name: self._header(self._listing.files[name]) for name in self.names}
+        self._owner = {tensor: name for name, header in self._headers.items() for tensor in header.tensors}
+        return self._headers
+
+    def holding(self, tensors: Iterable[str]) -> list[str]:
+        """The files of these tensors, each once, in the order of the tensors; `headers` were read."""
+        return list(dict.fromkeys(self._owner[tensor] for tensor in tensors))
+
+    def _header(self, file: RemoteFile) -> Header:
+        self.tell(f"{file.name}, its header")
+        with disk.scratch_folder("localq-header-") as folder:
+            path = folder / file.name
+            hub_remote.outline_file(self._listing, file, path, self._patiently)
+            return read_header(path)
+
+    def path(self, name: str) -> Path:
+        """The file `name`, fetched and hashed if need be.
+
+        Raises LocalqError: exit 6 where the hub stays away, 8 for another content than is recorded, 9 for the disk.
+        """
+        if name not in self._good:
+            future = self._running.get(name) or self._start(name)
+            while not future.done():
+                self.tell(f"{name}, {self._listing.files[name].size:,} bytes")
+                wait([future], LOOK_EVERY_S)
+            del self._running[name]
+            self._good[name] = self._as_said(name, future.result())
+        return self._good[name]
+
+    def _as_said(self, name: str, path: Path) -> Path:
+        """What was planned with is what came: the answer that held the header had no hash."""
+        if name in self._headers and read_header(path).tensors != self._headers[name].tensors:
+            why = f"{name} holds other tensors than the hub said before it was fetched"
+            raise bad_file(self._listing.repo, why, "Run the same command again; if it stays so, use another revision.")
+        return path
+
+    def keep(self, needed: Sequence[str]) -> None:
+        """Remove the fetched files that are not among `needed`, and fetch ahead, in this order, while there is room."""
+        for name in [name for name in self._good if name not in needed]:
+            self._remove(self._good.pop(name))
+        for name in needed:
+            held = {each for each, path in self._good.items() if self._is_ours(path)} | set(self._running)
+            if len(held) >= AHEAD:
+                return
+            if name not in held and name not in self._good:
+                self._start(name)
+
+    def clean(self, needed: Sequence[str]) -> None:
+        """Remove what an interrupted run left behind: files, whole or begun, but the first ones of `needed`.
+
+        What this run has fetched, or is fetching, stays.
+        """
+        for name in self.names:
+            if name not in needed[:AHEAD] and name not in self._good and name not in self._running:
+                stem = self._store.parts / self._listing.files[name].content_id
+                for suffix in (".part", ".state"):
+                    stem.with_suffix(suffix).unlink(missing_ok=True)
+                if (self.folder / name).exists():
+                    self._remove(self.folder / name)
+
+    def close(self, *, done: bool) -> None:
+        """Stop fetching. `done`: nothing is needed any more, and nothing is left."""
+        self._over.set()
+        if done:
+            shutil.rmtree(self._cache, ignore_errors=True)
+        self._mark.close()
+
+    def _start(self, name: str) -> Future[Path]:
+        """Fetch behind the back of whoever computes; one file after the other."""
+        future: Future[Path] = Future()
+
+        def run() -> None:
+            try:
+                with self._turn:
+                    future.set_result(self._fetch(name))
+            except BaseException as error:
+                future.set_exception(error)  # raised where the file is asked for
+
+        self._running[name] = future
+        threading.Thread(target=run, name="localq-fetch", daemon=True).start()  # nobody waits for it at an exit
+        return future
+
+    def _is_ours(self, path: Path) -> bool:
+        return path.is_relative_to(self._cache)
+
+    def _remove(self, path: Path) -> None:
+        if self._is_ours(path):
+            hub_cache.discard(path)
+
+    def _fetch(self, name: str, shared: bool = True) -> Path:
+        """`shared`: where the user's cache has it, it is read there."""
+        file, repo = self._listing.files[name], self._listing.repo
+        there = hub_cache.repo_folder(repo) / "snapshots" / self._listing.commit / name
+        if shared and there.is_file():
+            with disk.disk_errors(there):
+                if not download.is_right(hub_records.users(), repo, file.content_id, there):
+                    raise download.foreign(repo, there)
+            path = there
+        else:
+            path = self._downloaded(file)
+        hub.check_content(self._store, repo, path, file, self._recorded.get(name))
+        return path
+
+    def _downloaded(self, file: RemoteFile) -> Path:
+        disk.check_free(self._cache, download.missing_bytes(self._listing, [file], self._store), file.name)
+        return self._patiently(lambda: download.get(self._listing, file, store=self._store))
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` returns, asked again for some minutes where the hub stays away."""
+        for wait_s in (*WAITS_S, None):
+            try:
+                return ask()
+            except LocalqError as error:
+                if wait_s is None or error.exit_code != ExitCode.NETWORK or self._over.wait(wait_s):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+
+def _folder_of(repo: str) -> str:
+    return f"models--{repo.replace('/', '--')}"
+
+
+def _claim(cache: Path) -> IO[bytes]:
+    """The mark of `cache`, locked; the folder is made. Raises LocalqError (exit 2) for a folder that is not ours."""
+    try:
+        empty = not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
+        if not empty and not (cache / MARK).is_file():
+            why = "files of the source would be fetched to it and removed, and it is not localq's"
+            raise usage_error(str(cache), why, "Move it away, or give another --out.")
+        cache.mkdir(parents=True, exist_ok=True)
+        mark = (cache / MARK).open("ab")
+    except OSError as error:
+        raise disk.disk_error(cache, error) from error
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        mark.close()
+        why = "another localq fetches files to it"
+        raise usage_error(str(cache), why, "Wait for it, or give another --out.") from error
+    return mark
+
+
+def open_shards(source: Source, cache: Path) -> Shards | None:
+    """The weights of `source`; None where it is no repository of safetensors.
+
+    Raises LocalqError as `hub.fetch` does, and exit 2 where `cache` is somebody else's.
+    """
+    if source.kind == "pypi" or source.files:
+        return None
+    cache = cache.resolve()
+    begun = sorted(cache.glob(f"{_folder_of(source.repo)}/snapshots/*"))
+    pinned = hub_cache.COMMIT.fullmatch(source.revision or "") is not None
+    listing = hub_client.list_files(source.repo, begun[0].name if begun and not pinned else source.revision)
+    if SINGLE_NAME not in listing.files and INDEX_NAME not in listing.files:
+        return None
+    if listing.gated and not hub_client.has_token():
+        raise hub_errors.gated(listing.repo)
+    hub.check_layout(listing)
+    mark = _claim(cache)
+    try:
+        for other in cache.glob("models--*"):  # of another source that was to become the same output
+            if other.name != _folder_of(source.repo):
+                shutil.rmtree(other, ignore_errors=True)
+        return Shards(listing, cache, source.sha256, mark)
+    except BaseException:
+        if [each.name for each in cache.iterdir()] == [MARK]:
+            shutil.rmtree(cache, ignore_errors=True)
+        mark.close()
+        raise

@@ -1,0 +1,285 @@
+"""The models on this machine: what is there, under which name, how large; and removing exactly one of them.
+
+Three places: repositories in the Hugging Face cache that hold weights which localq reads (whoever fetched them), the
+unpacked embedded models, and what was quantized here. A plain look at the folders, without the network and without
+the hub's client. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from localq import disk, places
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import catalog, stored_format
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import parts as download_parts
+from localq.files.hub import records as hub_records
+from localq.files.hub.cache import Snapshot
+from localq.files.hub.parts import Begun
+from localq.files.hub.records import Store
+from localq.files.json_files import inside, read_object
+
+MAX_CONFIG_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """One model on the disk.
+
+    name       what the catalogue calls it, else org/repo, org/repo@COMMIT for a revision that no branch names
+    format     a name of `format_facts.FORMATS`, or what its configuration states
+    path       the folder or file; the repository's folder where nothing of a download is usable yet
+    bytes      on the disk, links followed, shared content of one model counted once; with the other `paths_of` it
+    where      "hub", "embedded" or "quantized"
+    complete   can be loaded
+    last_used  seconds since 1970 as the file system tells it, 0 where there is no file
+    shared     another tool put some of it into the Hugging Face cache, and may use it
+    """
+
+    name: str
+    format: str
+    path: Path
+    bytes: int
+    where: str
+    complete: bool
+    last_used: float
+    repo: str = ""
+    commit: str = ""
+    shared: bool = False
+
+
+def list_local() -> list[LocalModel]:
+    """Every model on this machine, the last used first. Raises LocalqError (exit 9)."""
+    with disk.disk_errors(places.hub_cache()):
+        return sorted((*_in_hub_cache(), *_embedded(), *_quantized()), key=lambda each: (-each.last_used, each.name))
+
+
+def matching(name: str) -> list[LocalModel]:
+    """The models on this machine that `name` means: as `ls` shows it, or anything that `catalog.resolve` accepts.
+
+    A repository without a revision means all of it. Raises LocalqError: exit 4 where there is none, 2 for a path.
+    """
+    models = list_local()
+    shown = [each for each in models if each.name.casefold() == name.strip().casefold()]
+    if shown:
+        return shown
+    target = catalog.resolve(name)
+    if target.path is not None:
+        why = "this is a path, and not the name of a model in the Hugging Face cache or among localq's own"
+        raise usage_error(name, why, "Give a name that `localq ls` shows; files elsewhere are yours to remove.")
+    found = [each for each in models if _means(target, each)]
+    if not found:
+        why = "it is not on this machine"
+        raise LocalqError(target.name, why, "`localq ls` lists what is.", ExitCode.UNKNOWN_MODEL)
+    return found
+
+
+def _means(target: catalog.Target, model: LocalModel) -> bool:
+    source = target.source
+    if source is not None and source.kind == "pypi":
+        return model.where == "embedded" and model.path.name == PurePosixPath(source.member).name
+    if target.kind == "repo" and target.repo is not None:
+        pinned = target.revision if source is None else None
+        return _same_repo(model, target.repo, pinned)
+    if source is not None:
+        return _same_repo(model, source.repo, source.revision)
+    return model.where == "quantized" and model.name == target.name
+
+
+def _same_repo(model: LocalModel, repo: str, revision: str | None) -> bool:
+    if model.where != "hub" or model.repo.casefold() != repo.casefold():
+        return False
+    folder = hub_cache.snapshot_folder(model.repo, revision) if revision else None
+    return revision is None or (folder is not None and folder.name == model.commit) or not model.commit
+
+
+# ---- the Hugging Face cache
+
+
+def _in_hub_cache() -> Iterator[LocalModel]:
+    folders, parts = hub_cache.repos(), begun_of_repos()
+    for repo in dict.fromkeys((*folders, *parts)):
+        snapshots = hub_cache.snapshots(repo)
+        paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
+        left = disk.total_bytes(paths)
+        rows = [row for each in snapshots for row in _of_snapshot(each, bool(left), len(snapshots) == 1)]
+        if rows and left:
+            owner = next((row for row in rows if not row.complete), rows[0])
+            rows[rows.index(owner)] = dataclasses.replace(owner, bytes=owner.bytes + left)
+        elif left:
+            path = folders.get(repo, paths[0])
+            with contextlib.suppress(FileNotFoundError):  # done meanwhile
+                rows = [LocalModel(repo, stored_format.UNKNOWN, path, left, "hub", False, path.stat().st_mtime, repo)]
+        yield from rows
+
+
+def begun_of_repos() -> dict[str, list[Begun]]:
+    """The downloads that are not finished, by repository; not those that say no repository yet."""
+    found: dict[str, list[Begun]] = {}
+    for part in download_parts.begun(places.downloads_dir()):
+        if catalog.is_repo(part.repo):  # it becomes a path here and there
+            found.setdefault(part.repo, []).append(part)
+    return found
+
+
+def _of_snapshot(snapshot: Snapshot, cut_off: bool, alone: bool) -> list[LocalModel]:
+    """The models of a snapshot: its .gguf files, or its folder. Nothing where it holds no weights that are read."""
+    folder, store, of = snapshot.folder, hub_records.users(), (snapshot.repo, snapshot.commit)
+    stats = list(hub_cache.content(folder))
+    used = max((each.st_atime for each in stats), default=0.0)
+    rows = []
+    for path in hub_cache.gguf_files(folder):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            stat, along = path.stat(), _along(path) or []
+            name, size = _hub_name(snapshot, alone, path.name), sum(each.stat().st_size for each in (path, *along))
+            shared = any(_is_shared(store, snapshot.repo, each) for each in (path, *along))
+            rows.append(LocalModel(name, "gguf", path, size, "hub", True, stat.st_atime, *of, shared))
+    complete = hub_cache.is_complete(folder)
+    # A configuration and some shards without the rest: a download that was cut off, or another kind of model.
+    unfinished = cut_off or ((folder / hub_cache.TOKENIZER_NAME).exists() and any(folder.glob("*.safetensors")))
+    if complete or (unfinished and not rows):
+        size = sum(each.st_size for each in stats) - sum(row.bytes for row in rows)
+        name = _hub_name(snapshot, alone)
+        shared = any(_is_shared(store, snapshot.repo, path) for path in folder.iterdir() if path.is_file())
+        rows.append(LocalModel(name, _format_of(folder), folder, size, "hub", complete, used, *of, shared))
+    return rows
+
+
+def _is_shared(store: Store, repo: str, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        content_id = hub_cache.content_id(path)
+        return content_id is None or not hub_records.is_ours(store, repo, content_id, path)
+    return False  # removed meanwhile
+
+
+def _along(path: Path) -> list[Path] | None:
+    """What goes with the .gguf file of a snapshot: its tokenizer and the like; None where the snapshot holds more."""
+    if not hub_cache.COMMIT.fullmatch(path.parent.name):
+        return []  # a folder, or a file elsewhere
+    from localq.files.hub import fetch as hub  # start-up cost: few models are such files
+
+    others = [each for each in sorted(path.parent.rglob("*")) if each.is_file() and each != path]
+    small = all(hub.SMALL_FILES.fullmatch(each.relative_to(path.parent).as_posix()) for each in others)
+    return others if small else None
+
+
+def _hub_name(snapshot: Snapshot, alone: bool, file: str = "") -> str:
+    """The catalogue's name where that name leads here, else the repository's."""
+    for entry in catalog.load_catalogue():
+        for source in entry.sources:
+            here = source.revision == snapshot.commit or source.revision in snapshot.refs
+            if source.repo.casefold() != snapshot.repo.casefold() or not here:
+                continue
+            this_file = file in source.files if file and source.files else bool(file) == (source.format == "gguf")
+            if this_file and entry.source(source.format) == source:
+                return entry.name if source.format == entry.default_format else f"{entry.name}@{source.format}"
+    return snapshot.repo if snapshot.refs or alone else f"{snapshot.repo}@{snapshot.commit[:12]}"
+
+
+def _format_of(folder: Path) -> str:
+    try:
+        path = inside(folder, hub_cache.MARKER_NAME)
+        config = read_object(path, MAX_CONFIG_BYTES) if path else {}
+    except LocalqError:  # listed all the same: `rm` must be able to name it
+        return stored_format.UNKNOWN
+    return stored_format.format_of_config(config)
+
+
+# ---- the other two places
+
+
+def _embedded() -> Iterator[LocalModel]:
+    names = {
+        PurePosixPath(source.member).name: (entry.name, entry.default_format)
+        for entry in catalog.load_catalogue()
+        for source in entry.sources
+        if source.kind == "pypi"
+    }
+    for path in sorted(places.embedded_dir().glob("*.gguf")):
+        name, default = names.get(path.name, (path.stem, "gguf"))
+        name = name if default == "gguf" else f"{name}@gguf"
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            stat = path.stat()
+            yield LocalModel(name, "gguf", path, stat.st_size, "embedded", True, stat.st_atime)
+
+
+def _quantized() -> Iterator[LocalModel]:
+    for folder in sorted(places.quantized_dir().glob("*")):
+        if not folder.is_dir():
+            continue
+        stats = list(hub_cache.content(folder))
+        size, used = sum(each.st_size for each in stats), max((each.st_atime for each in stats), default=0.0)
+        complete = hub_cache.is_complete(folder)
+        format = _format_of(folder) if complete else folder.name.rpartition("@")[2]
+        yield LocalModel(folder.name, format, folder, size, "quantized", complete, used)
+
+
+# ---- removing
+
+
+def remove(models: Iterable[LocalModel]) -> int:
+    """Remove `models` and nothing that another model needs; the bytes freed. Raises LocalqError (exit 9)."""
+    freed = 0
+    for model in models:
+        with disk.disk_errors(model.path):
+            if model.where == "hub":
+                freed += _remove_from_hub_cache(model)
+            elif model.path.is_dir():
+                freed += model.bytes
+                shutil.rmtree(model.path)
+            else:
+                freed += model.bytes
+                model.path.unlink()
+    return freed
+
+
+def paths_of(model: LocalModel) -> list[Path]:
+    """The folder or the files that `remove` takes."""
+    return [model.path, *(_along(model.path) or ())]
+
+
+def _remove_from_hub_cache(model: LocalModel) -> int:
+    together = [each for each in list_local() if (each.repo, each.commit) == (model.repo, model.commit)]
+    if len(together) > 1 or _along(model.path) is None:  # the snapshot holds more: these files only
+        files = [model.path] if model.path.is_file() else [each for each in model.path.iterdir() if each.is_file()]
+        others = {each.path for each in together if each != model}
+        return sum(hub_cache.remove_file(path) for path in files if path not in others)
+    folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.snapshots(model.repo)
+    parts = begun_of_repos().get(model.repo, [])
+    if any(part.busy for part in parts):
+        why = "another localq is fetching it"
+        raise LocalqError(model.name, why, "Stop that one first, or wait for it.")
+    incomplete = hub_cache.incomplete_files(model.repo)
+    left = disk.total_bytes(incomplete)
+    freed = _delete_revision(model) if model.commit else 0
+    if all(each.commit == model.commit for each in revisions):  # the last one: nothing of the repository stays
+        if folder.is_dir():  # nothing but a begun download, or a state that the client does not touch
+            left = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+            shutil.rmtree(folder)
+        shutil.rmtree(hub_records.users().records / folder.name, ignore_errors=True)
+        return freed + left + sum(download_parts.remove(part) for part in parts)
+    if model.path.exists():
+        why = "the Hugging Face cache is damaged there, and its client does not remove it"
+        raise LocalqError(str(model.path), why, f"Remove all of {folder}.", ExitCode.DISK)
+    if not model.complete:
+        for path in incomplete:
+            path.unlink(missing_ok=True)
+        freed += left + sum(download_parts.remove(part) for part in parts)
+    return freed
+
+
+def _delete_revision(model: LocalModel) -> int:
+    """Let the client delete one revision: it knows which content other revisions and repositories share."""
+    import huggingface_hub  # start-up cost: 0.4 s, and only removing needs it
+
+    cache = huggingface_hub.scan_cache_dir(places.hub_cache())
+    repos = frozenset(each for each in cache.repos if each.repo_type == "model" and each.repo_id == model.repo)
+    strategy = dataclasses.replace(cache, repos=repos).delete_revisions(model.commit)
+    strategy.execute()
+    return strategy.expected_freed_size

@@ -1,0 +1,227 @@
+"""What lies in a model folder or in a .gguf file: configuration, chat template, stop tokens.
+
+The front end and the engine both start here. Reads and checks small files only; weights are `checkpoint.py`, text is
+`tokenizer.py`. Nothing in a folder is ever executed: pickles and Python files are listed in `ignored`, `auto_map` is
+dropped. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files.json_files import DAMAGED, inside, read_object, read_text
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, shard_paths
+
+MAX_CONFIG_BYTES = 8 * 2**20  # a VPTQ config, with one block per Linear, has 300 kB
+MAX_TOKENIZER_CONFIG_BYTES = 16 * 2**20
+MAX_TEMPLATE_BYTES = 2**20  # what may be rendered is limited more tightly where it is rendered
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+IGNORED = (*PICKLES, ".py", ".zip", ".tar", ".gz", ".7z", ".h5", ".msgpack", ".onnx")
+
+# The hard limits of a configuration: field -> (least, greatest). A field that is absent or null is not checked.
+LIMITS = {
+    "num_hidden_layers": (1, 256),
+    "hidden_size": (1, 65_536),
+    "intermediate_size": (1, 2**20),
+    "moe_intermediate_size": (1, 2**20),
+    "num_attention_heads": (1, 1024),
+    "num_key_value_heads": (1, 1024),
+    "head_dim": (1, 1024),
+    "vocab_size": (1, 2**20),
+    "num_experts": (0, 512),
+    "num_local_experts": (0, 512),
+    "num_experts_per_tok": (0, 512),
+    "experts_per_token": (0, 512),
+    "max_position_embeddings": (1, 2**24),
+    "original_max_position_embeddings": (1, 2**24),
+    "sliding_window": (0, 2**24),
+    "max_window_layers": (0, 256),
+    "no_rope_layer_interval": (1, 256),
+}
+POSITIVE = ("rope_theta", "rms_norm_eps", "rope_local_base_freq", "query_pre_attn_scalar", "partial_rotary_factor")
+LARGEST_FLOAT = 1e12
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model on disk.
+
+    path              the folder, or the .gguf file
+    kind              "safetensors" or "gguf"
+    config            config.json as Hugging Face writes it (from the header, for GGUF), within `LIMITS`
+    generation_config generation_config.json, {} without one
+    tokenizer_config  tokenizer_config.json, {} without one
+    chat_template     Jinja source, None for a model without
+    name              for people: the folder's name, or org/repo within the Hugging Face cache
+    ignored           files of the folder that are never opened (pickles, code, archives)
+    """
+
+    path: Path
+    kind: str
+    config: dict[str, Any]
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+    name: str = ""
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The part of `config` that describes the language model (all of it, unless the model is multimodal)."""
+        inner = self.config.get("text_config")
+        return inner if isinstance(inner, dict) else self.config
+
+    @property
+    def quantization(self) -> dict[str, Any]:
+        """config.json's quantization_config, {} without one."""
+        for config in (self.config, self.text_config):
+            if isinstance(found := config.get("quantization_config"), dict):
+                return found
+        return {}
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a reply: generation_config's `eos_token_id`, else the configuration's."""
+        for source in (self.generation_config, self.config, self.text_config):
+            value = source.get("eos_token_id")
+            ids = value if isinstance(value, list) else [value]
+            if found := tuple(item for item in ids if type(item) is int and 0 <= item < LIMITS["vocab_size"][1]):
+                return found
+        return ()
+
+
+def open_model(path: Path, *, weights: bool = True) -> ModelFiles:
+    """The model in a folder or a .gguf file. Raises LocalqError: exit 4 for a path that does not exist, else 8.
+
+    weights: they must be there; False for a folder whose weights are fetched later.
+    """
+    if path.is_dir():
+        return _open_folder(path, weights)
+    if not path.exists():
+        next_step = "Give a model folder, a .gguf file or a name from `localq ls`."
+        raise LocalqError(str(path), "no such file or folder", next_step, ExitCode.UNKNOWN_MODEL)
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return _open_gguf(path)
+    raise bad_file(str(path), "neither a model folder nor a .gguf file", "Give the folder that holds config.json.")
+
+
+def _open_gguf(path: Path) -> ModelFiles:
+    from localq.files.gguf import reader  # loads numpy: only where a .gguf file is opened
+
+    header = reader.read_header(path)
+    check_config(header.config, str(path))
+    return ModelFiles(
+        path=path,
+        kind="gguf",
+        config=header.config,
+        generation_config=header.generation_config,
+        chat_template=header.chat_template,
+        name=path.stem,
+    )
+
+
+def _open_folder(folder: Path, weights: bool) -> ModelFiles:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise bad_file(str(folder), f"cannot be read ({error.strerror})", "Check its permissions.") from error
+    config_path = inside(folder, "config.json")
+    if config_path is None:
+        raise bad_file(str(folder), "has no config.json", "Give the folder that holds config.json and the weights.")
+    config = read_object(config_path, MAX_CONFIG_BYTES)
+    config.pop("auto_map", None)  # names code to import; none is ever imported
+    check_config(config, str(config_path))
+    if weights and not shard_paths(folder):
+        raise _no_weights(folder, names)
+    tokenizer_config = _optional(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
+    tokenizer_config.pop("auto_map", None)
+    return ModelFiles(
+        path=folder,
+        kind="safetensors",
+        config=config,
+        generation_config=_optional(folder, "generation_config.json", MAX_CONFIG_BYTES),
+        tokenizer_config=tokenizer_config,
+        chat_template=_chat_template(folder, tokenizer_config),
+        name=_display_name(folder),
+        ignored=tuple(name for name in names if name.lower().endswith(IGNORED)),
+    )
+
+
+def _optional(folder: Path, name: str, max_bytes: int) -> dict[str, Any]:
+    path = inside(folder, name)
+    return read_object(path, max_bytes) if path else {}
+
+
+def _no_weights(folder: Path, names: list[str]) -> LocalqError:
+    if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
+        why = f"its weights are pickle files ({pickles[0]}), which can run code when they are opened"
+        return bad_file(str(folder), why, "Use a repository with .safetensors files, or convert it with its own tools.")
+    if others := [name for name in names if name.endswith(".safetensors")]:
+        why = f"{others[0]} is neither {SINGLE_NAME} nor named by {INDEX_NAME}"
+        return bad_file(str(folder), why, "Fetch the model again, with its index.")
+    return bad_file(str(folder), "holds no .safetensors weights", "Fetch the model again, or give its .gguf file.")
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    """`chat_template.jinja`, else tokenizer_config's "chat_template": text, or the one named "default" of a list."""
+    path = inside(folder, "chat_template.jinja")
+    if path is not None:
+        return read_text(path, MAX_TEMPLATE_BYTES)
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        named = [item.get("template") for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = named[-1] if named else None
+    if template is not None and not isinstance(template, str):
+        raise bad_file(str(folder / "tokenizer_config.json"), "its chat_template is not text", DAMAGED)
+    return template
+
+
+def _display_name(folder: Path) -> str:
+    absolute = folder.absolute()
+    repo = absolute.parent.parent.name
+    if absolute.parent.name == "snapshots" and repo.startswith("models--"):
+        return repo.removeprefix("models--").replace("--", "/")
+    return absolute.name
+
+
+def check_config(config: dict[str, Any], what: str) -> None:
+    """Raises LocalqError (exit 8) unless every size in `config` is one that a model can have; `what` names the file."""
+    if not isinstance(config.get("model_type"), str):
+        raise bad_file(what, "has no model_type, so the architecture is unknown", DAMAGED)
+    _check_sizes(config, what)
+    _check_lists(config, what)
+    inner = config.get("text_config")
+    if inner is not None:
+        if not isinstance(inner, dict):
+            raise bad_file(what, "its text_config is not an object", DAMAGED)
+        _check_sizes(inner, what)
+        _check_lists(inner, what)
+
+
+def _check_sizes(config: dict[str, Any], what: str) -> None:
+    for name, (least, greatest) in LIMITS.items():
+        value = config.get(name)
+        if value is not None and (type(value) is not int or not least <= value <= greatest):
+            why = f"{name} is {str(value)[:40]}; an integer from {least:,} to {greatest:,} is allowed"
+            raise bad_file(what, why, DAMAGED)
+    for name in POSITIVE:
+        value = config.get(name)
+        if value is not None and (type(value) not in (int, float) or not 0 < value <= LARGEST_FLOAT):
+            raise bad_file(what, f"{name} is {str(value)[:40]}; a positive number is allowed", DAMAGED)
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
+        raise bad_file(what, f"{kv_heads} key-value heads do not divide {heads} attention heads", DAMAGED)
+
+
+def _check_lists(config: dict[str, Any], what: str) -> None:
+    """What is no number: the kinds of the layers, and what was done to the weights."""
+    types, most = config.get("layer_types"), LIMITS["num_hidden_layers"][1]
+    named = isinstance(types, list) and len(types) <= most and all(isinstance(each, str) for each in types)
+    if types is not None and not named:
+        raise bad_file(what, f"layer_types is {str(types)[:40]}; a list of up to {most} names is allowed", DAMAGED)
+    quantization = config.get("quantization_config")
+    if quantization is not None and not isinstance(quantization, dict):
+        raise bad_file(what, f"quantization_config is {str(quantization)[:40]}; an object is allowed", DAMAGED)

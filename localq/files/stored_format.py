@@ -1,0 +1,69 @@
+"""The format of a model's files: its name, its scheme, and variants of it that localq does not read. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from localq.files import format_facts
+from localq.files.architecture import Architecture
+from localq.files.model_folder import ModelFiles
+from localq.files.safetensors_headers import read_header, shard_paths
+from localq.files.schemes import Shapes
+
+UNKNOWN = "unknown"
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def format_of_config(config: dict[str, Any]) -> str:
+    """The format that a config.json states: its quantization's, else its dtype's."""
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict):
+        method = str(quantization.get("quant_method", UNKNOWN))
+        if method == "bitsandbytes":
+            return str(quantization.get("bnb_4bit_quant_type", "fp4")) if quantization.get("load_in_4bit") else "int8"
+        known = format_facts.of_method(method)
+        return known.name if known else method.removeprefix("localq_")
+    inner = config.get("text_config")
+    parts = (config, inner if isinstance(inner, dict) else {})
+    named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    return next((_DTYPES[name] for name in named if isinstance(name, str) and name in _DTYPES), UNKNOWN)
+
+
+def scheme_of(files: ModelFiles) -> str:
+    """The scheme of a model on the disk: "2x8g8", "s4l16".
+
+    Empty for formats without schemes, and where the files state none. A bad header is a LocalqError (exit 8).
+    """
+    format = format_facts.of_method(files.quantization.get("quant_method"))
+    if format is None:
+        return ""
+    if format.scheme_of_tensors is not None:
+        return format.scheme_of_tensors(_shapes(files), files.config)
+    return format.scheme_of_config(files.quantization)
+
+
+def scheme_in(files: ModelFiles, shapes: Shapes) -> str:
+    """The scheme of a model with codebooks, by the shapes of all its tensors; empty for other formats."""
+    format = format_facts.of_method(files.quantization.get("quant_method"))
+    if format is None or format.scheme_of_tensors is None or not format.has_codebooks:
+        return ""
+    return format.scheme_of_tensors(shapes, files.config)
+
+
+def _shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
+    """Of all tensors of the files."""
+    headers = (read_header(path).tensors for path in shard_paths(files.path).values())
+    return {name: each.shape for tensors in headers for name, each in tensors.items()}
+
+
+def unreadable(quantization: Mapping[str, Any]) -> str:
+    """The variant of these files, in a few words, where localq reads their format but not this; else empty."""
+    format = format_facts.of_method(quantization.get("quant_method"))
+    return format.unreadable(quantization) if format else ""
+
+
+def only_experts(files: ModelFiles) -> bool:
+    """Whether only the experts of a mixture are quantized (MXFP4). A conversion copies these as they are."""
+    format = format_facts.of_method(files.quantization.get("quant_method"))
+    return format is not None and format.experts_only and Architecture.from_config(files.config).experts > 0

@@ -1,0 +1,109 @@
+"""Whether the models on this machine are what they were published as: every file whose hash is recorded, hashed anew.
+
+Recorded are the hashes of files in the Hugging Face cache (they are called by them) and of embedded models (in the
+catalogue). Of models that were made here, nothing is. What is found wrong is hashed again before it is ever loaded.
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from localq import disk
+from localq.errors import LocalqError
+from localq.files import catalog
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import fetch as hub
+from localq.files.hub import records as hub_records
+from localq.files.local_models import LocalModel
+from localq.files.safetensors_headers import read_index
+
+Tell = Callable[[str, int], None]  # the file that is being hashed, its bytes
+
+RIGHT, WRONG, MISSING, UNRECORDED = "right", "wrong", "missing", "unrecorded"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A file and its state. `ours`: localq put it there, so a fetch replaces it."""
+
+    path: Path
+    bytes: int
+    state: str
+    ours: bool = True
+
+
+def check(model: LocalModel, tell: Tell) -> list[Checked]:
+    """The state of every file of `model` that localq reads. Raises LocalqError (exit 9) where one cannot be read."""
+    with disk.disk_errors(model.path):
+        if model.where == "hub":
+            return [*_of_cache(model, tell), *_missing(model)]
+        if model.where == "embedded":
+            return [_embedded(model.path, tell)]
+        return [Checked(path, path.stat().st_size, UNRECORDED) for path in _present(model.path)]
+
+
+def repair(model: LocalModel, checked: list[Checked]) -> str | None:
+    """The commands that make `model` right again; None where it is."""
+    bad = [each for each in checked if each.state in (WRONG, MISSING)]
+    if not bad and model.complete:
+        return None
+    wrong = [each for each in bad if each.state == WRONG]
+    if all(each.ours for each in wrong):
+        return f"localq pull {model.name}"
+    return f"localq rm {model.name} && localq pull {model.name}"
+
+
+def _present(path: Path) -> list[Path]:
+    try:
+        return list(hub.read_files(path))
+    except LocalqError:  # an index that cannot be read, a shard that is missing: what is there is hashed all the same
+        return [each for each in sorted(path.iterdir()) if each.is_file()]
+
+
+def _of_cache(model: LocalModel, tell: Tell) -> Iterator[Checked]:
+    store = hub_records.users()
+    if not model.path.is_file() and not model.path.is_dir():
+        return
+    for path in _present(model.path) if model.commit else ():
+        size, content_id = path.stat().st_size, hub_cache.content_id(path)
+        if content_id is None:
+            yield Checked(path, size, UNRECORDED, ours=False)
+            continue
+        tell(path.name, size)
+        right = hub_records.check(store, model.repo, content_id, path)
+        if not right:
+            hub_records.distrust(store, model.repo, content_id)
+        yield Checked(path, size, RIGHT if right else WRONG, hub_records.is_ours(store, model.repo, content_id, path))
+
+
+def _missing(model: LocalModel) -> Iterator[Checked]:
+    """What the index names and is not there, of a folder; the folder itself where that much is not known."""
+    if model.complete or model.path.is_file():
+        return
+    try:
+        shards = sorted(set(read_index(model.path).values()))
+    except LocalqError:
+        shards = []
+    names = [name for name in (*shards, hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME)
+             if not (model.path / name).is_file()]  # fmt: skip
+    for name in names:
+        yield Checked(model.path / name, 0, MISSING)
+
+
+def _embedded(path: Path, tell: Tell) -> Checked:
+    """An embedded file is fetched only where there is none: one that is wrong must be removed first."""
+    size = path.stat().st_size
+    recorded = {
+        PurePosixPath(source.member).name: source.sha256
+        for entry in catalog.load_catalogue()
+        for source in entry.sources
+        if source.kind == "pypi"
+    }.get(path.name, {})
+    if path.name not in recorded:
+        return Checked(path, size, UNRECORDED, ours=False)
+    tell(path.name, size)
+    right = disk.has_content(path, recorded[path.name])
+    return Checked(path, size, RIGHT if right else WRONG, ours=False)

@@ -1,0 +1,247 @@
+"""The weights of a model, by name: one interface over safetensors shards and a .gguf file. Reading only.
+
+Every header and the index are checked before the first tensor is read (`safetensors_header`). Tensors of safetensors
+files are views of the mapped file: reading one costs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from localq.errors import bad_file
+from localq.files.json_files import DAMAGED
+from localq.files.model_folder import ModelFiles
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index, shard_paths
+
+# The format's name for a type, and torch's.
+DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "U16": torch.uint16, "I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16,
+    "U32": torch.uint32, "I32": torch.int32, "F32": torch.float32,
+    "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """dtype is torch's name without "torch." ("bfloat16"); nbytes as `Checkpoint.read` returns it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Source(Protocol):
+    """Where a `Checkpoint` reads from."""
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, on the CPU."""
+        ...
+
+    def close(self) -> None:
+        """Free the files."""
+        ...
+
+
+class Checkpoint:
+    """All tensors of a model. `tensors` is known at once; `read` gives one of them, on the CPU, in its own dtype.
+
+    For formats whose tensors do not say everything:
+    quantization  config.json's quantization_config; {} without one
+    config        config.json; {} without one
+    """
+
+    def __init__(
+        self,
+        tensors: dict[str, TensorInfo],
+        source: Source,
+        quantization: dict[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.tensors = tensors
+        self.quantization = quantization or {}
+        self.config = config or {}
+        self._source = source
+
+    def read(self, name: str) -> Tensor:
+        """The tensor `name`; GGUF tensors come dequantized, as float32. Raises LocalqError (exit 8) without such a one.
+
+        A safetensors tensor is a view of the mapped file: do not write to it.
+        """
+        if name not in self.tensors:
+            raise bad_file(name, "the checkpoint has no tensor of this name", DAMAGED)
+        return self._source.read(name)
+
+    def close(self) -> None:
+        """Free the files; tensors already read stay valid."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(files: ModelFiles) -> Checkpoint:
+    """The weights of `files`; raises LocalqError (exit 8) for anything unsound in a header or in the index."""
+    return _open_gguf(files.path) if files.kind == "gguf" else _open_safetensors(files)
+
+
+def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
+    """The description of a tensor that is yet to be made."""
+    nbytes = dtype.itemsize
+    for size in shape:
+        nbytes *= size
+    return TensorInfo(str(dtype).removeprefix("torch."), shape, nbytes)
+
+
+# ---- safetensors
+
+
+class _Shards:
+    """Tensors in safetensors files, all mapped with the first tensor: files that are removed later are still read."""
+
+    def __init__(self, owner: dict[str, Path]) -> None:
+        self._owner = owner
+        self._open: dict[Path, Any] = {}
+
+    def read(self, name: str) -> Tensor:
+        """See `Source`."""
+        if not self._open:
+            self._open = {path: _mapped(path) for path in dict.fromkeys(self._owner.values())}
+        tensor: Tensor = self._open[self._owner[name]].get_tensor(name)
+        return tensor
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._open.clear()
+
+
+def _mapped(path: Path) -> Any:
+    import safetensors  # loads with the first tensor: a plan or a listing needs the headers only
+
+    try:
+        return safetensors.safe_open(str(path), framework="pt")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise bad_file(str(path), f"cannot be mapped ({error})", DAMAGED) from error
+
+
+def _open_safetensors(files: ModelFiles) -> Checkpoint:
+    headers = {shard: read_header(path) for shard, path in shard_paths(files.path).items()}
+    tensors, owner = _joined(files.path, headers)
+    return Checkpoint(
+        tensors, _Shards({name: headers[shard].path for name, shard in owner.items()}), files.quantization, files.config
+    )
+
+
+def open_fetched(files: ModelFiles, headers: dict[str, Header], path_of: Callable[[str], Path]) -> Checkpoint:
+    """The weights of `files` whose shards are on the disk only while they are read: `path_of` a shard says where.
+
+    `headers` of all of them, as they will be. A tensor that was read keeps its shard mapped.
+    """
+    tensors, owner = _joined(files.path, headers)
+    return Checkpoint(tensors, _Fetched(owner, path_of), files.quantization, files.config)
+
+
+class _Fetched:
+    """See `open_fetched`."""
+
+    def __init__(self, owner: dict[str, str], path_of: Callable[[str], Path]) -> None:
+        self._owner, self._path_of = owner, path_of
+
+    def read(self, name: str) -> Tensor:
+        """See `Source`."""
+        path = self._path_of(self._owner[name])
+        return _Shards({name: path}).read(name)
+
+    def close(self) -> None:
+        """See `Source`: nothing stays open."""
+
+
+def _joined(folder: Path, headers: dict[str, Header]) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """All tensors, and the shard of each; headers by shard."""
+    owner: dict[str, str] = {}
+    for shard, header in headers.items():
+        for name in header.tensors:
+            if name in owner:
+                raise bad_file(str(folder), f"tensor {name[:80]!r} is in two shards, one of them {shard}", DAMAGED)
+            owner[name] = shard
+    if SINGLE_NAME not in headers:
+        _check_index(folder, headers)
+    tensors = {}
+    for name, shard in owner.items():
+        entry = headers[shard].tensors[name]
+        tensors[name] = TensorInfo(str(DTYPES[entry.dtype]).removeprefix("torch."), entry.shape, entry.nbytes)
+    return tensors, owner
+
+
+def _check_index(folder: Path, headers: dict[str, Header]) -> None:
+    """Every tensor that the index names must be in the shard that it names."""
+    for name, shard in read_index(folder).items():
+        if name not in headers[shard].tensors:
+            why = f"{INDEX_NAME} places tensor {name[:80]!r} in {shard}, which lacks it"
+            raise bad_file(str(folder), why, DAMAGED)
+
+
+# ---- tensors in memory
+
+
+class _Held:
+    """Tensors by name."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def read(self, name: str) -> Tensor:
+        """See `Source`."""
+        return self._tensors[name]
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def in_memory(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
+    """Tensors that are there already, as a checkpoint."""
+    described = {name: info(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return Checkpoint(described, _Held(tensors), None, config)
+
+
+# ---- GGUF
+
+
+class _Gguf:
+    """Tensors of a .gguf file under their Hugging Face names, dequantized one at a time; mapped with the first."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._data: Any = None
+
+    def read(self, name: str) -> Tensor:
+        """See `Source`."""
+        from localq.files.gguf import tensors  # numpy and the gguf package: only where a .gguf file is read
+
+        if self._data is None:
+            self._data = tensors.mapped(self._model)
+        return torch.from_numpy(tensors.read_tensor(self._model, name, self._data))
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._data = None
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    from localq.files.gguf import reader  # see _Gguf.read
+
+    model = reader.read_header(path)
+    return Checkpoint({name: info(torch.float32, part.shape) for name, part in model.tensors.items()}, _Gguf(model))

@@ -1,0 +1,1 @@
+"""Additive vector quantization: AQLM and vq2."""

@@ -1,0 +1,1 @@
+"""Experts of a mixture in one launch."""

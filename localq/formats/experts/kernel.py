@@ -1,0 +1,303 @@
+"""Mixtures of experts for one token: the router, gate and up of all chosen experts, down of all with their sum.
+
+Three launches are a whole mixture: `router`, `experts_gate_up`, `experts_down`. Which experts were
+chosen is read on the device, so that a graph of a step stays the same. All work under CUDA graph capture, allocate
+nothing, and give the same bits run after run. What a stack is: `stacks.py`; the kernels: csrc/experts/gemv.cuh.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localq import kernels
+from localq.formats.codebooks import experts_kernel as codebook_experts
+from localq.formats.codebooks.experts_kernel import VqStack
+from localq.formats.experts.stacks import (
+    Mxfp4Stack,
+    Nf4Stack,
+    Stack,
+    arguments,
+    check_expert,
+    check_stack,
+    device_of,
+    leading,
+    shape_of,
+    stack_bytes,
+)
+from localq.formats.mxfp4.kernel import WIDEST, Mxfp4Operand, mxfp4_dequantize
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.gemv import Norm, norm_arguments
+
+__all__ = [
+    "Mxfp4Stack",
+    "Nf4Stack",
+    "Stack",
+    "VqStack",
+    "experts_dequantize",
+    "experts_down",
+    "experts_down_bytes",
+    "experts_gate_up",
+    "experts_gate_up_bytes",
+    "has_room",
+    "route",
+    "router",
+    "router_bytes",
+    "router_workspace",
+]
+
+# How the chosen experts are weighed: by the softmax over them alone (gpt-oss, mixtral, qwen3_moe with norm_topk_prob),
+# or over all experts (qwen3_moe without).
+HOW = {"softmax_of_chosen": 0, "softmax_of_all": 1}
+GATES = {"silu": 0, "clamped": 1}  # csrc/experts/experts.h, enum Gate
+MOST_EXPERTS, MOST_CHOSEN = 512, 16
+ITEM_COLUMNS = 384  # of MXFP4 in shared memory: rows of x go on with zeros to a multiple of them
+
+
+def route(logits: Tensor, active: int, *, how: str, weights: Tensor, chosen: Tensor) -> None:
+    """The `active` largest of `logits` f32 [1, E]: chosen int32 [active], largest first, and weights f32 [active].
+
+    Equal logits: the lower index first. `how`: one of `HOW`. E up to 512, active up to 16. Raises ValueError by name.
+    Bound by the latency of one launch of one block.
+    """
+    op = "route"
+    experts = logits.numel()
+    _check_choice(op, experts, active, how, weights, chosen, logits.device)
+    check(op, "logits", logits, chosen.device, (torch.float32,), experts)
+    check_cuda(op, "logits", logits)
+    kernels.module().route(
+        logits=logits.data_ptr(),
+        experts=experts,
+        active=active,
+        how=HOW[how],
+        weights=weights.data_ptr(),
+        chosen=chosen.data_ptr(),
+        **place(logits),
+    )
+
+
+def router(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: int,
+    *,
+    norm: Norm | None,
+    how: str,
+    weights: Tensor,
+    chosen: Tensor,
+    workspace: Tensor,
+) -> None:
+    """`route` of the logits norm(x) weight^T + bias, in one launch. x T [1, in], weight T [E, in], bias T [E] or None.
+
+    T float16 or bfloat16, in % 8 == 0; logits are sums in f32, not rounded to T. `workspace`: `router_workspace`, of
+    this call alone while it runs; the logits f32 [E] are left in it from its second element on. Bound by latency: reads
+    `router_bytes`.
+    """
+    op = "router"
+    experts, columns = weight.shape
+    _check_choice(op, experts, active, how, weights, chosen, x.device)
+    if columns % 8 or not columns:
+        raise ValueError(f"{op}: weight has {columns} columns, must be a positive multiple of 8")
+    check(op, "x", x, weight.device, HALF_TYPES, columns)
+    check(op, "weight", weight, x.device, (x.dtype,), weight.numel())
+    if bias is not None:
+        check(op, "bias", bias, x.device, (x.dtype,), experts)
+    check(op, "workspace", workspace, x.device, (torch.int32,), experts + 1)
+    check_cuda(op, "x", x)
+    kernels.module().router(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=0 if bias is None else bias.data_ptr(),
+        type=TYPES[x.dtype],
+        in_features=columns,
+        workspace=workspace.data_ptr(),
+        experts=experts,
+        active=active,
+        how=HOW[how],
+        weights=weights.data_ptr(),
+        chosen=chosen.data_ptr(),
+        **norm_arguments(op, norm, x),
+        **place(x),
+    )
+
+
+def router_workspace(experts: int, device: torch.device | str) -> Tensor:
+    """What `router` needs besides, int32 [experts + 1]; a launch leaves it ready for the next."""
+    return torch.zeros(experts + 1, dtype=torch.int32, device=device)
+
+
+def router_bytes(experts: int, columns: int, itemsize: int = 2) -> int:
+    """Bytes that `router` must move: its matrix and x once."""
+    return itemsize * (experts + 1) * columns
+
+
+def experts_gate_up(
+    x: Tensor,
+    stack: Stack,
+    bias: Tensor | None,
+    chosen: Tensor,
+    *,
+    norm: Norm | None,
+    gate: str,
+    interleaved: bool,
+    out: Tensor,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> None:
+    """out[j] = gate(g, u) of the halves of norm(x) stack[chosen[j]]^T + bias[chosen[j]], all experts in one launch.
+
+    x T [1, in], stack [E, 2 w, in], bias T [E, 2 w] or None, chosen int32 [k], out T [k, w].
+    interleaved   rows 2 i of an expert are gates, 2 i + 1 ups (gpt-oss); else the first w are gates
+    gate          "silu": silu(g) * u; "clamped": g cut above `limit`, u on both sides, g sigmoid(alpha g) (u + 1)
+    Sums, bias and gate in f32, rounded once. An index of `chosen` that is none is taken for the nearest that is one.
+
+    Memory-bound: `experts_gate_up_bytes` over the memory bandwidth is the floor.
+    """
+    op = "experts_gate_up"
+    active = _check_operands(op, x, stack, bias, chosen)
+    _, rows, columns = shape_of(stack)
+    if gate not in GATES:
+        raise ValueError(f"{op}: gate = {gate!r}, must be one of {list(GATES)}")
+    if rows % 2:
+        raise ValueError(f"{op}: the stack has {rows} rows an expert, must be gates and as many ups")
+    check(op, "x", x, device_of(stack), HALF_TYPES, columns)
+    check(op, "out", out, x.device, (x.dtype,), active * rows // 2)
+    if isinstance(stack, VqStack):
+        if bias is not None or interleaved or gate != "silu":
+            raise ValueError(f"{op}: experts in codebooks have no bias, and silu of gates that lie before the ups")
+        return codebook_experts.vq_experts_gate_up(x, stack, chosen, norm=norm, out=out)
+    check_cuda(op, "the stack's codes", leading(stack))
+    kernels.module().experts_gate_up(
+        x=x.data_ptr(),
+        bias=0 if bias is None else bias.data_ptr(),
+        chosen=chosen.data_ptr(),
+        active=active,
+        gate=GATES[gate],
+        interleaved=interleaved,
+        alpha=alpha,
+        limit=limit,
+        y=out.data_ptr(),
+        type=TYPES[x.dtype],
+        **norm_arguments(op, norm, x),
+        stack=arguments(stack),
+        **place(x),
+    )
+
+
+def experts_down(
+    gated: Tensor,
+    stack: Stack,
+    bias: Tensor | None,
+    chosen: Tensor,
+    weights: Tensor,
+    *,
+    residual: Tensor | None,
+    out: Tensor,
+    behind_gate_up: bool = False,
+    signs: Tensor | None = None,
+) -> None:
+    """out = residual + sum over j of weights[j] (gated[j] stack[chosen[j]]^T + bias[chosen[j]]), in one launch.
+
+    gated T [k, w], stack [E, out, w], bias T [E, out] or None, chosen int32 [k], weights f32 [k], residual and out T
+    [1, out], which may be the same. In f32, in the order of `chosen`, rounded once.
+    behind_gate_up   the launch before this one on the stream is `experts_gate_up`, and `chosen` was written before
+                     that: then weights are asked for while it still runs. Wrong where it is not so
+    signs            u8 [w / 8] of a stack in codebooks: its experts multiply gated[j] rotated (`kernels.hadamard`)
+
+    Memory-bound: `experts_down_bytes` over the memory bandwidth is the floor.
+    """
+    op = "experts_down"
+    active = _check_operands(op, gated, stack, bias, chosen)
+    _, rows, columns = shape_of(stack)
+    check(op, "gated", gated, device_of(stack), HALF_TYPES, active * columns)
+    check(op, "weights", weights, gated.device, (torch.float32,), active)
+    if residual is not None:
+        check(op, "residual", residual, gated.device, (gated.dtype,), rows)
+    check(op, "out", out, gated.device, (gated.dtype,), rows)
+    if isinstance(stack, VqStack):
+        if bias is not None:
+            raise ValueError(f"{op}: experts in codebooks have no bias")
+        given = (gated, stack, chosen, weights)
+        return codebook_experts.vq_experts_down(*given, residual=residual, out=out, signs=signs)
+    if signs is not None:
+        raise ValueError(f"{op}: signs are of experts in codebooks, and the stack is a {type(stack).__name__}")
+    check_cuda(op, "the stack's codes", leading(stack))
+    kernels.module().experts_down(
+        x=gated.data_ptr(),
+        bias=0 if bias is None else bias.data_ptr(),
+        chosen=chosen.data_ptr(),
+        active=active,
+        weights=weights.data_ptr(),
+        residual=0 if residual is None else residual.data_ptr(),
+        early=behind_gate_up,
+        y=out.data_ptr(),
+        type=TYPES[gated.dtype],
+        stack=arguments(stack),
+        **place(gated),
+    )
+
+
+def has_room(stack: Stack, active: int) -> bool:
+    """`experts_down` of so many runs on every card: of MXFP4, what goes into all of them is in shared memory."""
+    *_, columns = shape_of(stack)
+    padded = -(-columns // ITEM_COLUMNS) * ITEM_COLUMNS
+    return not isinstance(stack, Mxfp4Stack) or active * padded <= WIDEST
+
+
+def experts_gate_up_bytes(stack: Stack, active: int, itemsize: int = 2) -> int:
+    """Bytes that `experts_gate_up` must move: the chosen experts once, x and the result once; biases are left out."""
+    _, rows, columns = shape_of(stack)
+    return stack_bytes(stack, active) + itemsize * (columns + active * rows // 2)
+
+
+def experts_down_bytes(stack: Stack, active: int, itemsize: int = 2) -> int:
+    """Bytes that `experts_down` must move: the chosen experts once, their inputs and the result once."""
+    _, rows, columns = shape_of(stack)
+    return stack_bytes(stack, active) + itemsize * (active * columns + rows)
+
+
+def experts_dequantize(stack: Stack, expert: int, out: Tensor) -> Tensor:
+    """The weights of one expert, [out, in] of the dtype of `out` (float16, bfloat16 or float32): for prefill.
+
+    Bit for bit the definition of the format. Raises ValueError by name; for codebooks, whose Linears have that of
+    their own (`vq_dequantize`).
+    """
+    op = "experts_dequantize"
+    if isinstance(stack, VqStack):
+        raise ValueError(f"{op}: the stack is of codebooks, must be of another format")
+    check_expert(op, stack, expert)
+    if isinstance(stack, Mxfp4Stack):
+        matrix = Mxfp4Operand(stack.blocks[expert].view(stack.out_features, -1), stack.scales[expert])
+        return mxfp4_dequantize(matrix, out.dtype, out)
+    if isinstance(stack, Nf4Stack):
+        rows = (expert * stack.out_features, stack.out_features)
+        return nf4_kernel.nf4_dequantize(stack.matrix, out.dtype, out, rows)
+    return out.copy_(stack[expert])
+
+
+def _check_operands(op: str, x: Tensor, stack: Stack, bias: Tensor | None, chosen: Tensor) -> int:
+    """What both products ask of what they share; how many experts are chosen."""
+    check_stack(op, stack, x.dtype, x.device)
+    experts, rows, _ = shape_of(stack)
+    active = chosen.numel()
+    if not 1 <= active <= min(experts, MOST_CHOSEN):
+        raise ValueError(f"{op}: {active} experts are chosen, must be 1 to {min(experts, MOST_CHOSEN)}")
+    check(op, "chosen", chosen, x.device, (torch.int32,), active)
+    if bias is not None:
+        check(op, "bias", bias, x.device, (x.dtype,), experts * rows)
+    return active
+
+
+def _check_choice(
+    op: str, experts: int, active: int, how: str, weights: Tensor, chosen: Tensor, device: torch.device
+) -> None:
+    if how not in HOW:
+        raise ValueError(f"{op}: how = {how!r}, must be one of {list(HOW)}")
+    if not 1 <= experts <= MOST_EXPERTS:
+        raise ValueError(f"{op}: {experts} experts, must be 1 to {MOST_EXPERTS}")
+    if not 1 <= active <= min(experts, MOST_CHOSEN):
+        raise ValueError(f"{op}: {active} of {experts} experts, must be 1 to {min(experts, MOST_CHOSEN)}")
+    check(op, "weights", weights, device, (torch.float32,), active)
+    check(op, "chosen", chosen, device, (torch.int32,), active)

@@ -1,0 +1,1 @@
+"""4-bit integers with scales per group: AWQ and GPTQ."""

@@ -1,0 +1,125 @@
+"""Reading AWQ and GPTQ from a checkpoint: what the tensors are, what config.json says, and that the two agree.
+
+Both have P.qweight, P.qzeros and P.scales, packed along different sides (`awq.py`, `gptq.py`). Whatever differs from
+the one that config.json names is a LocalqError (exit 8) that names it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localq.errors import bad_file
+from localq.files.json_files import DAMAGED
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.int4.codec import ROWS
+
+WORD = 8  # codes of an int32
+SIZES = (16, 32, 64, 128, 256, 512, 1024)  # of groups, as GPTQModel writes them; -1 is the whole row
+DEFAULT_SIZE = 128  # where config.json says nothing: that of transformers
+SUFFIXES = (".qweight", ".qzeros", ".scales")
+FLOATS = ("float16", "bfloat16", "float32")
+CHUNK_WEIGHTS = 2**22  # weights that are repacked together
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of one Linear: [out, columns] in `groups` groups of `group` columns, the last may have fewer."""
+
+    out: int
+    columns: int
+    groups: int
+    group: int
+
+
+def is_along_out(tensors: Mapping[str, Any], prefix: str) -> bool:
+    """The Linear `prefix` has 4-bit weights packed along the output, as AWQ does: words of qweight and qzeros alike."""
+    if prefix + ".qweight" not in tensors or prefix + ".g_idx" in tensors:
+        return False
+    widths = [tensors[prefix + suffix].shape[-1:] for suffix in SUFFIXES if prefix + suffix in tensors]
+    return len(widths) < len(SUFFIXES) or widths[0] != widths[2]
+
+
+def layout(checkpoint: Checkpoint, prefix: str, method: str) -> Layout:
+    """Sizes of the Linear `prefix` in `method` ("awq", "gptq"), by headers and config.json alone."""
+    sure = functools.partial(require, prefix, method)
+    said, tensors = checkpoint.quantization, checkpoint.tensors
+    for suffix in SUFFIXES:
+        if prefix + suffix not in tensors:
+            raise bad_file(prefix, f"the checkpoint lacks {prefix + suffix}", DAMAGED)
+    named = said.get("quant_method")
+    sure(named == method, f"config.json says quant_method {repr(named)[:40]}, its tensors are packed as {method}'s")
+    qweight, qzeros, scales = (tensors[prefix + suffix] for suffix in SUFFIXES)
+    for name, tensor, types in (("qweight", qweight, ("int32",)), ("qzeros", qzeros, ("int32",)),
+                                ("scales", scales, FLOATS)):  # fmt: skip
+        sure(tensor.dtype in types, f"{name} holds {tensor.dtype}, not {' or '.join(types)}")
+        sound = len(tensor.shape) == 2 and min(tensor.shape) > 0
+        sure(sound, f"{name} is {list(tensor.shape)}, not of two sizes")
+    rows, width = qweight.shape
+    out, columns = (width * WORD, rows) if method == "awq" else (width, rows * WORD)
+    whole = out % WORD == 0 and columns % WORD == 0
+    sure(whole, f"{out} rows of {columns} columns do not come in words of {WORD} codes")
+    groups = scales.shape[0]
+    for name, tensor, expected in (("scales", scales, (groups, out)), ("qzeros", qzeros, (groups, out // WORD))):
+        sure(tuple(tensor.shape) == expected, f"{name} is {list(tensor.shape)}, not {list(expected)}")
+    if prefix + ".g_idx" in tensors:
+        g_idx = tensors[prefix + ".g_idx"]
+        sure(g_idx.dtype in ("int32", "int64"), f"g_idx holds {g_idx.dtype}, not int32")
+        sure(tuple(g_idx.shape) == (columns,), f"g_idx is {list(g_idx.shape)}, not {[columns]}")
+        sure(columns <= 2**16, f"g_idx orders {columns} columns, 16 bits tell {2**16} apart")
+    return Layout(out, columns, groups, _group(said, columns, groups, sure))
+
+
+def scales(checkpoint: Checkpoint, prefix: str, method: str) -> Tensor:
+    """P.scales, all of them numbers."""
+    stored = checkpoint.read(prefix + ".scales")
+    require(prefix, method, bool(torch.isfinite(stored).all()), "scales hold NaN or infinity")
+    return stored
+
+
+def grouped_order(checkpoint: Checkpoint, prefix: str, of: Layout) -> Tensor | None:
+    """GPTQ's g_idx as the columns in the order of their groups, int64 [in]; None where the checkpoint has none."""
+    sure, key = functools.partial(require, prefix, "gptq"), prefix + ".g_idx"
+    if key not in checkpoint.tensors:
+        sure(checkpoint.quantization.get("desc_act") is not True, "desc_act is true and it has no g_idx")
+        return None
+    groups = checkpoint.read(key).long()
+    least, greatest = int(groups.min()), int(groups.max())
+    sure(least >= 0 and greatest < of.groups, f"g_idx holds {least} to {greatest}, there are {of.groups} groups")
+    counts, full = torch.bincount(groups, minlength=of.groups), torch.full((of.groups,), of.group)
+    full[-1] = of.columns - (of.groups - 1) * of.group
+    sure(torch.equal(counts, full), f"g_idx does not give each group {of.group} columns")
+    return torch.argsort(groups, stable=True)
+
+
+def repacked(of: Layout, part: Callable[[slice], Tensor]) -> Tensor:
+    """Codes u8 [out, in / 2], from what `part` gives for some of the rows, a multiple of `ROWS`."""
+    codes = torch.empty(of.out, of.columns // 2, dtype=torch.uint8)
+    step = max(CHUNK_WEIGHTS // of.columns // ROWS, 1) * ROWS
+    for first in range(0, of.out, step):
+        rows = slice(first, min(first + step, of.out))
+        codes[rows] = part(rows)
+    return codes
+
+
+def _group(said: Mapping[str, Any], columns: int, groups: int, sure: Callable[[bool, str], None]) -> int:
+    """Columns of a group. Where config.json gives layers sizes of their own ("dynamic"), by the number of groups."""
+    stated = said.get("group_size", said.get("q_group_size", DEFAULT_SIZE))
+    known = type(stated) is int and stated in (-1, *SIZES)
+    sure(known, f"config.json says groups of {repr(stated)[:40]} columns; -1 and {SIZES} are read")
+    possible = (stated, -1, *SIZES) if said.get("dynamic") else (stated,)
+    sizes = [columns if each == -1 else min(each, columns) for each in possible]
+    found = next((size for size in sizes if -(-columns // size) == groups), 0)
+    sure(found > 0, f"it has {groups} groups of {columns} columns, config.json says groups of {stated}")
+    return found
+
+
+def require(prefix: str, method: str, holds: bool, why: str) -> None:
+    """Raises LocalqError (exit 8) for `prefix` unless it `holds`."""
+    if not holds:
+        raise bad_file(prefix, f"damaged {method.upper()} weights: {why}", DAMAGED)

@@ -1,0 +1,114 @@
+"""What the Linears of all quantized formats share: a product in slabs, where no kernel reads the codes themselves.
+
+As many rows of W as the scratch holds are dequantized into it and multiplied by cuBLAS, then the next ones.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from localq.kernels.operand import Operand
+
+
+class PackedLinear(nn.Module, ABC):
+    """y = W x + b with W [out_features, in_features] in a quantized format."""
+
+    out_features: int
+    in_features: int
+
+    @abstractmethod
+    def operand(self) -> Operand | None:
+        """The matrix and its bias as a product of few rows takes them; None where no kernel reads their layout."""
+        ...
+
+
+class SlabLinear(PackedLinear):
+    """y = W x + b with W [out_features, in_features] in a quantized format; a format says how rows are dequantized.
+
+    format   its name, for people
+    row_step slabs begin at multiples of so many rows
+    bias     [out] or None
+    slab_weights  the most weights of W that a product needs dequantized
+    scratch  u8, for dequantized slabs of W; shared by all Linears of a model. None: allocated when needed
+    """
+
+    format = ""
+    row_step = 1
+    bias: Tensor | None
+
+    def __init__(self, shape: tuple[int, int], bias: Tensor | None) -> None:
+        """shape [out, in]."""
+        super().__init__()
+        self.out_features, self.in_features = shape
+        self.slab_weights = self.out_features * self.in_features
+        self.scratch: Tensor | None = None
+        self.register_buffer("bias", bias)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]"""
+        return self.out_features, self.in_features
+
+    def tile_(self) -> SlabLinear:
+        """Put the tensors into the order that the kernels of the format read, in place; by itself there is no other."""
+        return self
+
+    @abstractmethod
+    def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """Rows first .. first+count-1 of W in `dtype` [count, in]: written into `out` where it is given."""
+        ...
+
+    def _by_slabs(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        return self.product_of_rows(x, 0, self.out_features, self.bias)
+
+    def product_of_rows(self, x: Tensor, first: int, count: int, bias: Tensor | None) -> Tensor:
+        """x [T, in] -> [T, count], with rows first .. first + count - 1 of W and a bias [count] for them: dequantize as
+        many as the scratch holds, multiply, go on. `first` is a multiple of `row_step`."""
+        rows = self.slab_rows(x.dtype)
+        if rows >= count:
+            slab = self._slab(count, x.dtype)
+            return F.linear(x, self.dequantized_rows(first, count, x.dtype, slab), bias)
+        y = torch.empty(x.shape[0], count, dtype=x.dtype, device=x.device)
+        for start in range(0, count, rows):
+            size = min(rows, count - start)
+            dense = self.dequantized_rows(first + start, size, x.dtype, self._slab(size, x.dtype))
+            part = y[:, start : start + size]  # cuBLAS writes into it: rows may lie apart
+            if bias is None:
+                torch.mm(x, dense.T, out=part)
+            else:
+                torch.addmm(bias[start : start + size], x, dense.T, out=part)
+        return y
+
+    def slab_rows(self, dtype: torch.dtype) -> int:
+        """Rows of W, a multiple of `row_step`, that the scratch holds dequantized; all of them without a scratch."""
+        if self.scratch is None:
+            return self.out_features
+        fit = self.scratch.nbytes // (self.in_features * dtype.itemsize)
+        return max(fit // self.row_step, 1) * self.row_step
+
+    def _slab(self, rows: int, dtype: torch.dtype) -> Tensor | None:
+        needed = rows * self.in_features * dtype.itemsize
+        if self.scratch is None or self.scratch.nbytes < needed:
+            return None
+        return self.scratch[:needed].view(dtype).view(rows, self.in_features)
+
+
+class SlabStack(nn.Module):
+    """Matrices [count, out_features, in_features] in a quantized format: the rows of one `tall` matrix, behind each
+    other."""
+
+    def __init__(self, tall: SlabLinear, count: int) -> None:
+        """tall [count * out, in], without a bias. It stays row by row, as the kernels for experts read it."""
+        super().__init__()
+        self.tall, self.count = tall, count
+        self.out_features, self.in_features = tall.out_features // count, tall.in_features
+        tall.slab_weights = self.out_features * self.in_features
+
+    def product(self, x: Tensor, index: int, bias: Tensor | None) -> Tensor:
+        """x [T, in] -> [T, out]: x W^T + bias [out] with the matrix W of that index."""
+        return self.tall.product_of_rows(x, index * self.out_features, self.out_features, bias)

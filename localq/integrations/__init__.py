@@ -1,1 +1,0 @@
-"""The kernels under other people's models. Importing this package loads nothing."""

@@ -1,0 +1,88 @@
+"""A matrix as a matrix-vector product reads it: the base of the operands of all formats. Torch only, no compiled part.
+
+A quantized matrix has three forms: the tensors of a checkpoint (`Packed` of its format), a `Linear` that holds them in
+the order of the kernels, and the operand that `Linear.operand()` gives, which a launch takes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Operand(ABC):
+    """A matrix [out_features, in_features], and its bias [out_features] or None.
+
+    A format's operand has its tensors as fields, and says what the decode step needs to know: which launch multiplies
+    it, what that reads, and with which others it shares a launch.
+    """
+
+    bias: Tensor | None = field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:  # fields of some operands, properties of others
+
+        @property
+        @abstractmethod
+        def out_features(self) -> int:
+            """Rows."""
+
+        @property
+        @abstractmethod
+        def in_features(self) -> int:
+            """Columns."""
+
+        @property
+        @abstractmethod
+        def nbytes(self) -> int:
+            """Bytes that a product reads of it, without the bias."""
+
+    @property
+    @abstractmethod
+    def launch(self) -> Callable[..., Tensor]:
+        """launch(x, operands, *, norm, residual, activation, out): the product of up to `gemv.ROWS` rows of x with
+        operands of one `key`."""
+        ...
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[object, ...]:
+        """Equal for operands of this class that one launch takes together."""
+        ...
+
+    @abstractmethod
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """`launch` reads it beside x of `dtype`, on its device."""
+        ...
+
+    @property
+    def around_x(self) -> Tensor | None:
+        """What a launch reads once for all its operands, to prepare x."""
+        return None
+
+    def bytes(self) -> int:
+        """Bytes that a product reads of it, the bias included."""
+        return self.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def halves(self) -> tuple[Self, Self] | None:
+        """The first and the second half of the rows, as views; None where the format cannot be cut there."""
+        return None
+
+    def sharing(self, first: Self) -> Self:
+        """The same with the tables of `first` wherever its own are equal. Waits for the device: for load time."""
+        return self
+
+
+def equal(mine: Tensor | None, theirs: Tensor | None) -> bool:
+    """Both are there and hold the same."""
+    return mine is not None and theirs is not None and torch.equal(mine, theirs)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where it lies; None for None."""
+    return None if tensor is None else tensor.data_ptr()

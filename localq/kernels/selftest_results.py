@@ -1,0 +1,122 @@
+"""What the self-test of the kernels found on this machine, remembered: loads no torch, decides nothing about kernels.
+
+One small JSON file in the cache folder. A verdict holds for one GPU, driver and build of the compiled module, whichever
+of them changes asks for a new test. The file is a memory and no more: one that is missing, damaged or cannot be written
+only means that the test runs again. The test itself is `engine.selftest`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localq import disk, kernels, places
+from localq.errors import LocalqError
+from localq.files import json_files
+
+FILE = "selftest.json"
+MAX_BYTES = 2**20
+MOST = 64  # verdicts that are kept: builds come and go
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where kernels run: what a verdict holds for. `driver` is its version, "" where it is not told."""
+
+    gpu: str
+    uuid: str
+    capability: tuple[int, int]
+    driver: str
+
+    def key(self) -> str:
+        """Hex name of this place together with the compiled module."""
+        parts = (self.uuid or self.gpu, "{}.{}".format(*self.capability), self.driver, build_hash())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the test said; `failed` names the kernel that gives wrong results, "" when all passed."""
+
+    gpu: str
+    driver: str
+    failed: str = ""
+
+
+@functools.cache
+def build_hash() -> str:
+    """Hex sha256 of the compiled module; "" where there is none."""
+    if not kernels.available():
+        return ""
+    return disk.sha256_of(Path(str(kernels.module().__file__)))
+
+
+def path() -> Path:
+    """The file."""
+    return places.cache_dir() / FILE
+
+
+def recall(place: Place) -> Verdict | None:
+    """The verdict for `place` and the module that is installed; None where there is none. Raises nothing."""
+    with contextlib.suppress(LocalqError):  # damaged: as if it were not there
+        return _verdict(_read().get(place.key()))
+    return None
+
+
+def remember(place: Place, verdict: Verdict) -> str:
+    """Store a verdict, atomically. Returns "" or a line that says why it could not be stored."""
+    file = path()
+    try:
+        known = _read()
+    except LocalqError:  # damaged: begin anew
+        known = {}
+    known.pop(place.key(), None)
+    kept = dict(list(known.items())[1 - MOST :]) | {place.key(): _fields(verdict)}
+    try:
+        _write(file, kept)
+    except OSError as error:
+        why = error.strerror or str(error)
+        return f"the result of the kernels' self-test cannot be kept in {file} ({why}): it runs at every load"
+    return ""
+
+
+def _read() -> dict[str, Any]:
+    """Key -> fields. Raises LocalqError where the file is damaged or cannot be read."""
+    file = path()
+    if not file.exists():
+        return {}
+    verdicts = json_files.read_object(file, MAX_BYTES).get("verdicts")
+    return verdicts if isinstance(verdicts, dict) else {}
+
+
+def _fields(verdict: Verdict) -> dict[str, str]:
+    return {"gpu": verdict.gpu, "driver": verdict.driver, "failed": verdict.failed}
+
+
+def _verdict(fields: Any) -> Verdict | None:
+    names = ("gpu", "driver", "failed")
+    if not isinstance(fields, dict) or not all(isinstance(fields.get(name), str) for name in names):
+        return None
+    return Verdict(*(fields[name] for name in names))
+
+
+def _write(file: Path, verdicts: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"schema": SCHEMA, "verdicts": verdicts})
+    descriptor, name = tempfile.mkstemp(prefix=FILE, dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as part:
+            part.write(text)
+        os.replace(name, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

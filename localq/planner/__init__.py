@@ -1,0 +1,1 @@
+"""What fits a card, and how fast it runs. Torch-free."""

@@ -1,0 +1,119 @@
+"""The card that is planned for: the one that is named, or the one in this machine; its memory, and how fast it reads.
+
+Torch-free. The bandwidth of a GPU of this machine is measured once, by a process of its own, and remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localq import gpus, processes, wording
+from localq.errors import usage_error
+from localq.gpus import Gpu
+from localq.planner import budget, footprint
+from localq.planner import plan as planner
+from localq.planner.fit_rows import Memory
+from localq.planner.speed import cards, local_measurements
+from localq.planner.speed.cards import Card
+from localq.planner.speed.predict import Machine
+
+if TYPE_CHECKING:
+    from localq.wording import Say
+
+TIMEOUT_S = 60.0  # torch and CUDA start in 3 s, the measurement takes 0.2 s
+
+
+def measured() -> float | None:
+    """Bytes per second of the first visible GPU, by a process of its own; None where that cannot be done."""
+    command = [sys.executable, "-P", "-m", "localq.bench.bandwidth"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+            env=processes.environment(),
+        )  # fmt: skip
+        found = json.loads(done.stdout)["read_bytes_per_s"] if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):  # no torch, no GPU, or other words
+        return None
+    return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
+BASIS = "from H200 measurements, no consumer card measured yet"
+
+
+@dataclass(frozen=True)
+class Looked:
+    """gpu: its name, None where only a size is known; machine: None where no speed can be told, and basis says why."""
+
+    memory: Memory
+    gpu: str | None
+    machine: Machine | None
+    basis: str
+
+
+def look(
+    say: Say, vram: str | None, desktop: str | None, gpu: str | None, bandwidth_gb_per_s: float | None, reserve: int
+) -> Looked:
+    """What the options say; what they leave open is asked of this machine, which `say` is told of where it takes time.
+
+    Raises LocalqError (exit 2) where neither tells.
+    """
+    card = cards.find(gpu) if gpu is not None else None
+    given = bandwidth_gb_per_s * 1e9 if bandwidth_gb_per_s else None
+    used = wording.parse_bytes(desktop) if desktop else 0
+    if vram is None and card is None:
+        here, total, free = _here()
+        memory = Memory(total, used if desktop else total - free, reserve)
+        machine, basis = machine_here(here, say, given)
+        return Looked(memory, here.name, machine, basis)
+    total = budget.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
+    return Looked(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
+
+
+def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machine | None, str]:
+    """How fast the GPU of this machine reads: as given, as remembered, as measured now, or as its maker says."""
+    card = cards.known(here.name)
+    if given:
+        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
+    key = here.uuid or here.name
+    found = local_measurements.bandwidth(key)
+    if found is None:
+        say(f"measuring how fast {here.name} reads, once")
+        found = measured()
+        if found is not None:
+            local_measurements.keep_bandwidth(key, found)
+    if found is not None:
+        return Machine.of(card, found), f"with {found / 1e9:,.0f} GB/s, measured on {here.name}; {BASIS}"
+    if card is None:
+        return None, f"not known: the bandwidth of {here.name} could not be measured (--bandwidth names it)"
+    return Machine.of(card), f"with {card.read_bytes_per_s / 1e9:,.0f} GB/s, expected of {card.name}; {BASIS}"
+
+
+def _here() -> tuple[Gpu, int, int]:
+    """The GPU that localq would use, its bytes, and those of them that are free."""
+    found = gpus.probe()
+    gpu = gpus.first_visible(found.gpus)
+    if gpu is None or gpu.total is None or gpu.free is None:
+        why = f"no NVIDIA GPU can be asked ({'; '.join(found.unavailable) or 'none is visible'})"
+        raise usage_error("fit", why, "Say how much memory the card has: localq fit --vram 24.")
+    return gpu, gpu.total, gpu.free
+
+
+def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Machine | None, str]:
+    """Of a card that need not be here; one of which only the size is known is taken for the usual one of that size."""
+    if given:
+        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
+    usual = card or (cards.typical(round(total / 2**30)) if _is_usual(total) else None)
+    if usual is None:
+        return None, "not known of a card of this size: --gpu or --bandwidth says more"
+    by = "" if card else " (--gpu names another)"
+    rate = f"{usual.read_bytes_per_s / 1e9:,.0f} GB/s"
+    return Machine.of(usual), f"as expected of an {usual.name} at {rate}{by}; {BASIS}"
+
+
+def _is_usual(total: int) -> bool:
+    """It is the size that drivers of such cards report."""
+    return total // footprint.MIB in planner.CARD_TOTALS_MIB.values()

@@ -1,0 +1,93 @@
+"""Which weights a name means here: `--format`, and what fits the GPU that will be used."""
+
+from __future__ import annotations
+
+from localq import gpus
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import catalog, format_facts
+from localq.files.catalog import ModelEntry, Target
+from localq.planner import budget as memory_budget
+from localq.planner import offers
+from localq.planner import plan as planner
+from localq.planner.offers import Choice, Offer
+from localq.planner.placement import Wishes
+from localq.settings import Settings
+
+
+def chosen(name: str, format: str | None, settings: Settings, budget: int | None) -> tuple[Target, Choice | None]:
+    """What `name` means, and how that came about: None for what is no name of the catalogue.
+
+    budget   bytes to plan for, None where there is no GPU (`budget_here`)
+    Raises LocalqError: exit 4 for an unknown name, 2 for a format that there is not.
+    """
+    target = catalog.resolve(name)
+    entry = target.entry if target.kind == "catalogue" else None
+    if entry is None:
+        if format is not None:
+            raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
+        return target, None
+    asked = format or (None if _is_bare(name, entry) else target.format)
+    if format is not None and not _is_bare(name, entry) and format != target.format:
+        raise usage_error("--format", f"{name} names another format", "Say one of the two.")
+    try:
+        choice = offers.choose(entry, budget, wishes_of(settings), asked)
+    except LocalqError:
+        if format is not None:
+            raise
+        return target, None  # the shape cannot have what is wished for, as loading will say
+    return choice.target, choice
+
+
+def wishes_of(settings: Settings) -> Wishes:
+    """What the settings leave to the planner, and what not."""
+    return Wishes(settings.ctx, settings.kv_bits, settings.embed, settings.head)
+
+
+def budget_here(settings: Settings) -> int | None:
+    """Bytes that a load may take of the GPU here: what is free less --reserve, --vram at most; None on the CPU."""
+    here = None if settings.device == "cpu" else gpus.first_visible(gpus.probe().gpus)
+    if here is None or here.free is None:
+        return None
+    allowed, left = memory_budget.allowed(settings), max(0, here.free - memory_budget.reserved(settings))
+    return left if allowed is None else min(allowed, left)  # as the loader counts
+
+
+def _is_bare(name: str, entry: ModelEntry) -> bool:
+    """It is the name or an alias, and says no format."""
+    return name.strip().casefold() in {each.casefold() for each in (entry.name, *entry.aliases)}
+
+
+def check_unlisted(target: Target, budget: int | None, settings: Settings, force: bool) -> None:
+    """Before a repository outside the catalogue is fetched to be loaded: whether it can be, from its headers.
+
+    Raises LocalqError unless `force`: exit 3 where it does not fit, 1 where it does not run, else as `unlisted.remote`.
+    """
+    if target.repo is None or target.entry is not None or force:
+        return
+    from localq.files.hub import fetch as hub
+    from localq.planner import uncatalogued
+
+    if hub.local_path(target) is not None:
+        return
+    offer = uncatalogued.remote(target, settings.offline)
+    reason = format_facts.unsupported(offer.arch, offer.format)
+    if reason is not None:
+        step = "`localq fit --vram SIZE` lists what does run."
+        raise LocalqError(target.name, reason, step, ExitCode.FAILURE)
+    if refusal := too_large(offer, budget, settings):
+        raise refusal
+
+
+def too_large(offer: Offer, budget: int | None, settings: Settings) -> LocalqError | None:
+    """The refusal of a plan that does not fit, with its three ways out; None for one that does."""
+    if budget is None:
+        return None
+    freeing = "with a larger --vram" if settings.vram else gpus.closing_hint(gpus.first_visible(gpus.probe().gpus))
+    try:
+        planner.plan(
+            offer.arch, offer.format, budget, wishes=wishes_of(settings), weights=offer.block_bytes,
+            scheme=offer.scheme, name=offer.name, freeing=freeing,
+        )  # fmt: skip
+    except LocalqError as error:
+        return error
+    return None

@@ -1,0 +1,78 @@
+"""Why a plan is as it is: embedding, head, KV cache and context, one line each. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from localq import kv_bits
+from localq.errors import LocalqError
+from localq.files.architecture import Architecture
+from localq.planner import plan as planner
+from localq.planner.placement import HEAD_NAMES, Placement, Wishes
+from localq.planner.plan import Plan
+
+ASKED = "as asked for"
+
+
+@dataclass(frozen=True)
+class Line:
+    """what was decided, as what, why, and the option that decides otherwise."""
+
+    what: str
+    value: str
+    why: str
+    option: str
+
+
+def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | None, scheme: str = "") -> list[Line]:
+    """Of a plan that was made of `wishes` for `arch` within `budget_bytes` (None: the CPU, where nothing gives way)."""
+    asking = _Asking(plan, wishes, arch, budget_bytes, scheme)
+    places = {"device": "on the device", "host": "in host memory, a row read per token"}
+    own = " of its own" if arch.tied and plan.head != "16" else ""
+    shared = ", which is the embedding table" if arch.tied and plan.head == "16" else ""
+    return [
+        Line("embedding", places[plan.embed], asking.why("embed", wishes.embed != "auto"), "--embed"),
+        Line("head", HEAD_NAMES[plan.head] + own + shared, asking.why("head", wishes.head != "auto"), "--head"),
+        Line("KV cache", kv_bits.text(plan.kv_bits), asking.why("kv_bits", wishes.kv_bits is not None), "--kv"),
+        Line("context", f"{plan.ctx:,} tokens", _context(plan, wishes, arch, budget_bytes), "--ctx"),
+    ]
+
+
+@dataclass(frozen=True)
+class _Asking:
+    plan: Plan
+    wishes: Wishes
+    arch: Architecture
+    budget_bytes: int | None
+    scheme: str
+
+    def why(self, field: str, asked: bool) -> str:
+        """Of one field of the placement."""
+        if asked:
+            return ASKED
+        best = getattr(Placement(), field)
+        if getattr(self.plan, field) == best:
+            return "nothing has to give way"
+        return f"to make room: {self._without(field, best)}"
+
+    def _without(self, field: str, best: int | str) -> str:
+        """What would be left with the best of `field`, or where that cannot be with nothing reduced."""
+        for placement in (replace(self.plan.placement, **{field: best}), Placement()):  # type: ignore[arg-type]
+            wishes = Wishes(None, placement.kv_bits, placement.embed, placement.head)
+            try:
+                other = planner.assess(
+                    self.arch, self.plan.format, self.budget_bytes, wishes=wishes, scheme=self.scheme,
+                    weights=self.plan.ledger.components["weights"],
+                )  # fmt: skip
+            except LocalqError:  # a tied table moves only together with its head
+                continue
+            return f"without it {other.ctx:,} tokens would fit" if other.fits else "without it the model would not fit"
+        return "without it the model would not fit"
+
+
+def _context(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | None) -> str:
+    if wishes.ctx is not None:
+        return ASKED
+    if plan.ctx == arch.max_context:
+        return "all that the model was made for"
+    return "the largest that fits" if budget_bytes is not None else "the CPU's default"

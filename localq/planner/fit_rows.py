@@ -1,0 +1,203 @@
+"""What `localq fit` and the model picker show: the offers of the catalogue, or of files, set against a card, in order.
+
+Torch-free; no network but for a repository that is asked for by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from localq.errors import LocalqError, usage_error
+from localq.files import catalog, format_facts
+from localq.planner import footprint, offers
+from localq.planner import plan as planner
+from localq.planner.offers import Offer, ratio
+from localq.planner.placement import Wishes
+from localq.planner.plan import Plan
+from localq.planner.speed import predict
+from localq.planner.speed.predict import Machine
+
+# Bits per weight -> what a parameter is taken to be worth, of 1 at 16 bits, and in words. A judgement, for the order of
+# the table alone: that people choose 27B to 32B at 4 bits before 70B at 2, and 70B at 2 before 24B at 4.
+WORTH = (
+    (6.0, 1.0, "no quality lost that shows"),
+    (3.8, 0.95, "close to full quality"),
+    (2.4, 0.80, "some quality lost"),
+    (0.0, 0.35, "loses more than 4 bits do, for a model of this size"),
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the card, and of these what other programs hold, and what shall stay free besides."""
+
+    total: int
+    desktop: int
+    reserve: int = 0
+
+    @property
+    def budget(self) -> int:
+        """Bytes for localq now."""
+        return max(self.total - self.desktop - self.reserve, 0)
+
+    @property
+    def alone(self) -> int:
+        """Bytes for localq once the other programs are closed."""
+        return max(self.total - self.reserve, 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One offer on one card. Contexts in tokens, 0 where it does not fit; tok_s None where nothing tells it.
+
+    reason   why it stands where it does: what is lost or reduced, or why it does not fit or run
+    """
+
+    offer: Offer
+    now: Plan
+    ctx_max: int
+    ctx_max_no_desktop: int
+    fits: bool
+    reason: str
+    tok_s: float | None = None
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all weights, embedding and head included."""
+        sizes = footprint.weights_bytes(self.offer.arch, self.offer.format, self.offer.scheme)
+        exact = {} if self.offer.block_bytes is None else {"weights": self.offer.block_bytes}
+        return sum({**sizes, **exact}.values())
+
+    @property
+    def quality(self) -> float | None:
+        """See `ratio`."""
+        return ratio(self.offer)
+
+
+def of_catalogue(format: str | None = None) -> list[Offer]:
+    """Every offer, or those in one format. Raises LocalqError (exit 2) for a format that nothing is in."""
+    found = [offer for offer in offers.of_catalogue() if format in (None, offer.format)]
+    if not found:
+        raise usage_error("--format", f"no model is in {format!r}", f"Formats: {', '.join(format_facts.FORMATS)}.")
+    return found
+
+
+def of_model(name: str, format: str | None = None, offline: bool = False) -> list[Offer]:
+    """The formats of one model: all that the catalogue has, or the one that a name, folder, file or repository says.
+
+    Raises LocalqError: exit 2 for a format that there is not, else as `unlisted.offer`.
+    """
+    target = catalog.resolve(name)
+    if target.entry is not None:
+        plain = {each.casefold() for each in (target.entry.name, *target.entry.aliases)}
+        only = format if name.strip().casefold() in plain else target.format
+        if found := offers.of_entry(target.entry, only):
+            return found
+        known = ", ".join(each.format for each in offers.of_entry(target.entry))
+        raise usage_error("--format", f"there is no {format!r} of {target.entry.name}", f"There is {known}.")
+    if format is not None:
+        raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
+    from localq.planner import uncatalogued  # start-up cost: only files and repositories need it
+
+    return [uncatalogued.offer(target, offline)]
+
+
+def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None) -> Row:
+    """What the planner says: with the context of `wishes` if it has one, else with the largest."""
+    arch, ctx = offer.arch, wishes.ctx
+    planned = functools.partial(
+        planner.assess, arch, offer.format, weights=offer.block_bytes, scheme=offer.scheme, name=offer.name
+    )
+    free = replace(wishes, ctx=None)
+    try:
+        now = planned(memory.budget, wishes=free)
+        alone = now  # the same where no other program holds anything
+        if memory.alone != memory.budget:
+            alone = planned(memory.alone, wishes=free)
+        if now.fits and alone.ctx < now.ctx:  # where nothing has to give way any more, and as it is now more would fit
+            kept = replace(free, kv_bits=now.kv_bits, embed=now.embed, head=now.head)
+            alone = planned(memory.alone, wishes=kept)
+    except LocalqError as error:  # nothing of that shape can be asked for this
+        plain = planned(memory.budget)
+        return Row(offer, replace(plain, fits=False), 0, 0, False, error.why)
+    ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
+    fits, why_not = now.fits, now.reason
+    if now.fits and ctx is not None and ctx > ctx_max:
+        fits, why_not = False, f"{arch.max_context} tokens of context at most"
+        if ctx <= arch.max_context:
+            asked = planned(memory.budget, wishes=wishes)
+            fits, why_not = asked.fits, asked.reason
+            now, ctx_max = (asked, ctx) if asked.fits else (now, ctx_max)
+    reason = _reason(offer, now) if fits else why_not
+    return Row(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, _tok_s(offer, now, machine))
+
+
+def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
+    if machine is None or offer.unsupported is not None:
+        return None
+    return predict.tokens_per_s(offer.arch, offer.format, offer.scheme, plan.placement, machine)
+
+
+def _reason(offer: Offer, plan: Plan) -> str:
+    """Of what fits: whether it runs, what it keeps, what gave way, what else to know."""
+    bits = "16 bits" if offer.bits >= 6 else f"{offer.bits:.1f} bits"
+    sized = f"{human_count(offer.arch.parameters)} at {bits}: {kept(offer)}"
+    return "; ".join(filter(None, (offer.unsupported, sized, plan.choice, offer.remark)))
+
+
+def kept(offer: Offer) -> str:
+    """What is left of the quality, in words, and as measured where it was."""
+    words = next(words for least, _, words in WORTH if offer.bits >= least)
+    known = ratio(offer)
+    return words if known is None else f"{words}, perplexity {known:.2f}x as measured"
+
+
+def human_count(parameters: int) -> str:
+    """32.8B, 135M"""
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"
+
+
+def worth(offer: Offer) -> float:
+    """The parameters of a model in 16 bits that would be chosen as readily; see `WORTH`."""
+    share = next(share for least, share, _ in WORTH if offer.bits >= least)
+    return share * planner.size_class(offer.arch)
+
+
+def ordered(rows: list[Row]) -> list[Row]:
+    """As a person would choose: what runs and leaves a usable context before the rest, the most capable first.
+
+    What gathers its codewords comes behind all that has better kernels. Among models worth the same (`worth` of their
+    best row) the catalogue's order decides, among the formats of one model the default comes first, then more bits.
+    What does not fit follows, the nearest to fitting first.
+    """
+
+    def group(row: Row) -> int:
+        if not row.fits:
+            return 4
+        usable = row.ctx_max >= min(planner.USABLE_CONTEXT, row.offer.arch.max_context)
+        return 3 if row.offer.unsupported else 2 if row.offer.last else 0 if usable else 1
+
+    def within(row: Row) -> tuple[bool, float]:
+        return (not row.offer.preferred, -row.offer.bits)
+
+    best: dict[tuple[int, str], Row] = {}
+    for row in sorted(rows, key=within):
+        best.setdefault((group(row), row.offer.model), row)
+
+    def key(row: Row) -> tuple[int, float]:
+        return (
+            (4, row.now.ledger.total) if not row.fits else (group(row), -worth(best[group(row), row.offer.model].offer))
+        )
+
+    order = {name: i for i, name in enumerate(dict.fromkeys(row.offer.model for row in rows))}
+    return sorted(rows, key=lambda row: (key(row), order[row.offer.model], within(row)))
+
+
+def best_of_each(rows: Iterable[Row]) -> list[Row]:
+    """The first row of every model, in the order given."""
+    best: dict[str, Row] = {}
+    for row in rows:
+        best.setdefault(row.offer.model, row)
+    return list(best.values())

@@ -1,0 +1,203 @@
+"""What is known of one model: from the catalogue, from its files where they are here, from its last load.
+
+As data, which `localq show --json` prints, and as lines for people, which `localq show` and the model picker show.
+Torch-free, without the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from localq import kv_bits
+from localq.errors import ExitCode, LocalqError
+from localq.files import catalog, format_facts
+from localq.files.architecture import Architecture
+from localq.files.catalog import Source
+from localq.files.hub import fetch as hub
+from localq.files.model_folder import open_model
+from localq.files.stored_format import format_of_config, scheme_of
+from localq.planner import budget as memory_budget
+from localq.planner import choose
+from localq.planner import plan as planner
+from localq.planner.speed import local_measurements
+from localq.sanitize import sanitize
+from localq.settings import Settings
+from localq.wording import human_bytes, memory_lines, table_lines
+
+NAME_CELLS = 18  # of `lines`, before what is told
+
+
+def of_name(name: str, settings: Settings) -> dict[str, Any]:
+    """Everything that is known of what `name` means, in the form of `--json`.
+
+    Raises LocalqError: exit 4 for what is neither in the catalogue nor here, 8 for damaged files.
+    """
+    target = catalog.resolve(name)
+    path = hub.local_path(target)
+    if target.entry is None and path is None:
+        step = f"`localq pull {target.name}` fetches it."
+        raise LocalqError(
+            target.name, "it is not in the catalogue and not on this machine", step, ExitCode.UNKNOWN_MODEL
+        )
+    return _facts(target, path, settings)
+
+
+def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dict[str, Any]:
+    entry = target.entry
+    arch, reason, generation, scheme = entry.arch if entry else None, None, None, ""
+    if path is not None:
+        files = open_model(path)
+        generation, scheme = files.generation_config, scheme_of(files)
+        try:
+            arch = arch or Architecture.from_config(files.config)
+        except LocalqError as error:  # shown all the same: this is where a user looks for the reason
+            reason = error.why
+    if entry is not None:
+        reason = format_facts.unsupported(entry.arch, target.format or entry.default_format)
+    elif arch is not None:
+        reason = format_facts.unsupported(arch, "bf16")  # of the architecture: loading looks at the weights
+    format = target.format or _stated_format(path)
+    scheme = scheme or (target.source.scheme if target.source else "")
+    return {
+        "name": target.name,
+        "title": entry.title if entry else None,
+        "aliases": list(entry.aliases) if entry else [],
+        "format": format,
+        "scheme": scheme or None,
+        "runs": reason is None,
+        "reason": reason,
+        "architecture": _architecture(arch),
+        "path": str(path) if path else None,
+        "generation_defaults": generation,
+        "settings": entry.settings if entry else {},
+        "memory": _memory(target.name, arch, format, scheme, settings) if arch and format and not reason else None,
+        "sources": [_source(source) for source in entry.sources] if entry else [],
+    }
+
+
+def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: Settings) -> dict[str, Any] | None:
+    """What the last load of it on a GPU took, beside what was predicted; before the first, or with --vram, the plan.
+
+    None where neither is known: on a machine without a GPU.
+    """
+    last = local_measurements.last_load(name) if settings.vram is None else None
+    if last is not None:
+        told = dataclasses.asdict(last)
+        return {**told, "predicted_bytes": told.pop("predicted"), "measured_bytes": told.pop("measured")}
+    size = memory_budget.allowed(settings)
+    budget = choose.budget_here(settings) if size is None else size - memory_budget.reserved(settings)
+    if budget is None:
+        return None
+    wishes = choose.wishes_of(settings)
+    try:
+        plan = planner.assess(arch, format, budget, wishes=wishes, scheme=scheme, name=name)
+    except LocalqError:  # what is wished for is not possible for this shape: loading says so
+        return None
+    placed = {"kv_bits": plan.kv_bits, "embed": plan.embed, "head": plan.head}
+    sizes = {"predicted_bytes": plan.ledger.components, "measured_bytes": None}
+    return {"device": None, "format": plan.format, "ctx": plan.ctx, **placed, **sizes}
+
+
+def _stated_format(path: Path | None) -> str | None:
+    if path is None or path.is_file():
+        return "gguf" if path else None
+    return format_of_config(open_model(path).config)
+
+
+def _architecture(arch: Architecture | None) -> dict[str, Any] | None:
+    if arch is None:
+        return None
+    counts = {
+        "parameters": arch.parameters,
+        "active_linear_parameters": arch.active_linear_parameters,
+        "kv_cache_bytes_per_token": arch.kv_bytes_per_token(16),
+    }
+    return {**dataclasses.asdict(arch), **counts}
+
+
+def _source(source: Source) -> dict[str, Any]:
+    here = hub.local_source(source)
+    return {
+        "format": source.format,
+        "scheme": source.scheme or None,
+        "from": source.repo or f"{source.package} {source.version}",
+        "kind": source.kind,
+        "revision": source.revision if source.kind == "hub" else source.version,
+        "bytes": source.bytes or None,
+        "licence": source.licence or None,
+        "gated": source.gated,
+        "verified": source.verified,
+        "path": str(here) if here else None,
+    }
+
+
+# ---- for people
+
+
+def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
+    """What `of_name` tells, line by line, sanitized; in parts with an empty line between them. width: of a terminal, as
+    in `wording.table_lines`."""
+    rows = [["name", facts["name"]]]
+    if facts["title"]:
+        rows.append(["title", facts["title"]])
+    if facts["aliases"]:
+        rows.append(["aliases", ", ".join(facts["aliases"])])
+    form = " ".join(filter(None, (facts["format"], facts["scheme"]))) or "-"
+    rows += [["format", form], ["runs here", "yes" if facts["runs"] else f"no: {facts['reason']}"]]
+    if facts["architecture"]:
+        rows += _architecture_rows(facts["architecture"])
+    rows.append(["on this machine", facts["path"] or "no"])
+    sampling = facts["generation_defaults"] or {}
+    known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    if stated := [f"{key} {sampling[key]}" for key in known if sampling.get(key) is not None]:
+        rows.append(["its own defaults", ", ".join(stated)])
+    if facts["settings"]:
+        rows.append(["by models.toml", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())])
+    told = [f"{key:<{NAME_CELLS - 2}}  {sanitize(value)}" for key, value in rows]
+    if facts["memory"]:
+        told += ["", *_memory_lines(facts["memory"])]
+    if facts["sources"]:
+        told += ["", *_source_lines(facts["sources"], width)]
+    return told
+
+
+def _memory_lines(memory: dict[str, Any]) -> list[str]:
+    where = f"when it was last loaded on {memory['device']}" if memory["device"] else "as planned, never loaded here"
+    cache, embed, head = kv_bits.text(memory["kv_bits"]), memory["embed"], memory["head"]
+    form = f"{memory['format']}, {memory['ctx']:,} tokens, KV {cache}, embedding {embed}, head {head}"
+    measured, predicted = memory["measured_bytes"], memory["predicted_bytes"]
+    parts = memory_lines(measured, predicted) if measured else memory_lines(predicted, {})
+    return [sanitize(f"memory {where}: {form}"), *parts]
+
+
+def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
+    heads = f"{arch['heads']} heads of {arch['head_dim']}, {arch['kv_heads']} for keys and values"
+    window = f"; {arch['window_layers']} layers see {arch['window']:,} tokens" if arch["window"] else ""
+    experts = f", {arch['experts_active']} of {arch['experts']} experts a token" if arch["experts"] else ""
+    width = arch["intermediate"] or arch["expert_intermediate"]
+    return [
+        ["architecture", f"{arch['model_type']}, {arch['layers']} layers{experts}"],
+        ["parameters", _count(arch["parameters"])],
+        ["sizes", f"hidden {arch['hidden']:,}, MLP {width:,}, vocabulary {arch['vocab']:,}"],
+        ["attention", heads + window],
+        ["context", f"{arch['max_context']:,} tokens, {arch['kv_cache_bytes_per_token']:,} bytes each at 16 bit"],
+    ]
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
+
+
+def _source_lines(sources: list[dict[str, Any]], width: int | None) -> list[str]:
+    rows = []
+    for each in sources:
+        remarks = ["gated" if each["gated"] else "", "" if each["verified"] else "not verified"]
+        size = human_bytes(each["bytes"]) if each["bytes"] else "-"
+        marks = ", ".join(remark for remark in remarks if remark)
+        here = "yes" if each["path"] else "no"
+        form = f"{each['format']} {each['scheme']}" if each["scheme"] else each["format"]
+        rows.append([form, each["from"], each["revision"][:12], size, each["licence"] or "-", here, marks])
+    headers = ["FORMAT", "FROM", "REVISION", "SIZE", "LICENCE", "HERE", "REMARKS"]
+    return table_lines(headers, rows, frozenset({3}), width)

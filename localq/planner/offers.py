@@ -1,0 +1,187 @@
+"""The formats in which a model is to be had, and which of them its bare name means on a given card. Torch-free.
+
+What the catalogue says first counts where it leaves a usable context. Where it does not: weights that are on this
+machine before published ones, those with kernels of ours before those that gather their codewords or have none, more
+bits before fewer. What would first have to be made on a calibration text is never chosen by itself: the plan names the
+command.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localq import places
+from localq.errors import usage_error
+from localq.files import catalog, format_facts
+from localq.files.architecture import Architecture
+from localq.files.catalog import ModelEntry, Source, Target
+from localq.planner import footprint
+from localq.planner import plan as planner
+from localq.planner.placement import Wishes
+from localq.planner.plan import Plan
+from localq.planner.speed import measurements
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A shape in a format, before any card is looked at.
+
+    source     the published weights; None where they are made here, or are a folder or file
+    base       what they are made from then
+    unsupported  why localq cannot run it, None when it can
+    preferred  this is what the bare name of the model means
+    block_bytes  exact bytes of the weights but embedding and head, None where they are only computed
+    """
+
+    name: str
+    arch: Architecture
+    format: str
+    scheme: str = ""
+    source: Source | None = None
+    base: Source | None = None
+    unsupported: str | None = None
+    preferred: bool = True
+    block_bytes: int | None = None
+
+    @property
+    def model(self) -> str:
+        """The name without a format."""
+        return self.name.partition("@")[0]
+
+    @property
+    def download_bytes(self) -> int | None:
+        """What must be fetched, None where that is not known."""
+        files = self.source or self.base
+        return files.bytes or None if files else None
+
+    @property
+    def last(self) -> bool:
+        """Offered behind all else: see the catalogue."""
+        one_by_one = format_facts.one_by_one(self.arch, self.format)
+        return one_by_one or bool(format_facts.of(self.format).offered_last)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """It must be made here, on a text, which takes hours of a large model."""
+        made_here = self.source is None and self.base is not None
+        return made_here and format_facts.of(self.format).made_from == "text"
+
+    @functools.cached_property
+    def bits(self) -> float:
+        """Stored bits per weight of the block matrices."""
+        return footprint.bits_per_weight(self.arch, self.format, self.scheme)
+
+    @property
+    def remark(self) -> str:
+        """What to know before choosing it, in a few words."""
+        made = f"quantized here, from {self.base.format}" if self.source is None and self.base else ""
+        gated = "gated" if self.source is not None and self.source.gated else ""
+        slow = "slow, experts one by one" if format_facts.one_by_one(self.arch, self.format) else ""
+        return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))
+
+
+def of_catalogue() -> list[Offer]:
+    """Of every entry."""
+    return [offer for entry in catalog.load_catalogue() for offer in of_entry(entry)]
+
+
+def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
+    """One for each format that is published or can be made; the first source of a format counts."""
+    offers = []
+    base = entry.source(entry.base_format)
+    for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
+        source = entry.source(format)
+        if (source is None and base is None) or only not in (None, format):
+            continue
+        preferred = format == entry.default_format
+        name = entry.name if preferred else f"{entry.name}@{format}"
+        scheme, unsupported = source.scheme if source else "", format_facts.unsupported(entry.arch, format)
+        offers.append(Offer(name, entry.arch, format, scheme, source, base, unsupported, preferred))
+    return offers
+
+
+@dataclass(frozen=True)
+class Considered:
+    """An offer on one card, and where it is on this machine (None: not here); usable: it runs, and leaves a usable
+    context or the one asked for."""
+
+    offer: Offer
+    plan: Plan
+    here: Path | None
+    usable: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is taken, why in one line, and everything that was considered, in the catalogue's order."""
+
+    taken: Considered
+    why: str
+    considered: tuple[Considered, ...]
+
+    @property
+    def target(self) -> Target:
+        """As a name means it."""
+        return catalog.resolve(self.taken.offer.name)
+
+
+def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: str | None = None) -> Choice:
+    """The format of `entry` for a card; `only`: that format. One that does not fit is returned where none does.
+
+    On the CPU (`budget_bytes` None) it is the default.
+
+    Raises LocalqError (exit 2) for wishes that the shape cannot have, or a format that there is not.
+    """
+    considered = tuple(_considered(offer, budget_bytes, wishes) for offer in of_entry(entry))
+    if only is not None:
+        taken = next((each for each in considered if each.offer.format == only), None)
+        if taken is None:
+            known = ", ".join(each.offer.format for each in considered)
+            raise usage_error("--format", f"there is no {only!r} of {entry.name}", f"There is {known}.")
+        return Choice(taken, "as asked for", considered)
+    default = next(each for each in considered if each.offer.preferred)
+    if default.usable:
+        return Choice(default, "what its bare name means, and it fits", considered)
+    if wishes.ctx and _considered(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
+        return Choice(default, "what its bare name means, and it fits with a shorter context", considered)
+    ready = [each for each in considered if each.usable and (each.here or not each.offer.is_calibrated)]
+    if not ready:
+        return Choice(default, "nothing that is ready fits", considered)
+    taken = min(ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
+    where = "is published" if taken.offer.source else "is made here"
+    reason = default.offer.unsupported or default.plan.reason or "leaves too little context"
+    left_out = f"{default.offer.format} {reason}"
+    why = f"{left_out}; {taken.offer.format} {'is on this machine' if taken.here else where}, and it fits"
+    return Choice(taken, why, considered)
+
+
+def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Considered:
+    from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does without
+
+    plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
+    wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
+    usable = offer.unsupported is None and plan.fits and plan.ctx >= wanted
+    return Considered(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
+
+
+def making(offer: Offer) -> str:
+    """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
+    from localq import driver
+    from localq.planner import prepare
+
+    name = f"{offer.model}@{offer.format}"
+    if prepare.ready_layers(catalog.resolve(name)):
+        return f"localq chat {name} (its layers come with localq: a few seconds)"
+    source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
+    out = places.quantized_dir() / name
+    here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"
+    there = f"{prepare.estimate_on_an_h200(offer.arch.parameters)} on an H200, estimated"
+    time = here if driver.probe_driver().present else there
+    return f"localq quantize {source} --format {offer.format} --out {out} ({time})"
+
+
+def ratio(offer: Offer) -> float | None:
+    """Perplexity over that of the full weights, where it was measured."""
+    return measurements.load().perplexity_ratio.get((offer.model, offer.format))

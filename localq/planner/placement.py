@@ -1,0 +1,87 @@
+"""Where memory is saved: what the user decides of it, and in which order the planner gives way. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from localq.errors import usage_error
+from localq.files.architecture import Architecture
+from localq.kv_bits import K8V4, KV_BITS, KvBits
+
+EMBEDS, HEADS = ("auto", "device", "host"), ("auto", "16", "8", "nf4")
+# What saves memory, one after the other. A tied model's table serves as its head, so it can go to the host only once
+# the head is another tensor.
+STEPS: tuple[Mapping[str, int | str], ...] = (
+    {"embed": "host"},
+    {"kv_bits": 8},
+    {"head": "8", "embed": "host"},
+    {"head": "nf4", "embed": "host"},
+    {"kv_bits": K8V4},
+    {"kv_bits": 4},
+)
+HEAD_COLUMNS = {"16": 1, "8": 16, "nf4": 64}  # the form takes a multiple of so many
+HEAD_NAMES = {"16": "16 bit", "8": "8 bit", "nf4": "NF4"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where memory is saved.
+
+    kv_bits  16 (the type of the model), 8 or 4 bits for each element of the KV cache, or `kv_form.K8V4`
+    embed    "device", or "host": the table in pinned host memory, from which a token reads one row
+    head     "16" (the type of the model), "8" or "nf4"; a tied model gets a head of its own, and keeps its table
+    """
+
+    kv_bits: KvBits = 16
+    embed: str = "device"
+    head: str = "16"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user decides; None and "auto" leave it to the planner. Raises LocalqError (exit 2) for other values."""
+
+    ctx: int | None = None
+    kv_bits: KvBits | None = None
+    embed: str = "auto"
+    head: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.kv_bits is not None and self.kv_bits not in KV_BITS:
+            raise usage_error("--kv", f"a KV cache of {self.kv_bits} bits is not defined", "Use 16, 8, k8v4 or 4.")
+        if self.embed not in EMBEDS:
+            raise usage_error("--embed", f"'{self.embed}' is not a place for it", f"Use {', '.join(EMBEDS)}.")
+        if self.head not in HEADS:
+            raise usage_error("--head", f"'{self.head}' is not a form of it", f"Use {', '.join(HEADS)}.")
+
+    def placements(self, arch: Architecture) -> list[Placement]:
+        """What may be tried, the best first; each needs less memory than the one before."""
+        is_open = {"kv_bits": self.kv_bits is None, "embed": self.embed == "auto", "head": self.head == "auto"}
+        head = "16" if self.head == "auto" else self.head
+        if arch.tied and self.embed == "host" and self.head == "auto":
+            head = "8"  # the device reads the whole head for every token, so the table alone can leave it
+        last = Placement(self.kv_bits or 16, "device" if self.embed == "auto" else self.embed, head)
+        found = [last]
+        for step in STEPS:
+            changes: dict[str, Any] = {name: value for name, value in step.items() if is_open[name]}
+            tried = replace(last, **changes)
+            if tried != last and _saves(arch, tried, step):
+                found.append(tried)
+                last = tried
+        return found
+
+
+def _saves(arch: Architecture, tried: Placement, step: Mapping[str, int | str]) -> bool:
+    """The step is possible and makes `tried` smaller than it was."""
+    if "kv_bits" in step:
+        return kv_storable(arch)
+    if arch.tied and (tried.embed == "host") != (tried.head != "16"):
+        return False  # the table moves only together with the head, and a head of its own only pays with it
+    return arch.hidden % HEAD_COLUMNS[tried.head] == 0
+
+
+def kv_storable(arch: Architecture) -> bool:
+    """The forms of the KV cache in 8 and 4 bit cover heads of this width."""
+    return arch.head_dim % 8 == 0 and arch.head_dim <= 256

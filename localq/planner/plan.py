@@ -1,0 +1,275 @@
+"""What a model needs in memory, component by component, and how much context a budget leaves. Torch-free.
+
+The engine allocates by the plan it gets here at load, with the exact bytes of the weights; `localq fit` asks the same
+functions about models that are not on this machine. Windowed layers are counted like the others, because the engine's
+cache keeps every position of every layer.
+
+What the user leaves open is decided here: nothing is reduced where a usable context (or the one asked for) fits, else
+as many of `placement.STEPS` as it takes, in their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from localq import kv_bits as kv_form
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import catalog, format_facts
+from localq.files.architecture import Architecture
+from localq.kv_bits import KvBits
+from localq.planner import footprint
+from localq.planner.footprint import CUDA_CONTEXT_BYTES, MIB
+from localq.planner.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, Wishes, kv_storable
+from localq.wording import parse_bytes
+
+CPU_CONTEXT = 8192  # tokens, where no budget limits the context and none was asked for
+MIN_CONTEXT = 512  # tokens; a model that leaves less does not fit
+CONTEXT_STEP = 64  # contexts that the planner chooses are multiples of it
+USABLE_CONTEXT = 4096  # tokens; what a suggested model must leave
+
+# What the drivers of cards of so many GiB report in MiB: RTX 4060, 4070, 4080, 4090 and 5090.
+CARD_TOTALS_MIB = {8: 8188, 12: 12_282, 16: 16_376, 24: 24_564, 32: 32_607}
+CARD_RESERVE = 1 / 2048  # of any other card: the share that the driver of most of the cards above keeps back
+
+
+# The blocks' weights with their norms; embedding and head; the KV cache with the copy that prefill reads where it is
+# quantized; tables of positions; what a prefill pass holds; what a decode step holds; what CUDA and its libraries take.
+COMPONENTS = (
+    *("weights", "embedding", "head", "kv_cache", "tables", "scratch", "step_buffers", "attention_workspace"),
+    *("sampler", "cublas_workspace", "graphs", "cuda_context"),
+)
+_ON_GPU_ONLY = ("step_buffers", "attention_workspace", "cublas_workspace", "graphs")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Component -> bytes on the device, in the order of `COMPONENTS`."""
+
+    components: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all components."""
+        return sum(self.components.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model would be loaded. `fits` is false only in plans of `assess`; `reason` then says why in a few words.
+
+    kv_bits, embed, head  as in `footprint.Placement`
+    choice                what the planner reduced, and why, in one line; empty where it reduced nothing
+    arch                  the shape that was planned for
+    """
+
+    name: str
+    format: str
+    ctx: int
+    kv_bits: KvBits
+    ledger: Ledger
+    fits: bool
+    reason: str = ""
+    embed: str = "device"
+    head: str = "16"
+    choice: str = ""
+    arch: Architecture | None = None
+
+    @property
+    def placement(self) -> Placement:
+        """Where this plan saves memory."""
+        return Placement(self.kv_bits, self.embed, self.head)
+
+
+def parse_card(text: str) -> int:
+    """Bytes of a whole card: as `parse_bytes`, but a bare number of GiB is what the driver of such a card reports."""
+    size = parse_bytes(text)
+    if not text.strip().replace(".", "").isdecimal():
+        return size
+    total = CARD_TOTALS_MIB.get(size // 2**30) if size % 2**30 == 0 else None
+    return total * MIB if total else size - int(size * CARD_RESERVE)
+
+
+def largest_context(free_bytes: int, bytes_per_token: int) -> int:
+    """Tokens whose keys and values fit into what the rest leaves free; 0 when nothing is left."""
+    return max(free_bytes, 0) // bytes_per_token
+
+
+def assess(
+    arch: Architecture,
+    format: str,
+    budget_bytes: int | None,
+    *,
+    wishes: Wishes | None = None,
+    weights: int | None = None,
+    scheme: str = "",
+    name: str = "",
+    itemsize: int = 2,
+    context_bytes: int = CUDA_CONTEXT_BYTES,
+) -> Plan:
+    """`plan` that never refuses: a model that does not fit gets fits=False, a reason, and its least useful context."""
+    wishes = wishes or Wishes()
+    ctx = wishes.ctx
+    if ctx is not None and not 0 < ctx <= arch.max_context:
+        why = f"a context of {ctx} tokens is not possible"
+        raise usage_error(name or "context", why, f"The model was made for at most {arch.max_context}.")
+    _check(arch, wishes)
+    target = ctx or min(USABLE_CONTEXT, arch.max_context)
+    tried: list[Plan] = []
+    for placement in wishes.placements(arch):
+        fixed = footprint.fixed_bytes(arch, format, scheme, weights, placement, itemsize)
+        fixed["cuda_context"] = context_bytes
+        tried.append(_placed(arch, placement, budget_bytes, fixed, ctx, itemsize))
+        if tried[-1].fits and tried[-1].ctx >= target:
+            break
+    return replace(tried[-1], name=name, format=format, choice=_choice(wishes, tried[-1], target), arch=arch)
+
+
+def plan(
+    arch: Architecture,
+    format: str,
+    budget_bytes: int | None,
+    *,
+    wishes: Wishes | None = None,
+    weights: int | None = None,
+    scheme: str = "",
+    name: str = "",
+    itemsize: int = 2,
+    context_bytes: int = CUDA_CONTEXT_BYTES,
+    freeing: str = "",
+    force: bool = False,
+) -> Plan:
+    """The plan to load by: the largest context that fits, or the one that was asked for exactly.
+
+    budget_bytes   all that the process may take on the device, its CUDA context included; None = no limit (CPU)
+    weights        exact bytes of all weights but embedding and head, where they are known
+    itemsize       bytes of an element of the type to compute in
+    context_bytes  what CUDA takes for itself
+    freeing        for a refusal: how the budget could grow, such as `gpus.closing_hint`
+    force          a plan that does not fit is returned instead of refused
+
+    Raises LocalqError: exit 3 when it does not fit, naming the bytes and three ways out; exit 2 for what this model
+    cannot be asked for.
+    """
+    made = assess(
+        arch, format, budget_bytes, wishes=wishes, weights=weights, scheme=scheme, name=name, itemsize=itemsize,
+        context_bytes=context_bytes,
+    )  # fmt: skip
+    if made.fits or budget_bytes is None or force:
+        return made
+    why = f"{made.reason} ({made.ledger.total} and {budget_bytes} bytes)"
+    instead = _that_fits(made, arch, budget_bytes, wishes or Wishes(), itemsize, context_bytes)
+    found = (*_ways_out(made, arch, budget_bytes, instead, itemsize), _more(made, budget_bytes, freeing))
+    ways = "; ".join(f"({number}) {way}" for number, way in enumerate(found, 1))
+    raise LocalqError(name or "model", why, f"Three ways out: {ways}.", ExitCode.DOES_NOT_FIT)
+
+
+def _check(arch: Architecture, wishes: Wishes) -> None:
+    """What this shape cannot be asked for is a usage error."""
+    if wishes.kv_bits not in (None, 16) and not kv_storable(arch):
+        why = f"heads of {arch.head_dim} columns cannot be stored in {kv_form.text(wishes.kv_bits)}"
+        raise usage_error("--kv", why, "Use 16.")
+    head = wishes.placements(arch)[0].head
+    columns = HEAD_COLUMNS[head]
+    if arch.hidden % columns:
+        why = f"{HEAD_NAMES[head]} takes a multiple of {columns} columns, the head has {arch.hidden}"
+        step = "Use 16." if wishes.embed != "host" or not arch.tied else "Use 16, with --embed device."
+        raise usage_error("--head", why, step)
+    if wishes.embed == "host" and arch.tied and wishes.head == "16":
+        why = "the embedding of this model is also its head, which the device reads whole for every token"
+        raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
+
+
+def _placed(
+    arch: Architecture,
+    placement: Placement,
+    budget_bytes: int | None,
+    fixed: dict[str, int],
+    ctx: int | None,
+    itemsize: int,
+) -> Plan:
+    """The plan of one placement, without names."""
+    growth = footprint.per_token_bytes(arch, placement, itemsize)
+    least = ctx or min(MIN_CONTEXT, arch.max_context)
+    if budget_bytes is None:
+        fixed.update(dict.fromkeys((*_ON_GPU_ONLY, "cuda_context"), 0))
+        chosen, fits = ctx or min(arch.max_context, CPU_CONTEXT), True
+    else:
+        largest = largest_context(budget_bytes - sum(fixed.values()), sum(growth.values()))
+        fits = largest >= least
+        rounded = largest if largest < CONTEXT_STEP else largest - largest % CONTEXT_STEP
+        chosen = ctx or (min(arch.max_context, rounded) if fits else least)
+    ledger = Ledger({part: fixed.get(part, 0) + chosen * growth.get(part, 0) for part in COMPONENTS})
+    reason = ""
+    if budget_bytes is not None and not fits:
+        reason = f"needs {_mib(ledger.total)} with {chosen} tokens of context, {_mib(budget_bytes)} available"
+    return Plan("", "", chosen, placement.kv_bits, ledger, fits, reason, placement.embed, placement.head)
+
+
+def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
+    """What was reduced without being asked for, and why, for people."""
+    changes = (
+        (wishes.embed == "auto" and chosen.embed != "device", "the embedding in host memory (--embed)"),
+        (wishes.head == "auto" and chosen.head != "16", f"the head in {HEAD_NAMES[chosen.head]} (--head)"),
+        (wishes.kv_bits is None and chosen.kv_bits != 16, f"the KV cache in {kv_form.text(chosen.kv_bits)} (--kv)"),
+    )
+    made = [text for is_made, text in changes if is_made]
+    return f"to make room for {target} tokens of context: {', '.join(made)}" if made else ""
+
+
+def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, other: str | None, itemsize: int) -> tuple[str, str]:
+    """Two things to do about `made`: another format or model, a shorter context (or the CPU)."""
+    first = " and is made here first" if other and catalog.resolve(other).source is None else ""
+    smaller = f"use {other}, which fits{first}" if other else "use a GPU with more memory"
+    per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
+    largest = largest_context(budget_bytes - made.ledger.total + made.ctx * per_token, per_token)
+    shorter = f"a shorter context: --ctx {largest}" if MIN_CONTEXT <= largest < made.ctx else "--device cpu"
+    return smaller, shorter
+
+
+def _more(made: Plan, budget_bytes: int, freeing: str) -> str:
+    """The third: more memory."""
+    missing = _mib(made.ledger.total - budget_bytes)
+    return f"free {missing} more {freeing or 'by closing other programs that use the GPU'}"
+
+
+def _that_fits(
+    made: Plan, arch: Architecture, budget_bytes: int, wishes: Wishes, itemsize: int, context_bytes: int
+) -> str | None:
+    """What to use instead: the same model in another format if one fits, else the largest that runs with kernels.
+
+    "Fits" means with all that was asked for, and a usable context where none was. Among models of one size the
+    catalogue's first counts, in its default format.
+    """
+    candidates = []
+    for order, entry in enumerate(catalog.load_catalogue()):
+        for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
+            if format_facts.unsupported(entry.arch, format) or format_facts.of(format).offered_last:
+                continue
+            if format_facts.one_by_one(entry.arch, format):
+                continue
+            if entry.arch == arch and format == made.format:
+                continue
+            source = entry.source(format)
+            asked = replace(wishes, ctx=wishes.ctx or min(USABLE_CONTEXT, entry.arch.max_context))
+            try:
+                other = assess(
+                    entry.arch, format, budget_bytes, wishes=asked, scheme=source.scheme if source else "",
+                    itemsize=itemsize, context_bytes=context_bytes,
+                )  # fmt: skip
+            except LocalqError:  # this shape cannot be asked for it
+                continue
+            if other.fits:
+                default = format == entry.default_format
+                same = (entry.name == made.name.partition("@")[0], entry.arch == arch)
+                rank = (*same, size_class(entry.arch), -order, default, other.ledger.total)
+                candidates.append((rank, entry.name if default else f"{entry.name}@{format}"))
+    return max(candidates)[1] if candidates else None
+
+
+def size_class(arch: Architecture) -> float:
+    """Parameters to two digits: what differs by less is the same size to a person who chooses."""
+    return float(f"{arch.parameters:.2g}")
+
+
+def _mib(count: int) -> str:
+    return f"{-(-count // MIB):,} MiB"

@@ -1,0 +1,204 @@
+"""From a name to files that can be loaded: found, fetched, or quantized on this machine once.
+
+Torch-free: quantizing runs as `localq quantize` in a process of its own, so that a front end stays light and a kill
+loses only what that process can resume.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from localq import places, processes
+from localq.errors import ExitCode, LocalqError, bad_file, usage_error
+from localq.files import catalog, format_facts
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from localq.planner.speed import measurements
+from localq.wording import OnProgress, Say
+
+# The first layer of smollm2-135m with 131,072 tokens, 77 s on two cores with other work on them: not timed to the end.
+SEARCH_PARAMETERS_PER_S_AND_CORE = 30e3
+# On an H200: a layer of llama-3.3-70b, 856 M parameters, 47 s (8272b55); the whole of smollm2-135m about 30 s, alone,
+# most of which are launches of small layers.
+SEARCH_PARAMETERS_PER_S_ON_AN_H200, SEARCH_LAUNCHES_S = 18e6, 25
+POLL_S = 0.2  # between two looks at a process that quantizes
+
+
+def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
+    """The folder or .gguf file of `target`, fetched or made if need be. `say` gets one-line announcements."""
+    if target.path is not None:
+        return target.path
+    if target.source is not None:
+        return hub.fetch(target.source, on_progress, offline=offline)
+    if target.repo is not None:
+        return hub.fetch_repo(target.repo, target.revision, on_progress, offline=offline)
+    made_here = hub.local_path(target)
+    return made_here if made_here is not None else _quantized_here(target, say, on_progress, offline)
+
+
+def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
+    """`model_path` for a name as typed."""
+    return model_path(catalog.resolve(name), say, on_progress, offline)
+
+
+def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
+    """The repository that a name as typed would be fetched from; None for what is here, or is made here."""
+    target = catalog.resolve(name)
+    if offline or hub_client.is_offline() or hub.local_path(target) is not None:
+        return None
+    if target.repo is not None:
+        return catalog.Source(format="", repo=target.repo, revision=target.revision or "main")
+    return target.source
+
+
+def estimate(format: str, parameters: int) -> str:
+    """How long it takes to make `format` here of so many parameters: "about 40 min"."""
+    made, cores = format_facts.writable()[format], len(os.sched_getaffinity(0))
+    rate, besides = made.parameters_per_s * (cores if made.per_core else 1), 0
+    if made.made_from == "text":
+        from localq import driver  # start-up cost: only what is made here needs it
+
+        found = driver.probe_driver()
+        rate = SEARCH_PARAMETERS_PER_S_AND_CORE * cores
+        if found.present and not found.why_not:
+            rate, besides = SEARCH_PARAMETERS_PER_S_ON_AN_H200 * _share_of_an_h200(), SEARCH_LAUNCHES_S
+    return _in_words(parameters / rate + besides)
+
+
+def estimate_on_an_h200(parameters: int) -> str:
+    """The same of vq2 where there is no GPU."""
+    return _in_words(parameters / SEARCH_PARAMETERS_PER_S_ON_AN_H200 + SEARCH_LAUNCHES_S)
+
+
+def _in_words(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"about {minutes} min" if minutes < 120 else f"about {round(minutes / 60)} h"
+
+
+def _share_of_an_h200() -> float:
+    """How fast the GPU here computes, by its multiprocessors and their clock; 1 where they are not known."""
+    from localq import gpus  # start-up cost, as above
+    from localq.planner.speed import cards
+
+    here = gpus.first_visible(gpus.probe().gpus)
+    card = cards.known(here.name) if here else None
+    return card.multiprocessors * card.boost_ghz / measurements.load().multiprocessor_ghz if card else 1.0
+
+
+def check_can_make(format: str, source: str = "") -> None:
+    """Raises LocalqError: exit 7 where `format` needs the compiled part and it was not built, 2 where it is not made of
+    a model like `source`, as far as the catalogue knows that one."""
+    made = format_facts.writable().get(format)
+    if made is None or made.made_from != "text":
+        return
+    entry = catalog.resolve(source).entry if source else None
+    if entry is not None and entry.arch.traits.interleaved_experts:
+        raise usage_error(source, format_facts.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
+    if importlib.util.find_spec("localq._C") is None:
+        raise cannot_search(format, "this installation was built without it")
+
+
+def cannot_search(format: str, why: str) -> LocalqError:
+    """Exit 7: `format` is made with a search that is compiled, and `why` it is not there."""
+    ways = "Install localq with its compiled part (a wheel that has it, or where nvcc is found), or use --format nf4."
+    return LocalqError(f"--format {format}", f"it is made with a compiled search, and {why}", ways, ExitCode.NO_DEVICE)
+
+
+def ready_layers(target: catalog.Target) -> Path | None:
+    """The packaged folder of a model's quantized layers, or None (`localq.quantize.prequantized_layers`)."""
+    if target.entry is None:
+        return None
+    folder = places.PACKAGE_DATA / f"{target.entry.name}-{target.format}"
+    return folder if folder.is_dir() else None
+
+
+def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool) -> Path:
+    if target.base is None or target.format is None:
+        raise bad_file(
+            target.name, "there are no weights of it to fetch or to quantize", "`localq show` lists its sources."
+        )
+    ready = ready_layers(target)
+    if ready is None:
+        check_can_make(target.format)
+    out = places.quantized_dir() / target.name
+    origin = target.base.repo or target.base.package
+    time = estimate(target.format, target.entry.arch.parameters if target.entry else 0)
+    took = "its layers come with localq: a few seconds" if ready else time
+    say(
+        f"{target.name}: nobody publishes these weights, so they are made here once from {origin} "
+        f"({took} after the download). They stay in {out}; `localq rm {target.name}` removes them."
+    )
+    source = hub.fetch(target.base, on_progress, offline=offline)
+    more = ("--layers", str(ready), "--force") if ready else ()  # what else was begun there is worth no more
+    quantize(target.name, source, target.format, out, on_progress, more)
+    return out
+
+
+def quantize(
+    name: str, source: Path, format: str, out: Path, on_progress: OnProgress | None = None, more: Sequence[str] = ()
+) -> None:
+    """`localq quantize SOURCE --format FORMAT --out OUT` in a process of its own, with `more` options.
+
+    Raises LocalqError about `name`, with that command's exit code.
+    """
+    # -P: the folder the user stands in must not provide modules.
+    localq = [sys.executable, "-P", "-m", "localq"]
+    command = [*localq, "quantize", str(source.resolve()), "--format", format, "--out", str(out), *more]
+    code, said = _run(command, on_progress)
+    if code != 0:
+        again = f"{'' if said else 'The cause stands above; '}the same command goes on where it stopped."
+        known = code in ExitCode.__members__.values()
+        why = f"quantizing it failed{f': {said}' if said else ''}"
+        raise LocalqError(name, why, again[0].upper() + again[1:], ExitCode(code) if known else ExitCode.FAILURE)
+
+
+def _run(command: list[str], on_progress: OnProgress | None) -> tuple[int, str]:
+    """Run `command`, which says on stderr how far it is: (exit code, its last line where nobody has seen it).
+
+    Where stderr leads somewhere it is shown there, by the process itself. A full screen has none: there its lines are
+    progress, and an exception of `on_progress` ends the process.
+    """
+    environment = processes.environment()
+    if _has_stderr():
+        shown = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, check=False)
+        return shown.returncode, ""
+    lines: collections.deque[str] = collections.deque([""], maxlen=1)
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        errors="replace", env=environment,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        reader = threading.Thread(target=_read_lines, args=(process.stderr, lines), daemon=True)
+        reader.start()
+        try:
+            while process.poll() is None:
+                if on_progress is not None:
+                    on_progress(lines[-1] or "quantizing", 0, 0)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_S)
+        finally:
+            process.terminate()
+            reader.join()
+    return process.returncode, lines[-1]
+
+
+def _read_lines(stream: IO[str], lines: collections.deque[str]) -> None:
+    for line in stream:
+        if line.strip():
+            lines.append(line.strip())
+
+
+def _has_stderr() -> bool:
+    try:
+        return sys.stderr.fileno() >= 0
+    except (OSError, ValueError, AttributeError):
+        return False

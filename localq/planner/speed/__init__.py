@@ -1,0 +1,1 @@
+"""Predicted speed: measured kernels, cards, the fit between them. Torch-free."""

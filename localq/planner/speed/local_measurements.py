@@ -1,0 +1,111 @@
+"""What was measured on this machine and is worth keeping: the bandwidth of each GPU, what the last loads took, and how
+long quantizing did.
+
+One small JSON file in the cache folder, a memory and no more: where it is missing, damaged or cannot be written, things
+are measured again. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from localq import places
+from localq.errors import LocalqError
+from localq.files import json_files
+from localq.kv_bits import KV_BITS, KvBits
+
+FILE = "measured.json"
+MAX_BYTES = 2**20
+MOST = 200  # entries of a kind; the oldest go
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load took: component -> bytes as planned and as measured, on which device, with which choices."""
+
+    device: str
+    format: str
+    ctx: int
+    kv_bits: KvBits
+    embed: str
+    head: str
+    predicted: dict[str, int]
+    measured: dict[str, int]
+
+
+def bandwidth(gpu: str) -> float | None:
+    """Bytes per second that the GPU `gpu` (its UUID, or its name) reads, as it was measured; None where it was not."""
+    found = _section("bandwidth").get(gpu)
+    return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
+def keep_bandwidth(gpu: str, read_bytes_per_s: float) -> None:
+    """For `bandwidth`. Raises nothing."""
+    _keep("bandwidth", gpu, round(read_bytes_per_s))
+
+
+def last_load(name: str) -> Load | None:
+    """Of the model that people call `name`, on a GPU."""
+    found = _section("loads").get(name)
+    try:
+        load = Load(**(found or {}))
+    except TypeError:  # none, or of another version
+        return None
+    sizes = [*load.predicted.values(), *load.measured.values()] if _are_tables(load) else [None]
+    return load if load.kv_bits in KV_BITS and all(isinstance(size, int) for size in sizes) else None
+
+
+def keep_load(name: str, load: Load) -> None:
+    """For `last_load`. Raises nothing."""
+    _keep("loads", name, asdict(load))
+
+
+def quantizing(folder: Path) -> float | None:
+    """Seconds that the model in `folder` took to be made, whole and on this machine; None where they were not kept."""
+    found = _section("quantizing").get(str(folder))
+    return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
+def keep_quantizing(folder: Path, seconds: float) -> None:
+    """For `quantizing`. Raises nothing."""
+    _keep("quantizing", str(folder), round(seconds, 3))
+
+
+def _are_tables(load: Load) -> bool:
+    return isinstance(load.predicted, dict) and isinstance(load.measured, dict)
+
+
+def _path() -> Path:
+    return places.cache_dir() / FILE
+
+
+def _section(kind: str) -> dict[str, Any]:
+    with contextlib.suppress(LocalqError, OSError):  # damaged: as if it were not there
+        if _path().exists():
+            found = json_files.read_object(_path(), MAX_BYTES).get(kind)
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _keep(kind: str, key: str, value: Any) -> None:
+    known = {each: _section(each) for each in ("bandwidth", "loads", "quantizing")}
+    known[kind].pop(key, None)
+    known[kind] = dict(list(known[kind].items())[1 - MOST :]) | {key: value}
+    text = json.dumps({"schema": SCHEMA, **known})
+    with contextlib.suppress(OSError):  # a full disk or a folder that cannot be written: measured again
+        _path().parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=FILE, dir=_path().parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as part:
+                part.write(text)
+            os.replace(name, _path())
+        except OSError:
+            os.unlink(name)
+            raise

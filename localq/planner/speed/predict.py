@@ -1,0 +1,286 @@
+"""How fast a model decodes, predicted from what its kernels were measured at (`measured.py`). Torch-free.
+
+A launch takes  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured launches;
+rate is the read bandwidth, and for codewords that are gathered (1x16, VPTQ) that of random sectors of L2. What the fit
+leaves of them, such as how a matrix falls into tiles, counts for shapes in proportion to how near they are (`off_fit`).
+A step is the sum of its launches.
+
+All was measured on an H200 alone. On another card the bytes of a launch take the same share of its bandwidth as there,
+no larger one, for every card of `cards.py` has more cycles for a byte; what a launch takes besides its bytes is
+latency, which no bandwidth changes, and is as long as there, or longer by the clock. So small launches reach a larger
+share on a slower card. What is gathered scales as a whole: its fixed part is work of the multiprocessors too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from localq import kv_bits
+from localq.files import format_facts
+from localq.files.architecture import Architecture, Linears
+from localq.files.format_facts import Format
+from localq.kv_bits import KvBits
+from localq.planner import footprint
+from localq.planner.placement import Placement
+from localq.planner.speed import measurements
+from localq.planner.speed.cards import Card
+from localq.planner.speed.measurements import Variant
+
+
+def least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) -> tuple[float, float, float]:
+    """Coefficients, none below 0, that bring `points` nearest to `values` in parts of each value.
+
+    All choices of coefficients that are not 0 are tried: there are three.
+    """
+    scaled = [[each / value for each in point] for point, value in zip(points, values, strict=True)]
+    best, least = (0.0, 0.0, 0.0), float(len(values))
+    for size in (1, 2, 3):
+        for chosen in combinations((2, 1, 0), size):  # among equals, bytes explain before the rest does
+            found = _solved([[row[index] for index in chosen] for row in scaled])
+            if found is None or min(found) < 0:
+                continue
+            full = [0.0, 0.0, 0.0]
+            for index, value in zip(chosen, found, strict=True):
+                full[index] = value
+            error = sum((sum(a * b for a, b in zip(row, full, strict=True)) - 1) ** 2 for row in scaled)
+            if error < least - 1e-9:
+                best, least = (full[0], full[1], full[2]), error
+    return best
+
+
+def _solved(rows: list[list[float]]) -> list[float] | None:
+    """x with `rows` x nearest to ones, by the normal equations; None where they have no single solution."""
+    size = len(rows[0])
+    table = [[sum(r[i] * r[j] for r in rows) for j in range(size)] + [sum(r[i] for r in rows)] for i in range(size)]
+    for i in range(size):
+        pivot = table[i][i]
+        if pivot <= 1e-12 * max(abs(each) for each in table[i]):
+            return None
+        table[i] = [each / pivot for each in table[i]]
+        for j in range(size):
+            if j != i:
+                table[j] = [a - table[j][i] * b for a, b in zip(table[j], table[i], strict=True)]
+    return [line[-1] for line in table]
+
+
+INT8 = "int8"  # of a head: the codes
+NEAREST = 1e-3  # squared octaves: shapes nearer than this count alike
+LIVE = 64.5  # slots that attention reads, the mean of 128 tokens at depth 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is read per second: of device memory, and of random sectors from L2.
+
+    latency   of a launch, in that of an H200
+    """
+
+    read_bytes_per_s: float
+    gather_bytes_per_s: float
+    latency: float = 1.0
+
+    @classmethod
+    def of(cls, card: Card | None, read_bytes_per_s: float | None = None) -> Machine:
+        """A card, its bandwidth as measured or as expected. L2 is scaled by multiprocessors and clock, never upwards,
+        and latency by the clock, never downwards; of an unknown card L2 by the bandwidth."""
+        assert card is not None or read_bytes_per_s is not None
+        read = read_bytes_per_s or (card.read_bytes_per_s if card else 0.0)
+        there = measurements.load()
+        if card is None:
+            return cls(read, there.gather_bytes_per_s * min(1.0, read / there.read_bytes_per_s))
+        share = card.multiprocessors * card.boost_ghz / there.multiprocessor_ghz
+        latency = max(1.0, there.clock_ghz / card.boost_ghz)
+        return cls(read, there.gather_bytes_per_s * min(1.0, share), latency)
+
+
+def measured_on() -> Machine:
+    """The card that all times are of."""
+    return Machine(measurements.load().read_bytes_per_s, measurements.load().gather_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a kernel: us of a launch, us of a column, and times the bytes' own time (the inverse of the efficiency)."""
+
+    fixed_us: float
+    column_us: float
+    times: float
+
+    def us(self, columns: float, count: float, machine: Machine) -> float:
+        """Of a launch that reads `count` bytes; see the module about other cards."""
+        latency = machine.latency * (self.fixed_us + self.column_us * columns)
+        return latency + self.times * 1e6 * count / machine.read_bytes_per_s
+
+    def gathered_us(self, columns: float, count: float, machine: Machine) -> float:
+        """Of one that moves `count` bytes of sectors."""
+        rate = measurements.load().gather_bytes_per_s
+        there = self.fixed_us + self.column_us * columns + self.times * 1e6 * count / rate
+        return there * rate / machine.gather_bytes_per_s
+
+
+def tokens_per_s(
+    arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float = LIVE
+) -> float | None:
+    """Decoding one conversation at `live` positions; None where no kernel of the format was measured, or none for
+    experts in it."""
+    kernel = format_facts.of(format).speed_key(scheme)
+    if kernel is None or (arch.experts and not _of_experts(arch, format, scheme)):
+        return None
+    return 1e6 / sum(_launches(arch, format, scheme, placement, machine, live))
+
+
+def _of_experts(arch: Architecture, format: str, scheme: str) -> bool:
+    """Was it measured how long products with chosen experts take?"""
+    kernel = format_facts.of_experts(arch, format).speed_key(scheme)
+    return kernel == "16 bit" or f"{kernel} experts" in measurements.load().products
+
+
+def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Placement) -> int:
+    """What one step must read: weights once, of experts those of one token; the head, one row of the table."""
+    blocks = footprint.placed_weights(arch, format, scheme) - footprint.idle_bytes(arch, format, scheme)
+    head = footprint.head_bytes(arch, placement.head) or 2 * arch.embedding_parameters
+    return blocks + head + 2 * arch.hidden
+
+
+def _launches(
+    arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float
+) -> Iterator[float]:
+    """Microseconds of the launches of a step; equal ones together."""
+    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    around = format_facts.outside_experts(arch, format)
+    projections = _products(((q + 2 * kv, arch.hidden), (arch.hidden, q)), around, scheme, machine)
+    yield arch.layers * projections
+    windowed = arch.window_layers if arch.window else 0
+    for layers, slots in ((arch.layers - windowed, live), (windowed, min(live, arch.window))):
+        yield layers * _attention(arch, placement.kv_bits, slots, machine)
+    yield arch.layers * machine.latency * _between(arch, format, scheme)
+    width, dense = arch.intermediate, arch.layers - arch.expert_layers
+    yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
+    yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
+    yield _head(arch, placement.head, machine)
+    yield machine.latency * measurements.load().embed_and_choice_us
+
+
+def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
+    """Router, gate and up of the chosen experts, down of the same: the latter as products of so many rows."""
+    own, width = format_facts.of_experts(arch, format), arch.expert_intermediate
+    opened = _product(2 * arch.experts_active * width, arch.hidden, own, scheme, machine, expert=True)
+    closed = _product(arch.experts_active * arch.hidden, width, own, scheme, machine, expert=True)
+    return machine.latency * measurements.load().router_us + opened + closed
+
+
+def _products(shapes: Sequence[tuple[int, int]], format: Format, scheme: str, machine: Machine) -> float:
+    return sum(_product(rows, columns, format, scheme, machine) for rows, columns in shapes)
+
+
+def _product(rows: int, columns: int, format: Format, scheme: str, machine: Machine, expert: bool = False) -> float:
+    kernel = format.speed_key(scheme)
+    assert kernel is not None
+    if expert and f"{kernel} experts" in measurements.load().products:
+        kernel = f"{kernel} experts"
+    return launch_us(kernel, rows, columns, Variant(format.name, scheme, expert), machine)
+
+
+def _head(arch: Architecture, head: str, machine: Machine) -> float:
+    kernel = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[head]
+    return launch_us(kernel, arch.vocab, arch.hidden, measurements.load().variant(kernel), machine)
+
+
+def launch_us(kernel: str, rows: int, columns: int, variant: Variant, machine: Machine) -> float:
+    """Microseconds of one product with a matrix [rows, columns] in `variant`, by what was measured of `kernel`."""
+    cost, moved = fitted(kernel), _moved(rows, columns, variant)
+    off = off_fit(kernel, rows, columns)
+    return off * (cost.gathered_us if _gathers(variant) else cost.us)(columns, moved, machine)
+
+
+def _gathers(variant: Variant) -> bool:
+    """Whether its codewords are gathered from L2."""
+    return variant.format != INT8 and format_facts.of(variant.format).gathered_bytes(1, 1, variant.scheme) > 0
+
+
+def _moved(rows: int, columns: int, variant: Variant) -> int:
+    """Bytes of one measured product: of the weights, or where codewords are gathered of the sectors that they move."""
+    if variant.format == INT8:
+        return rows * columns
+    format = format_facts.of(variant.format)
+    gathered = format.gathered_bytes(rows, columns, variant.scheme)
+    return gathered or format.placed_bytes(Linears("", rows, columns, 1, variant.expert), variant.scheme)
+
+
+def _between(arch: Architecture, format: str, scheme: str) -> float:
+    """What a layer takes besides products and attention: norms behind, rotations of inputs; of AQLM further tables."""
+    four_norms, own, known = arch.traits.four_norms, format_facts.of(format), measurements.load()
+    spent = 2 * known.norm_us if four_norms else 0.0
+    if own.rotates_inputs:  # down; where the model cannot be turned all but o, whose input is turned with the values
+        spent += known.rotation_us * (3 if four_norms else 1)
+    if own.own_codebooks and not own.gathered_bytes(1, 1, scheme):  # k, v and up
+        spent += 3 * known.own_codebooks_us
+    return spent
+
+
+def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) -> float:
+    if isinstance(bits, str):  # keys and values of different bits were not measured: half of each is assumed
+        return sum(_attention(arch, part, live, machine) for part in kv_bits.split(bits)) / 2
+    cost = fitted_attention(bits)
+    moved = arch.kv_bytes_per_token(bits) / arch.layers * live
+    norms = measurements.load().qk_norm_us if arch.traits.qk_norm else 0.0
+    return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
+
+
+# ---- costs from what was measured
+
+
+@functools.cache
+def _points(kernel: str) -> list[tuple[float, ...]]:
+    """Of every measured launch: 1, columns, and us of its bytes at the measured rate."""
+    known = measurements.load()
+    variant = known.variant(kernel)
+    rate = known.gather_bytes_per_s if _gathers(variant) else known.read_bytes_per_s
+    return [(1.0, columns, 1e6 * _moved(out, columns, variant) / rate) for out, columns, _ in known.products[kernel]]
+
+
+@functools.cache
+def fitted(kernel: str) -> Cost:
+    """The cost that is nearest to all measured launches of `kernel`, in parts of each. One launch does not tell bytes
+    from latency: then the efficiency is that of the format's experts."""
+    experts = f"{kernel} experts"
+    if len(measurements.load().products[kernel]) == 1 and experts in measurements.load().products:
+        (*_, us), (*_, moved) = measurements.load().products[kernel][0], _points(kernel)[0]
+        return Cost(us - fitted(experts).times * moved, 0.0, fitted(experts).times)
+    return Cost(*least_squares(_points(kernel), [us for *_, us in measurements.load().products[kernel]]))
+
+
+@functools.cache
+def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | None = None) -> float:
+    """How many times the fitted cost a matrix takes: the mean of the measured ones, geometric, by their nearness.
+
+    Nearness is the inverse of the distance to the fourth, in octaves of rows and of columns (D. Shepard, A
+    two-dimensional interpolation function for irregularly-spaced data, 1968). `without`: a shape to leave out.
+    """
+    cost, total, weights = fitted(kernel), 0.0, 0.0
+    for (out, inner, us), point in zip(measurements.load().products[kernel], _points(kernel), strict=True):
+        if (out, inner) != without:
+            apart = math.log2(rows / out) ** 2 + math.log2(columns / inner) ** 2
+            near = (apart + NEAREST) ** -2
+            weights += near
+            fit = cost.fixed_us + cost.column_us * point[1] + cost.times * point[2]
+            total += near * math.log(us / fit)
+    return math.exp(total / weights) if weights else 1.0
+
+
+@functools.cache
+def fitted_attention(bits: int) -> Cost:
+    """Of a cache of so many bits. What more query heads cost was seen in 16 bit only, and counts for all."""
+    rows = [(heads * 128, slots, us) for of, heads, slots, us in measurements.load().attention if of == bits]
+    moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # of a slot: k and v of 8 heads, scales
+    points = [(1.0, columns, 1e6 * slots * moved / measurements.load().read_bytes_per_s) for columns, slots, _ in rows]
+    if bits == 16:
+        return Cost(*least_squares(points, [us for *_, us in rows]))
+    of_columns = fitted_attention(16).column_us
+    rest = [us - of_columns * columns for columns, _, us in rows]
+    fixed, _, times = least_squares([(one, 0.0, time) for one, _, time in points], rest)
+    return Cost(fixed, of_columns, times)

@@ -1,0 +1,64 @@
+"""Models that the catalogue does not list, as offers: by their files on this machine, or by what the hub tells of them.
+
+Of a repository that is not here, its configuration and the headers of its weights are fetched: some 100 kB for each
+file of safetensors, some MB of a .gguf file, whose header holds the vocabulary. Nothing of it stays on the disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localq.errors import ExitCode, LocalqError
+from localq.files import format_facts, stored_format
+from localq.files.architecture import Architecture
+from localq.files.catalog import Source, Target
+from localq.files.hub import client as hub_client
+from localq.files.hub import errors as hub_errors
+from localq.files.hub import fetch as hub
+from localq.files.hub import remote as hub_remote
+from localq.files.model_folder import open_model
+from localq.planner.offers import Offer
+
+_AS_BF16 = ("fp32", stored_format.UNKNOWN)  # in memory, whatever they take on the disk
+
+
+def offer(target: Target, offline: bool) -> Offer:
+    """A folder, file or repository: as it is on this machine, else as the hub has it.
+
+    Raises LocalqError: for a repository that is not here as `hub.fetch` does; exit 8 for damaged files, 1 for what
+    localq does not know.
+    """
+    path = hub.local_path(target)
+    return _of_files(target.name, path, None) if path is not None else remote(target, offline)
+
+
+def remote(target: Target, offline: bool = False, revision: str | None = None) -> Offer:
+    """As the hub has it, at `revision` or what `target` names."""
+    assert target.repo is not None, "only repositories are not here"
+    if offline or hub_client.is_offline():
+        raise hub.not_here(target.repo)
+    listing = hub_client.list_files(target.repo, revision or target.revision or "main")
+    if listing.gated and not hub_client.has_token():
+        raise hub_errors.gated(listing.repo)
+    with hub_remote.outline(listing) as path:
+        source = Source(
+            format="", repo=listing.repo, revision=listing.commit, bytes=hub_remote.fetched_bytes(listing, path),
+            gated=listing.gated, verified=True,
+        )  # fmt: skip
+        return _of_files(target.name, path, source)
+
+
+def _of_files(name: str, path: Path, source: Source | None) -> Offer:
+    files = open_model(path)
+    format = "gguf" if files.kind == "gguf" else stored_format.format_of_config(files.config)
+    arch, scheme = Architecture.from_config(files.config), stored_format.scheme_of(files)
+    exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path)
+    format = "bf16" if format in _AS_BF16 else format
+    if format not in format_facts.FORMATS:
+        step = f"localq reads {', '.join(format_facts.FORMATS)}."
+        raise LocalqError(name, f"its weights are in {format!r}, which localq does not read", step, ExitCode.FAILURE)
+    if variant := stored_format.unreadable(files.quantization):
+        why, step = f"its weights are {variant}", "Use another repository of this model."
+        raise LocalqError(name, why, step, ExitCode.FAILURE)
+    unsupported = format_facts.unsupported(arch, format)
+    return Offer(name, arch, format, scheme, source, unsupported=unsupported, block_bytes=exact)

@@ -1,0 +1,180 @@
+"""Quantize a full-precision checkpoint tensor by tensor; an interrupted conversion resumes.
+
+The Linear weights of the decoder blocks are quantized; embeddings, head, norms, biases, router gates and everything
+outside the decoder are copied. The result is a Hugging Face model folder that localq loads and, in NF4, transformers
+with bitsandbytes (experts of mixtures: `output/tensor_jobs.py`). Memory: the largest source tensor and its quantized
+form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from localq.errors import LocalqError, bad_file, usage_error
+from localq.files import format_facts, stored_format
+from localq.files.model_folder import ModelFiles
+from localq.formats import FORMATS, bcq
+from localq.formats.checkpoint import Checkpoint, in_memory, open_checkpoint
+from localq.quantize.binary.layers import LayerCodes
+from localq.quantize.bits import binary_mixture
+from localq.quantize.bits import mixture as bit_mixture
+from localq.quantize.model import input_moments
+from localq.quantize.output.folder import claim_folder, conversion_task, stated_dtype, write_small_files
+from localq.quantize.output.shards import ShardWriter, plan_shards, start_state
+from localq.quantize.output.tensor_jobs import TensorJob, maker_of, notes, plan_jobs, skipped_modules
+from localq.quantize.request import TensorwiseRequest
+from localq.wording import OnProgress, Say
+
+
+def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
+    """Quantize into `request.out` and return it. The same call resumes an interrupted conversion.
+
+    Raises LocalqError: exit 2 for an unknown format, a quantized source, or an `out` that holds something else, 8 for
+    damaged weights, 9 for the disk.
+    """
+    source, format, out, text, budget = request.source, request.format, request.out, request.text, request.budget
+    module: Any = _format_module(source, format)
+    if format == "bcq":
+        module = module.of_scheme(request.scheme)
+    with open_checkpoint(source) as checkpoint:
+        jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
+        if not any(job.quantized for job in jobs):
+            raise bad_file(str(source.path), "none of its tensors is a decoder Linear that localq knows")
+        task = _task(request, jobs)
+        with claim_folder(source, out, task, request.force):
+            report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
+            if budget is not None:
+                start_state(out, task)
+                module = binary_mixture.choose_format(out, task, budget, source, checkpoint, report, note)
+                jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
+            writer = ShardWriter(out, plan_shards([job.outputs for job in jobs], request.shard_bytes), task)
+            writer.check_space()
+            start_state(out, task)
+            moments: dict[str, Tensor] = {}
+            layers: LayerCodes | None = None
+            if format == "bcq" and (read := text if budget is None else budget.text) is not None:
+                layers = _layers(source, checkpoint, read, module, writer)
+            elif text is not None:
+                moments = input_moments.load_or_measure(out, text, source, checkpoint, report)
+            _write_shards(writer, checkpoint, jobs, module, source, on_progress, moments, layers)
+            write_small_files(source, module.quantization_config(stated_dtype(source), skipped_modules(jobs)), out)
+            writer.finish()
+            for name in (input_moments.FILE, bit_mixture.FILE):
+                (out / name).unlink(missing_ok=True)
+    for line in notes(jobs, module.BLOCK):
+        if say:
+            say(line)
+    return out
+
+
+def _format_module(source: ModelFiles, format: str) -> ModuleType:
+    if format not in (made := format_facts.made_from_tensors()):
+        raise usage_error(format, "localq does not write this format tensor by tensor", f"Formats: {', '.join(made)}.")
+    if "quantization_config" in source.config and not (
+        format_facts.of(format).keeps_experts and stored_format.only_experts(source)
+    ):
+        method = source.config["quantization_config"]
+        name = method.get("quant_method", "unknown") if isinstance(method, dict) else "unknown"
+        why = f"its weights are already quantized ({name})"
+        raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
+    return FORMATS[format]
+
+
+def _task(request: TensorwiseRequest, jobs: list[TensorJob]) -> dict[str, Any]:
+    budget, text = request.budget, request.text
+    facts = budget.facts if budget is not None else [] if text is None else text.facts
+    settings = [request.shard_bytes, *facts]
+    return conversion_task(request.source, request.format, [job.outputs for job in jobs], settings)
+
+
+def _layers(
+    source: ModelFiles, checkpoint: Checkpoint, text: input_moments.CalibrationText, module: Any, writer: ShardWriter
+) -> LayerCodes:
+    """Return the layers quantized on `text`; matrices in finished shards are read back."""
+    with torch.inference_mode():
+        model, streams = input_moments.open_streams(text, source, checkpoint)
+    files = writer.finished()
+
+    def written(prefix: str) -> bcq.Packed | None:
+        names = [prefix + suffix for suffix in bcq.suffixes]
+        if not files.keys() >= set(names):
+            return None
+        stored = in_memory({name: _stored(files[name], name) for name in names}, source.config)
+        return bcq.from_checkpoint(stored, prefix)
+
+    return LayerCodes(model, streams, partial(maker_of, module), written)
+
+
+def _stored(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        found: Tensor = file.get_tensor(name)
+    return found
+
+
+def _write_shards(
+    writer: ShardWriter,
+    checkpoint: Checkpoint,
+    jobs: list[TensorJob],
+    module: ModuleType,
+    source: ModelFiles,
+    on_progress: OnProgress | None,
+    moments: Mapping[str, Tensor],
+    layers: LayerCodes | None = None,
+) -> None:
+    total = sum(job.source.nbytes for job in jobs)
+    pending = writer.pending()
+    wanted = {name for shard in pending for name in shard.tensors}
+    done = sum(job.source.nbytes for job in jobs if not wanted.intersection(job.outputs))
+
+    def tensors(shard_jobs: list[TensorJob]) -> Iterator[tuple[str, Tensor]]:
+        nonlocal done
+        for job in shard_jobs:
+            yield from _outputs(job, checkpoint.read(job.name), module, source.kind, moments, layers).items()
+            done += job.source.nbytes
+            if on_progress:
+                on_progress("quantizing", done, total)
+
+    if on_progress:
+        on_progress("quantizing", done, total)
+    for shard in pending:
+        writer.write(shard, tensors([job for job in jobs if not shard.tensors.keys().isdisjoint(job.outputs)]))
+
+
+def _outputs(
+    job: TensorJob,
+    tensor: Tensor,
+    module: ModuleType,
+    kind: str,
+    moments: Mapping[str, Tensor],
+    layers: LayerCodes | None,
+) -> dict[str, Tensor]:
+    """Return the output tensors of one source tensor, by name; moments: of measured inputs, by prefix."""
+    if not job.quantized:
+        ((name, described),) = job.outputs.items()
+        return {name: tensor.to(getattr(torch, described.dtype))}
+    written: dict[str, Tensor] = {}
+    for prefix, matrix in job.matrices(tensor):
+        try:
+            moment = moments.get(prefix)
+            packed: Any
+            if layers is not None and prefix in layers:
+                packed = layers.packed(prefix)
+            elif moment is not None:
+                packed = maker_of(module, prefix).quantize(matrix.to(moment.device), moment)
+            else:
+                packed = maker_of(module, prefix).quantize(matrix)
+        except LocalqError as error:
+            raise bad_file(job.name, error.why, error.next_step) from error
+        if kind == "gguf" and hasattr(packed, "dtype"):  # MXFP4 does not record the source dtype
+            packed = dataclasses.replace(packed, dtype=torch.bfloat16)
+        written |= maker_of(module, prefix).to_tensors(packed, prefix)
+    return written

@@ -1,0 +1,175 @@
+"""The output folder of a conversion: its owner, its lock, and the small files beside the weights."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from localq import __version__
+from localq.disk import disk_errors
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files.json_files import inside
+from localq.files.model_folder import ModelFiles
+from localq.files.safetensors_headers import shard_paths
+from localq.formats.checkpoint import TensorInfo
+from localq.quantize.output.shards import STATE_NAME, load_state, write_file
+
+LOCK_NAME = "conversion.lock"
+# Everything that a tokenizer, a chat front end or the licence of the weights needs.
+COPIED = re.compile(
+    r"(tokenizer.*\.(json|model)|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
+    r"|spiece\.model|chat_template\.(jinja|json)|generation_config\.json|(pre)?processor_config\.json"
+    r"|preprocessor_config\.json|(LICENSE|NOTICE|USE_POLICY).*)"
+)
+OURS = re.compile(
+    r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|conversion\.(state|bits)\.json"
+    r"|conversion\.(moments|measuring|training|(measured|layer)-\d{5})\.safetensors)"
+)
+
+
+def source_facts(source: ModelFiles) -> list[tuple[str, int, int]]:
+    """Return name, size and time of every file of weights."""
+    paths = [source.path] if source.kind == "gguf" else list(shard_paths(source.path).values())
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def conversion_task(
+    source: ModelFiles,
+    format: str,
+    layout: Iterable[Mapping[str, TensorInfo]],
+    settings: Sequence[Any],
+    facts: Any = None,
+) -> dict[str, Any]:
+    """Return what identifies a conversion: source files, output layout, settings, and the version of localq.
+
+    Only the same conversion is resumed. facts: those of the source where its files are not on disk.
+    """
+    tensors = [[name, part.dtype, list(part.shape)] for group in layout for name, part in group.items()]
+    described = [source_facts(source) if facts is None else facts, tensors, *settings, source.config]
+    return {
+        "source": source.name,
+        "format": format,
+        "localq": __version__,
+        "fingerprint": hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
+    }
+
+
+@contextmanager
+def claim_folder(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> Iterator[None]:
+    """Hold `out` for a conversion: a new or empty folder, the same one interrupted, or with `force` an earlier model.
+
+    Checks before it writes anything, and again under the lock: another localq may have been writing until then.
+    """
+    _stale(source, out, task, force)
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with _lock(out):
+        try:
+            stale = _stale(source, out, task, force)
+        except LocalqError:
+            (out / LOCK_NAME).unlink()
+            raise
+        with disk_errors(out):
+            for path in stale:
+                path.unlink(missing_ok=True)
+        yield
+        (out / LOCK_NAME).unlink(missing_ok=True)
+
+
+def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> list[Path]:
+    """Return the files of an earlier model in `out` to delete; raises a usage error unless `out` may be written."""
+    if out.resolve() == (source.path if source.kind == "safetensors" else source.path.parent).resolve():
+        raise usage_error(str(out), "this is the source's folder", "Choose another folder.")
+    if out.exists() and not out.is_dir():
+        raise usage_error(str(out), "this is a file, not a folder", "Choose a folder.")
+    unstarted = {LOCK_NAME, f"{STATE_NAME}.part"}  # left by a kill before the first record
+    names = [path.name for path in out.iterdir() if path.name not in unstarted] if out.exists() else []
+    if not names:
+        return []
+    state = load_state(out)
+    if state is not None and state.get("job") == task:
+        return []
+    if not force:
+        why = "it holds another unfinished conversion" if state else "the folder is not empty"
+        raise usage_error(str(out), why, "Choose another folder, or use --force to replace the model in it.")
+    return [out / name for name in names if OURS.fullmatch(name)]
+
+
+def _lock(out: Path) -> IO[str]:
+    """Return the open lock file, which keeps a second localq from writing into the same folder."""
+    path = out / LOCK_NAME
+    while True:
+        with disk_errors(out):
+            file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, file):
+                return file
+        except BlockingIOError as error:
+            file.close()
+            why = "another localq is quantizing into this folder"
+            raise LocalqError(str(out), why, "Wait for it to finish.", ExitCode.FAILURE) from error
+        file.close()  # its owner has ended and deleted it
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """True while `path` still names the open `file`."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+# ---- configuration and tokenizer
+
+
+def write_small_files(
+    source: ModelFiles, quantization: dict[str, Any], out: Path, changes: dict[str, Any] | None = None
+) -> None:
+    """Write config.json, the tokenizer and the other small files; changes: of config.json, beside `quantization`."""
+    if source.kind == "gguf":
+        _write_gguf_text_files(source, out)
+    else:
+        for name in sorted(path.name for path in source.path.iterdir()):
+            path = inside(source.path, name) if COPIED.fullmatch(name) and not (source.path / name).is_dir() else None
+            if path is not None:
+                write_file(out / name, path.read_bytes())
+    config = {**source.config, "dtype": stated_dtype(source), **(changes or {}), "quantization_config": quantization}
+    config.pop("torch_dtype", None)  # the older name of "dtype"
+    write_file(out / "config.json", _json(config))
+
+
+def stated_dtype(source: ModelFiles) -> str:
+    """Return the dtype of unquantized tensors, which is also the one to compute in."""
+    named = [part.get(key) for part in (source.config, source.text_config) for key in ("dtype", "torch_dtype")]
+    known = [name for name in named if name in ("bfloat16", "float16", "float32")]
+    return known[0] if known and source.kind != "gguf" else "bfloat16"
+
+
+def _write_gguf_text_files(source: ModelFiles, out: Path) -> None:
+    from localq.files.gguf import vocab  # tokenizers and the gguf package: only for a .gguf source
+
+    tokens = vocab.special_tokens(source.path)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{key: tokens[key] for key in ("bos_token", "eos_token", "unk_token", "pad_token") if tokens.get(key)},
+        "add_bos_token": bool(tokens.get("add_bos")),
+        "add_eos_token": bool(tokens.get("add_eos")),
+        "clean_up_tokenization_spaces": False,
+    }
+    if source.chat_template:
+        config["chat_template"] = source.chat_template
+    write_file(out / "tokenizer.json", vocab.build_tokenizer(source.path).to_str().encode())
+    write_file(out / "tokenizer_config.json", _json(config))
+    write_file(out / "generation_config.json", _json(source.generation_config))
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates, grammars and reply channels. Torch-free."""

@@ -1,0 +1,212 @@
+"""What a reply must look like: a JSON schema, a grammar or a regular expression, and whether it is one. Torch-free.
+
+llguidance knows what they mean; it is imported only where there is one (60 ms). What is hostile ends in an error: the
+text has a limit (`MAX_BYTES`), the time to build what it describes another (`MAX_SECONDS`: forty expressions that must
+all match would take hours), and llguidance limits the work for one token.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from localq.disk import read_text
+from localq.errors import LocalqError, usage_error
+from localq.processes import within
+from localq.sanitize import sanitize
+from localq.text import gbnf
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+T = TypeVar("T")
+MAX_BYTES = {"json_schema": 2**18, "lark": 2**16, "gbnf": 2**16, "regex": 2**16}
+MAX_SECONDS = 10.0
+MAX_SAID = 240  # characters of llguidance's words
+STEP_ITEMS = 1_000_000  # that one mask may take, 50 ms; llguidance's 50,000 are too few for GBNF
+# Between the parts of JSON: nothing, a space, or a line with its indentation. Without a bound small models write
+# whitespace for ever. A schema's own "x-guidance" goes before this.
+_WHITESPACE: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+_CALLED = {
+    "json_schema": "the JSON schema",
+    "lark": "the grammar",
+    "gbnf": "the grammar",
+    "regex": "the regular expression",
+}
+ANY_JSON = "{}"
+_BOM = "\ufeff"  # begins texts that some editors write
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What every reply must be. kind: "json_schema", "lark" (in llguidance's dialect), "gbnf" or "regex"."""
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in _CALLED:
+            raise usage_error(str(self.kind)[:40], "there is no such kind of grammar", f"Kinds: {', '.join(_CALLED)}.")
+        try:
+            size = len(self.text.encode())
+        except (UnicodeEncodeError, AttributeError):
+            raise usage_error(self.called, "it is no text", "Write it in UTF-8.") from None
+        if size > MAX_BYTES[self.kind]:
+            why = f"it is longer than {MAX_BYTES[self.kind] // 1024} KiB"
+            raise usage_error(self.called, why, "Use a shorter one.")
+
+    @property
+    def called(self) -> str:
+        """What an error about it names."""
+        return _CALLED[self.kind]
+
+    def __str__(self) -> str:
+        """One line for people: the kind and how it begins."""
+        start = " ".join(sanitize(self.text[:400]).split())
+        return f"{self.kind} {start[:60]}{'...' if len(start) > 60 else ''}"
+
+
+# ---- from what a user writes
+
+
+def json_schema(value: str) -> Grammar:
+    """Of `json` (any JSON), a schema that begins with {, or the path of a file (with or without @)."""
+    value = value.removeprefix(_BOM)
+    if value.strip() == "json":
+        return Grammar("json_schema", ANY_JSON)
+    return Grammar("json_schema", value if value.lstrip().startswith("{") else _content(value))
+
+
+def grammar(value: str) -> Grammar:
+    """Of a grammar, which has a colon, or the path of a file (with @ where it has one too). GBNF is told by its ::=."""
+    value = value.removeprefix(_BOM)
+    text = value if ":" in value and not value.startswith("@") else _content(value)
+    return Grammar("gbnf" if gbnf.is_gbnf(text) else "lark", text)
+
+
+def regex(pattern: str) -> Grammar:
+    """Of a pattern that the whole reply must match."""
+    return Grammar("regex", pattern)
+
+
+def _content(value: str) -> str:
+    return read_text(Path(value.removeprefix("@")))
+
+
+# ---- llguidance
+
+
+def check(wanted: Grammar) -> list[str]:
+    """Warnings about `wanted`. Raises LocalqError (exit 2) where it is malformed or allows no reply.
+
+    Needs no model: what a grammar says of a model's own tokens is found out with the model (`worker.grammar`).
+    """
+    import llguidance  # start-up cost: only where there is a grammar
+
+    compiled = compile_(wanted)
+    failed, said = _in_time(
+        wanted, lambda: llguidance.LLMatcher.validate_grammar_with_warnings(compiled, None, limits=limits())
+    )
+    if failed:
+        refuse(wanted, said[0])
+    needs_model = [line for line in said if line.startswith("no tokenizer")]
+    if not needs_model:
+        found = matcher(wanted, llguidance.LLTokenizer("byte"))
+        found.compute_bitmask()  # finds out whether there is any first byte
+        if found.is_error():
+            refuse(wanted, found.get_error())
+    return [_one_line(line) for line in said if line not in needs_model]
+
+
+def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
+    """What follows a reply in `wanted`, over the tokens of `vocabulary`. Raises LocalqError (exit 2)."""
+    from llguidance import LLMatcher  # start-up cost
+
+    compiled = compile_(wanted)
+    found = _in_time(wanted, lambda: LLMatcher(vocabulary, compiled, log_level=0, limits=limits()))
+    if found.is_error():
+        refuse(wanted, found.get_error())
+    return found
+
+
+def keeps(wanted: Grammar, text: str) -> bool:
+    """Whether `text`, the beginning of a reply, is a whole one. What only a model can tell counts as no."""
+    import llguidance  # start-up cost: only where there is a grammar
+
+    try:
+        found = matcher(wanted, llguidance.LLTokenizer("byte"))
+    except LocalqError:
+        return False
+    raw = list(text.encode("utf-8", "replace"))
+    return found.try_consume_tokens(raw) == len(raw) and found.is_accepting()
+
+
+def _in_time(wanted: Grammar, work: Callable[[], T]) -> T:
+    try:
+        return within(MAX_SECONDS, work)
+    except TimeoutError:
+        why = f"it takes more than {MAX_SECONDS:.0f} s to build"
+        raise usage_error(wanted.called, why, "Make it simpler.") from None
+
+
+def compile_(wanted: Grammar) -> str:
+    """`wanted` in llguidance's own form. Raises LocalqError (exit 2) where that shows what is wrong already."""
+    from llguidance import LLMatcher  # start-up cost
+
+    if wanted.kind == "json_schema":
+        schema = _parsed(wanted)
+        own = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
+        bounded = isinstance(own, dict) and "whitespace_flexible" not in own
+        try:
+            return LLMatcher.grammar_from_json_schema(wanted.text, _WHITESPACE if bounded else None)
+        except ValueError as error:
+            refuse(wanted, str(error))
+    if wanted.kind == "regex":
+        return LLMatcher.grammar_from_regex(wanted.text)
+    return LLMatcher.grammar_from_lark(gbnf.to_lark(wanted.text) if wanted.kind == "gbnf" else wanted.text)
+
+
+@functools.cache
+def limits() -> LLParserLimits:
+    """llguidance's own, but for what GBNF needs, and without the state of its parser in messages."""
+    from llguidance import LLParserLimits  # start-up cost
+
+    return LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
+
+
+def refuse(wanted: Grammar, said: str, place: str = "") -> NoReturn:
+    """Raise llguidance's words about `wanted` as a LocalqError (exit 2). `place`: where in a reply it fails."""
+    why, next_step = _one_line(said), "Correct it."
+    if said.startswith("NoExtensionBias"):
+        why, next_step = "it allows no reply at all", "Make it less strict."
+    elif "Unimplemented keys" in said:
+        next_step = 'Leave them out, or write "x-guidance": {"lenient": true} into it, which ignores them.'
+    elif any(word in said for word in ("too big", "too large", "Too many", "too many", "max is")):
+        next_step = "Make it simpler."
+    raise usage_error(wanted.called, f"{place}{why}", next_step)
+
+
+def _one_line(said: str) -> str:
+    """What matters of a message: its first line, or what a regular expression's own error says, without the listing."""
+    lines = [line.strip() for line in said.split("\n") if line.strip() and "<non-verbose/>" not in line]
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    text = re.sub(r"^.*\(in regex\): ", "", sanitize((named or lines or ["it is not valid"])[0]))
+    place = re.match(r"(?:at )?(\d+)\((\d+)\): ", text)
+    text = f"line {place[1]}, column {place[2]}: {text[place.end() :]}" if place else text
+    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."
+
+
+def _parsed(wanted: Grammar) -> Any:
+    """The schema, whose mistakes Python names by their line."""
+    try:
+        return json.loads(wanted.text)
+    except RecursionError:
+        raise usage_error(wanted.called, "it is too deeply nested", "Make it simpler.") from None
+    except ValueError as error:
+        raise usage_error(wanted.called, f"it is no JSON ({error})", "Correct it.") from error

@@ -1,0 +1,198 @@
+"""Chat templates, rendered in a child process that is allowed little: time, memory and output are limited.
+
+A template is a program from a stranger. Jinja's immutable sandbox keeps it from Python's insides; the child keeps a
+loop of 10^9 or a string of a gigabyte from taking the front end along. The child is kept between renders, because
+starting one costs a tenth of a second; after a limit it is killed and the next render starts a new one. Torch-free.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localq import places
+from localq.errors import LocalqError, bad_file, usage_error
+
+BREAK = "\u200b"
+_MARK = re.compile(r"<\|\w{1,64}\|>|<(?:start|end)_of_turn>|\[/?[A-Z_]{1,64}\]")
+_ANY = r"<\|\w{1,64}\|>"
+_PUT_TOGETHER = re.compile(r"""<\|['"]""")  # '<|' + message['role'] + '|>'
+
+
+def plain(template: str | None, text: str) -> str:
+    """`text` for a model with this chat template, without what frames its turns."""
+    marks = _marks(template or "")
+    return marks.sub(lambda found: found[0][0] + BREAK + found[0][1:], text) if marks else text
+
+
+@functools.lru_cache(maxsize=8)
+def _marks(template: str) -> re.Pattern[str] | None:
+    written = [re.escape(mark) for mark in sorted(set(_MARK.findall(template)))]
+    if _PUT_TOGETHER.search(template):
+        written.append(_ANY)
+    return re.compile("|".join(written)) if written else None
+
+
+MAX_TEMPLATE_BYTES = 64 * 1024
+MAX_OUTPUT_BYTES = 2**20
+MAX_CONVERSATION_BYTES = MAX_OUTPUT_BYTES * 3 // 4  # some models' templates add a frame to every message
+WALL_SECONDS = 2.5  # the child's own limit is 2 to 3 s of processor time; this is also for one that sleeps or swaps
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+    **variables: Any,
+) -> str:
+    """The text of a conversation. `messages`: {"role": str, "content": str}; `special_tokens`: bos_token and others.
+
+    Raises LocalqError: exit 1 with the template's own words where it refuses the conversation (raise_exception),
+    exit 8 where it is malformed, tries to escape or exceeds a limit.
+    """
+    size = _bytes(template)
+    if size > MAX_TEMPLATE_BYTES:
+        raise _bad(f"it has {size} bytes, more than {MAX_TEMPLATE_BYTES}")
+    _check(messages)
+    request = {
+        "template": template,
+        "variables": {
+            "tools": None,  # defined but empty, as transformers has them: templates test for either
+            "documents": None,
+            **variables,
+            **(special_tokens or {}),
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+        },
+    }
+    answer = _CHILD.ask(json.dumps(request).encode() + b"\n")
+    if "text" in answer:
+        return str(answer["text"])
+    if answer.get("refused"):
+        raise _refused(str(answer["error"]), messages)
+    raise _bad(str(answer["error"]))
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Text only, and so little of it that the limits of the template are not met by an honest one."""
+    size = 0
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise usage_error("chat", "a message needs a role and a content, both text", "Send plain text.")
+        size += _bytes(content)
+    if size > MAX_CONVERSATION_BYTES:
+        why = f"the conversation has {size} bytes, more than {MAX_CONVERSATION_BYTES}"
+        raise usage_error("chat", why, "Start anew with /clear, or send less.")
+
+
+def _bad(why: str) -> LocalqError:
+    return bad_file(
+        "chat template", why, "The model's files are damaged or hostile; `localq run` completes plain text."
+    )
+
+
+def _refused(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:
+    has_system = any(message["role"] == "system" for message in messages)
+    next_step = "Remove the system prompt (/system off)." if has_system else "Start anew with /clear."
+    return LocalqError("chat template", f"the model's template refuses this conversation: {words}", next_step)
+
+
+class _Child:
+    """The rendering process: started when first needed, one request at a time, killed when it overstays."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, line: bytes) -> dict[str, Any]:
+        """Send one request and return the answer."""
+        with self._lock:
+            process = self._process
+            if process is None or process.poll() is not None:
+                process = self._process = self._start()
+            try:
+                answer = self._exchange(process, line)
+            except BaseException:  # also Ctrl-C: an answer that nobody read would be taken for the next one's
+                self.stop()
+                raise
+            return answer
+
+    def stop(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "PYTHONPATH": str(places.PACKAGE_PARENT)}
+        if "TZ" in os.environ:  # `strftime_now` gives the user's date
+            environment["TZ"] = os.environ["TZ"]
+        # -P: the working folder may be a stranger's, and must not give the child its modules.
+        command = [sys.executable, "-P", "-m", "localq.text.template_child"]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C at the terminal is not meant for it
+        )
+        # Ready: the time of starting Python is not the template's.
+        if not _readable(process, time.monotonic() + 30) or _line(process) != b"ready\n":
+            process.kill()
+            process.wait()
+            raise LocalqError("chat template", "the rendering process did not start", "See `localq doctor`.")
+        return process
+
+    def _exchange(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any]:
+        assert process.stdin is not None
+        deadline = time.monotonic() + WALL_SECONDS
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            raise _bad("rendering it ended the rendering process") from None
+        if not _readable(process, deadline):
+            raise _bad(f"rendering it takes more than {WALL_SECONDS:g} s")
+        raw = _line(process)
+        if not raw.endswith(b"\n"):
+            raise _bad("rendering it exceeded the limit of time, memory or output")
+        answer: dict[str, Any] = json.loads(raw)
+        return answer
+
+
+def _readable(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    assert process.stdout is not None
+    return bool(select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0])
+
+
+def _line(process: subprocess.Popen[bytes]) -> bytes:
+    """One line, bounded: JSON may write a byte of output as six."""
+    assert process.stdout is not None
+    return process.stdout.readline(8 * MAX_OUTPUT_BYTES)
+
+
+_CHILD = _Child()
+atexit.register(_CHILD.stop)

@@ -1,0 +1,231 @@
+"""Text to token ids and back: over `tokenizers`, with the model's own template, special tokens and stop tokens.
+
+Torch-free, and without transformers at run time; equality with it is tested.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from localq.errors import LocalqError, bad_file, usage_error
+from localq.processes import within
+from localq.text import harmony, template, thinking
+from localq.text.tokenizer_files import SPECIAL, panics_named, read_backend, special_tokens
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from localq.files.model_folder import ModelFiles
+
+MAX_TEXT_BYTES = 8 * 2**20  # more than any model's context holds
+MAX_SECONDS = 5.0  # to encode a text of up to 1 MiB, and as much for every further MiB
+_FETCH_AGAIN = "Its files are damaged; fetch the model again."
+# Tokens that end a turn; one stops the reply where it is a special token and the chat template writes it.
+_END_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|endoftext|>",
+    "</s>",
+)
+# gpt-oss ends each message of a reply with the one, and the reply with the other.
+_PART, _WHOLE = "<|end|>", "<|return|>"
+BREAKERS = ("\n", ":", '"', "*")  # what ends a repetition for DRY, as in its proposal and in llama.cpp
+_HELD_BACK = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Ids <-> text of one model.
+
+    special_tokens  bos_token, eos_token and others as text, for the template
+    chat_template   None for a base model
+    stop_ids        the reply ends before any of these
+    rows            of the model's embedding: ids below it are ones that the model knows
+    """
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    chat_template: str | None
+    stop_ids: frozenset[int]
+    rows: int = 2**32
+
+    @functools.cached_property
+    def skipped_ids(self) -> frozenset[int]:
+        """The special tokens, which `decode` leaves out. Tags of thoughts are text, whatever the file calls them."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return frozenset(id for id, token in added if token.special and token.content not in thinking.TAGS)
+
+    @functools.cached_property
+    def mark_ids(self) -> dict[int, str]:
+        """The special tokens that frame the messages of a reply in channels (`harmony.MARKS`)."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return {id: token.content for id, token in added if token.special and token.content in harmony.MARKS}
+
+    @functools.cached_property
+    def breaker_ids(self) -> frozenset[int]:
+        """Tokens that end a repetition for DRY: all whose text has one of `BREAKERS` in it, and the special ones.
+
+        So what a template writes around every turn is no repetition, and the end of a turn is never punished.
+        """
+        ids = sorted(id for id in self.backend.get_vocab().values() if id < self.rows)
+        with panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+            texts = self.backend.decode_batch([[id] for id in ids], skip_special_tokens=False)
+        breaking = (id for id, text in zip(ids, texts, strict=True) if any(part in text for part in BREAKERS))
+        return frozenset(breaking) | self.skipped_ids
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Tokenizer:
+        """The tokenizer of a model folder or .gguf file. Raises LocalqError (exit 8) where it is missing or damaged."""
+        if files.kind == "gguf":
+            backend, special = _from_gguf(files)
+        else:
+            backend, special = read_backend(files), special_tokens(files)
+        stops = {id for id in files.eos_ids if backend.id_to_token(id) is not None}
+        stops |= _end_of_turn_ids(backend, special, files.chat_template or "")
+        rows, count = files.text_config.get("vocab_size", 2**32), backend.get_vocab_size(with_added_tokens=False)
+        if count > rows:  # added tokens may lie beyond: gemma 3's for images do, in its models for text
+            raise bad_file(
+                "the model's tokenizer", f"it has {count:,} tokens for a vocabulary of {rows:,}", _FETCH_AGAIN
+            )
+        return cls(backend, special, files.chat_template, frozenset(stops), rows)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, the added ones included; a model's embedding may be padded to more."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """Ids of `text`; `special` adds what the model wants around plain text, such as BOS.
+
+        Raises LocalqError: exit 2 for a text beyond MAX_TEXT_BYTES, exit 8 where the tokenizer fails on it, takes
+        longer than MAX_SECONDS or gives an id that the model does not know.
+        """
+        raw = text.encode("utf-8", "replace")  # lone surrogates are no text
+        if len(raw) > MAX_TEXT_BYTES:
+            why = f"it has {len(raw)} bytes, more than {MAX_TEXT_BYTES}"
+            raise usage_error("the text", why, "Send less: no model's context holds that much.")
+        seconds = MAX_SECONDS * max(1.0, len(raw) / 2**20)
+        ids = _encode_within(seconds, self.backend, raw.decode(), special)
+        if (largest := max(ids, default=0)) >= self.rows:
+            why = f"it gives the id {largest:,}, beyond the model's vocabulary of {self.rows:,}"
+            raise bad_file("the model's tokenizer", why, _FETCH_AGAIN)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens."""
+        with panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+            return self.backend.decode([id for id in ids if id not in self.skipped_ids], skip_special_tokens=False)
+
+    def stream(self) -> Detokenizer:
+        """A detokenizer for one reply."""
+        return Detokenizer(self)
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Ids of a plain text to complete."""
+        return self.encode(text, special=True)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Ids of a conversation up to where the model answers. `variables`: what the template is given besides.
+
+        As transformers' `apply_chat_template(tokenize=True)`: the template writes its special tokens itself, so none
+        are added. Raises LocalqError for a base model and where the template refuses.
+        """
+        return self.encode(self.chat_text(messages, **variables))
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The text of `chat_ids`, special tokens as they are written."""
+        if self.chat_template is None:
+            raise LocalqError("chat", "this base model has no chat template", "`localq run` completes plain text.")
+        return template.render(self.chat_template, messages, self.special_tokens, **variables)
+
+
+class Detokenizer:
+    """Ids in, text out, piece by piece: the pieces together are exactly what `decode` gives for all ids.
+
+    A piece is held back while its end is an incomplete character, and decoding always starts a few tokens before the
+    new ones, because what a token looks like can depend on its neighbours (leading spaces, byte sequences).
+    """
+
+    over = False  # only marks between messages tell (`harmony.Marked`)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.skipped_ids
+        self._ids: list[int] = []
+        self._start = 0  # decoding starts here: everything before it is settled
+        self._settled = 0  # ids whose text has been given out
+        self._shown = ""  # text of ids[_start:_settled]
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text that is certain now."""
+        pieces = []
+        for id in ids:
+            self._ids.append(id)
+            pieces.append(self._advance())
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        """What was held back; the reply is over."""
+        text = self._tokenizer.decode(self._ids[self._start :])
+        piece = text[len(self._shown) :] if text.startswith(self._shown) else ""
+        self._settled, self._shown = len(self._ids), text
+        return piece
+
+    def _advance(self) -> str:
+        last = self._ids[-1]
+        token = self._tokenizer.backend.id_to_token(last)
+        if token is None or last in self._skipped or _BYTE_TOKEN.match(token):
+            # Byte tokens are decoded as a group, across skipped tokens and ids that only a padded embedding has: what
+            # one means depends on where the group ends.
+            return ""
+        text = self._tokenizer.decode(self._ids[self._start :])
+        if text.endswith(_HELD_BACK) or not text.startswith(self._shown):
+            return ""
+        piece = text[len(self._shown) :]
+        if not piece:
+            return ""
+        # The window moves up to the tokens just settled: they stay as context for the next.
+        self._start, self._settled = self._settled, len(self._ids)
+        self._shown = self._tokenizer.decode(self._ids[self._start :])
+        return piece
+
+
+def _encode_within(seconds: float, backend: tokenizers.Tokenizer, text: str, special: bool) -> list[int]:
+    """Ids of `text`; the splitting rule of a hostile file can search for hours. Only the library's batch call lets
+    other threads run."""
+
+    def work() -> list[int]:
+        with panics_named("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
+            return list(backend.encode_batch([text], add_special_tokens=special)[0].ids)
+
+    try:
+        return within(seconds, work)
+    except TimeoutError:
+        why = f"it takes more than {seconds:.0f} s for a text of {len(text)} characters"
+        raise bad_file("the model's tokenizer", why, _FETCH_AGAIN) from None
+
+
+def _end_of_turn_ids(backend: tokenizers.Tokenizer, special: Mapping[str, str], template: str) -> set[int]:
+    """Ids of the special tokens that end a turn in what `template` writes."""
+    written = [text for text in _END_OF_TURN if text in template and not (text == _PART and _WHOLE in template)]
+    if "eos_token" in template and "eos_token" in special:
+        written.append(special["eos_token"])
+    ids = {token.content: id for id, token in backend.get_added_tokens_decoder().items() if token.special}
+    return {ids[text] for text in written if text in ids and text != special.get("bos_token")}
+
+
+def _from_gguf(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    from localq.files.gguf import vocab  # start-up cost: only for .gguf files
+
+    special = vocab.special_tokens(files.path)
+    return vocab.build_tokenizer(files.path), {name: special[name] for name in SPECIAL if special[name]}

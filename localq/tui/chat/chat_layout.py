@@ -1,0 +1,108 @@
+"""What the screen of a conversation is made of, at once or behind another screen, and where it stands at which size."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widget import Widget
+
+from localq.chat.terminal.input_history import InputHistory
+from localq.keymap import bindings
+from localq.tui.chat.composer import Composer
+from localq.tui.chat.composer_area import ComposerArea
+from localq.tui.chat.conversation_view import ConversationView
+from localq.tui.chat.sidebar import Sidebar
+from localq.tui.chat.status_line import StatusLine
+from localq.tui.instruments.instrument_panel import InstrumentsPanel, Mode
+from localq.tui.jobs.chat_app import ChatApp
+from localq.tui.jobs.command_host import TuiHost
+from localq.tui.keys import first
+from localq.tui.terminal.terminal_app import KeysFirstScreen, TerminalScreen
+
+if TYPE_CHECKING:
+    from localq.chat.history.record import Record
+
+WIDE = 120  # columns, from which on the instruments stand at the side
+
+
+class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
+    """The conversation, the message, the instruments, the line below them, the list beside them."""
+
+    AUTO_FOCUS = "Composer"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
+
+    app: ChatApp
+
+    def __init__(self, past: InputHistory, record: Record | None, empty: bool) -> None:
+        """record: shown until there is a model. empty: until `fill`, because another screen is seen first."""
+        super().__init__()
+        self._empty, self._filling = empty, asyncio.Lock()
+        self._past, self._record = past, record
+
+    def compose(self) -> ComposeResult:
+        """The conversation between other things, the line of what goes on below."""
+        self._classify()
+        if not self._empty:
+            yield from self._parts()
+
+    async def fill(self) -> None:
+        """Make what was left for later; more than once is fine."""
+        async with self._filling:
+            if self._empty:
+                await self.mount(*self._parts())
+                self._empty = False
+
+    def _parts(self) -> list[Widget]:
+        conversation = ConversationView(TuiHost(self.app), self._record, id="conversation")
+        main = Vertical(conversation, ComposerArea(self._past, id="writing"), id="main")
+        instruments = InstrumentsPanel(id="instruments", mode=_mode(self.app.size.width))
+        status = StatusLine(id="status", hint=f"{first(bindings(self.app.settings.keys)['help'])} help")
+        return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), status]
+
+    def _classify(self) -> None:
+        """The instruments where there is room for them, and what Textual adds with the first size: every class that
+        comes later has all of the screen styled anew."""
+        width, height = self.app.size
+        sized = ((width, self.HORIZONTAL_BREAKPOINTS), (height, self.VERTICAL_BREAKPOINTS))
+        self.add_class(*(max(each for each in points if each[0] <= size)[1] for size, points in sized), update=False)
+        self.set_class(width >= WIDE, "instruments", update=False)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Beside the conversation, or a strip below it."""
+        for each in self.query(InstrumentsPanel):
+            each.mode = _mode(event.size.width)
+
+    @property
+    def conversation(self) -> ConversationView:
+        """Turns and jobs."""
+        return self.query_one(ConversationView)
+
+    @property
+    def busy(self) -> bool:
+        """A job runs."""
+        return any(each.busy for each in self.query(ConversationView))
+
+    @property
+    def composer(self) -> Composer:
+        """The message."""
+        return self.query_one(Composer)
+
+    @property
+    def instruments(self) -> InstrumentsPanel:
+        """Speed, memory, times of kernels."""
+        return self.query_one(InstrumentsPanel)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What is typed before there is anything does nothing."""
+        return not self._empty and super().check_action(action, parameters)
+
+
+def _mode(width: int) -> Mode:
+    """Of the instruments, on a screen of so many columns."""
+    return "side" if width >= WIDE else "strip"

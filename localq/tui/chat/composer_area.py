@@ -1,0 +1,85 @@
+"""The message with the list of what can complete it."""
+
+from __future__ import annotations
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+
+from localq.chat.terminal.input_history import InputHistory
+from localq.tui.chat import completions
+from localq.tui.chat.completions import Completions
+from localq.tui.chat.composer import Composer
+
+
+class ComposerArea(Vertical):
+    """Posts what `Composer` posts, but for its wishes about completions, which are fulfilled here."""
+
+    class Offered(Message):
+        """Names that begin with `word`."""
+
+        def __init__(self, word: str, found: list[tuple[str, str]]) -> None:
+            super().__init__()
+            self.word, self.found = word, found
+
+    def __init__(self, past: InputHistory, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._past = past
+
+    def compose(self) -> ComposeResult:
+        """The list stands above the message."""
+        yield Completions(id="completions")
+        yield Composer(self._past, id="composer")
+
+    def close_list(self) -> bool:
+        """Offer nothing more; False where nothing was offered."""
+        was_open = self.query_one(Completions).display
+        self._offer([])
+        return was_open
+
+    @on(Composer.WordTyped)
+    def _word(self, message: Composer.WordTyped) -> None:
+        message.stop()
+        if message.word.startswith("/") and message.at_beginning:
+            self._offer(completions.of_command(message.word))
+        elif message.word.startswith("@") and len(message.word) > 1:
+            self._find_files(message.word)
+        else:
+            self._offer([])
+
+    @work(thread=True, exclusive=True, group="completing")
+    def _find_files(self, word: str) -> None:
+        self.post_message(self.Offered(word, completions.of_file(word)))
+
+    def on_composer_area_offered(self, message: Offered) -> None:
+        """Names were found; the word may be another by now."""
+        if message.word == self.query_one(Composer).word():
+            self._offer(message.found)
+
+    def _offer(self, found: list[tuple[str, str]]) -> None:
+        self.query_one(Completions).offer(found)
+        self.query_one(Composer).completing = bool(found)
+
+    @on(Composer.CompletionMoved)
+    def _move(self, message: Composer.CompletionMoved) -> None:
+        message.stop()
+        self.query_one(Completions).move(message.by)
+
+    @on(Composer.CompletionTaken)
+    def _take(self, message: Composer.CompletionTaken) -> None:
+        message.stop()
+        text = self.query_one(Completions).taken()
+        if text is not None:
+            self._complete(text)
+
+    @on(Completions.Chosen)
+    def _choose(self, message: Completions.Chosen) -> None:
+        message.stop()
+        self._complete(message.text)
+
+    def _complete(self, text: str) -> None:
+        composer = self.query_one(Composer)
+        composer.replace_word(text if text.endswith("/") else f"{text} ")
+        self._offer([])
+        composer.focus()

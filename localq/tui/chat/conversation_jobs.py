@@ -1,0 +1,106 @@
+"""What works at a conversation beside the screen: one job, or a profile, at a time touches the session, in a thread.
+
+A job is a reply or a command. What it says comes as messages (`session_job`), what a reply streams through a feed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from textual import work
+from textual.containers import Vertical
+from textual.message import Message
+
+from localq.errors import LocalqError
+from localq.tui.chat import session_job
+from localq.tui.chat.reply_buffer import Feed
+from localq.tui.chat.session_job import Job
+from localq.tui.jobs.model_handle import Model
+
+
+class ConversationJobs(Vertical):
+    """`busy`: a job runs. Whoever draws what comes of one says with `job_ended` when that is done."""
+
+    class Doing(Message):
+        """Something of the line of what goes on has changed: fields of `status_line.Status`."""
+
+        def __init__(self, **changes: Any) -> None:
+            super().__init__()
+            self.changes = changes
+
+    class Free(Message):
+        """Everything of the job is drawn."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.model: Model | None = None
+        self.busy = False
+        self._feed: Feed | None = None
+        self._stop = threading.Event()
+        self._profiling = False
+        self._next: Job | None = None  # to be started when the profile is taken
+
+    def profile(self, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
+        """Time a step of the model, while no job runs; what is started meanwhile comes after it."""
+        if self.busy or self.model is None:
+            fail("the model was at work")
+            return
+        self.busy = self._profiling = True
+        self._profile(self.model, show, fail)
+
+    @work(thread=True, group="session")
+    def _profile(self, model: Model, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
+        try:
+            self.app.call_from_thread(show, model.profile())
+        except LocalqError as error:
+            self.app.call_from_thread(fail, str(error))
+        finally:
+            self.post_message(session_job.JobEnded())
+
+    def start(self, job: Job) -> None:
+        """Run `job` in a thread, if no other runs; what it streams is a reply."""
+        if self._profiling:
+            self._next = job
+            return
+        if self.busy or self.model is None:
+            why = "there is no model yet" if self.model is None else "the model is at work; Esc stops it"
+            self.notify(f"Not now: {why}.", markup=False)
+            return
+        self.busy = True
+        self._stop.clear()
+        self._feed = Feed()
+        self._work(job, self.model, self._feed)
+
+    @work(thread=True, group="session")
+    def _work(self, job: Job, model: Model, feed: Feed) -> None:
+        session_job.run(job, model, feed, self._stop, self.post_message)
+
+    def stop_job(self) -> None:
+        """Stop it and keep what there is; a second time ends the engine process, which the next message starts anew."""
+        model = self.model
+        if model is None or not self.busy:
+            return
+        end = model.close if self._stop.is_set() else model.session.stop
+        self._stop.set()
+        self.post_message(self.Doing(stopping=True))
+        threading.Thread(target=end, daemon=True).start()  # a pipe may be full: the screen waits for nothing
+
+    def job_ended(self) -> None:
+        """All that came of it is drawn: what waited for that begins."""
+        self._feed = None
+        self.busy = self._profiling = False
+        self.post_message(self.Doing(doing="ready", stopping=False))
+        self.post_message(self.Free())
+        job, self._next = self._next, None
+        if job is not None:
+            self.start(job)
+
+    @work(thread=True, group="telling")
+    def tell(self, job: Callable[[], str]) -> None:
+        """In a thread: something that does not touch the session, and what it says."""
+        try:
+            self.app.call_from_thread(self.notify, job(), markup=False)
+        except LocalqError as error:
+            self.post_message(session_job.Failed(error))

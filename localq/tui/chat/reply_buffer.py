@@ -1,0 +1,65 @@
+"""What a thread has received of a reply and the screen has not drawn yet: pieces are gathered here, and taken together.
+
+A model of 600 tokens a second would post as many messages as there are keys in an hour of typing; the screen looks in
+here a few times a second instead, and typing stays quick.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localq.stats import Stats
+
+if TYPE_CHECKING:
+    from localq.chat.reply import ReplyPiece, Reply
+
+EVERY_S = 0.05  # between two looks
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What came since the last look. stats: the newest, None where nothing came; reply: the end."""
+
+    thought: str = ""
+    text: str = ""
+    stats: Stats | None = None
+    notices: tuple[str, ...] = ()
+    reply: Reply | None = None
+
+
+class Feed:
+    """One reply. `put` in one thread, `take` in another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thoughts: list[str] = []
+        self._texts: list[str] = []
+        self._notices: list[str] = []
+        self._stats: Stats | None = None
+        self._reply: Reply | None = None
+
+    def put(self, part: ReplyPiece | Reply) -> None:
+        """The next part of the reply."""
+        from localq.chat.reply import Reply  # start-up cost; whoever has one has imported it
+
+        with self._lock:
+            self._stats = part.stats
+            if isinstance(part, Reply):
+                self._reply = part
+                self._notices += part.notices
+                return
+            if part.text:
+                (self._thoughts if part.thinking else self._texts).append(part.text)
+            if part.notice:
+                self._notices.append(part.notice)
+
+    def take(self) -> Taken:
+        """All of it that was not taken yet."""
+        with self._lock:
+            taken = Taken(
+                "".join(self._thoughts), "".join(self._texts), self._stats, tuple(self._notices), self._reply
+            )  # fmt: skip
+            self._thoughts, self._texts, self._notices, self._stats, self._reply = [], [], [], None, None
+            return taken

@@ -1,0 +1,295 @@
+"""The list of conversations: search as you type, rename, delete with undo, choose, begin one. By keys and by mouse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on
+from textual.actions import SkipAction
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.message import Message
+from textual.timer import Timer
+from textual.widget import Widget
+from textual.widgets import Button, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from localq.chat.history.record import RecordSummary
+from localq.chat.history.store import ConversationStore
+from localq.errors import LocalqError
+from localq.sanitize import sanitize
+from localq.tui.chat.session_lines import one_line, prompt
+from localq.tui.jobs.job import Job
+from localq.tui.jobs.thread_messages import PostingWatcher
+from localq.tui.keys import bindings, in_use
+
+LIMIT = 200  # conversations that are listed; the search looks into all
+PAUSE_S = 0.15  # of the typist, before the search begins
+
+
+@dataclass(frozen=True)
+class _Listed:
+    summaries: list[RecordSummary]
+    note: str
+
+
+class _Search(Input):
+    BINDINGS: ClassVar = [*bindings("sidebar_list")]
+
+    def action_list(self) -> None:
+        self.screen.query_one("#list").focus()
+
+
+class _List(OptionList):
+    def action_cursor_up(self) -> None:  # above the first is the search
+        if self.highlighted:
+            super().action_cursor_up()
+        else:
+            self.screen.query_one("#search").focus()
+
+
+class SessionsPanel(Widget):
+    """Conversations of `store`, the last used first. What is slow runs in a thread."""
+
+    DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
+    BINDINGS: ClassVar = [
+        *bindings("sidebar_new", "sidebar_rename", "sidebar_delete", "sidebar_undo", "sidebar_search", "sidebar_back"),
+    ]
+
+    class Chosen(Message):
+        """The conversation `id` is wanted."""
+
+        def __init__(self, id: int) -> None:
+            super().__init__()
+            self.id = id
+
+    class New(Message):
+        """A new one is wanted."""
+
+    def __init__(self, store: ConversationStore, current_id: int | None = None) -> None:
+        super().__init__()
+        self._store, self._current = store, current_id
+        self._summaries: list[RecordSummary] = []
+        self._deleted: list[RecordSummary] = []
+        self._renaming: RecordSummary | None = None
+        self._note = ""
+        self._job: Job[_Listed] | None = None
+        self._pause: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        yield _Search(placeholder="Search", compact=True, id="search")
+        yield Input(placeholder="Its new title", compact=True, id="title")
+        yield _List(markup=False, compact=True, id="list")
+        yield Static("", id="about", markup=False)
+        with Horizontal(id="buttons"):
+            for name in ("new", "rename", "delete", "undo"):
+                yield Button(name.capitalize(), id=name, compact=True)
+
+    def on_mount(self) -> None:
+        """The list."""
+        self.query_one("#title").display = False
+        self._describe()
+        self._work(lambda: "")
+
+    def on_unmount(self) -> None:
+        """An app that ends does not wait."""
+        if self._job is not None:
+            self._job.abandon()
+
+    def refresh_list(self, current_id: int | None) -> None:
+        """Something was saved, or `current_id` is the conversation now."""
+        self._current = current_id
+        self._work(lambda: "")
+
+    # ---- the store, in a thread
+
+    def _work(self, change: Callable[[], str]) -> None:
+        """`change` something (the note that it returns is shown), then list what there is."""
+        matching = self.query_one("#search", Input).value.strip()
+
+        def work(watcher: PostingWatcher) -> _Listed:
+            try:
+                note = change()
+            except LocalqError as error:  # the list may be old: it is read anew all the same
+                note = str(error)
+            return _Listed(self._store.summaries(matching, LIMIT), note)
+
+        if self._job is not None:
+            self._job.abandon()  # what it listed is old; what it changes it changes all the same
+        self._job = Job("conversations", work, self.post_message)
+        self._job.start()
+
+    @on(Job.Ended)
+    def _ended(self, message: Job.Ended) -> None:
+        message.stop()
+        if message.job is not self._job or self._job is None:
+            return
+        outcome, self._job = self._job.take(), None
+        if isinstance(outcome, LocalqError):
+            self._tell(str(outcome))
+            return
+        self._summaries, self._note = outcome.summaries, outcome.note or self._note
+        self._draw()
+
+    # ---- what is shown
+
+    @property
+    def summary(self) -> RecordSummary | None:
+        """The one under the cursor."""
+        at = self.query_one("#list", OptionList).highlighted
+        return self._summaries[at] if at is not None and at < len(self._summaries) else None
+
+    def _draw(self) -> None:
+        shown, before = self.query_one("#list", OptionList), self.summary_id
+        now_s = time.time()
+        shown.clear_options()
+        shown.add_options(
+            [Option(Content(prompt(each, self._current, now_s)), id=str(each.id)) for each in self._summaries]
+        )
+        ids = [each.id for each in self._summaries]
+        wanted = before if before in ids else self._current
+        shown.highlighted = ids.index(wanted) if wanted in ids else 0 if ids else None
+        self._describe()
+
+    @property
+    def summary_id(self) -> int | None:
+        """Of what the cursor stood on when the list was drawn, which `summary` no longer knows after a change."""
+        shown = self.query_one("#list", OptionList)
+        option = shown.highlighted_option
+        return int(option.id) if option is not None and option.id is not None else None
+
+    def _describe(self) -> None:
+        found, summary = len(self._summaries), self.summary
+        if self._renaming is not None:
+            told = f"Enter renames, {in_use(self.screen, 'sidebar_back')} does not"
+        elif self._note:
+            told = self._note
+        elif summary is None:
+            told = "" if self._job is not None else "None yet" if not self._searched else "Nothing found"
+        else:
+            more = f" ({LIMIT} newest; search for others)" if found >= LIMIT else ""
+            told = f"{one_line(summary.title)}, {one_line(summary.model)}{more}"
+        self.query_one("#about", Static).update(sanitize(told))
+
+    @property
+    def _searched(self) -> str:
+        return self.query_one("#search", Input).value.strip()
+
+    def _tell(self, note: str) -> None:
+        self._note = note
+        self._describe()
+
+    # ---- what the user does
+
+    @on(Input.Changed, "#search")
+    def _typed(self, message: Input.Changed) -> None:
+        message.stop()
+        if self._pause is not None:
+            self._pause.stop()
+        self._note = ""
+        self._pause = self.set_timer(PAUSE_S, lambda: self._work(lambda: ""))
+
+    @on(Input.Submitted, "#search")
+    def _found(self, message: Input.Submitted) -> None:
+        message.stop()
+        self.query_one("#list").focus()
+
+    @on(OptionList.OptionHighlighted)
+    def _moved(self, message: OptionList.OptionHighlighted) -> None:
+        message.stop()
+        self._describe()
+
+    @on(OptionList.OptionSelected)
+    def _selected(self, message: OptionList.OptionSelected) -> None:
+        message.stop()
+        if message.option.id is not None:
+            self._note = ""
+            self.post_message(self.Chosen(int(message.option.id)))
+
+    @on(Button.Pressed)
+    async def _pressed(self, message: Button.Pressed) -> None:
+        message.stop()
+        await self.run_action(message.button.id or "")
+
+    def action_back(self) -> None:
+        """Out of a title, then out of a search; what is left is the screen's."""
+        if self._renaming is not None:
+            self._end_renaming()
+        elif self._searched:
+            self.query_one("#search", Input).value = ""
+            self.query_one("#list").focus()
+        else:
+            raise SkipAction
+
+    def action_new(self) -> None:
+        """Begin one."""
+        self.post_message(self.New())
+
+    def action_search(self) -> None:
+        """To the search."""
+        self.query_one("#search").focus()
+
+    def action_rename(self) -> None:
+        """Its title becomes a line to write in."""
+        summary = self.summary
+        if summary is None:
+            return
+        self._renaming = summary
+        title = self.query_one("#title", Input)
+        title.value = one_line(summary.title)
+        title.display, self.query_one("#search").display = True, False
+        title.focus()
+        self._describe()
+
+    @on(Input.Submitted, "#title")
+    def _renamed(self, message: Input.Submitted) -> None:
+        message.stop()
+        summary, title = self._renaming, one_line(message.value).strip()
+        self._end_renaming()
+        if summary is None or not title or title == summary.title:
+            return
+
+        def rename() -> str:
+            self._store.rename(summary.id, title)
+            return f"Renamed: {title}"
+
+        self._work(rename)
+
+    def _end_renaming(self) -> None:
+        self._renaming = None
+        self.query_one("#title").display, self.query_one("#search").display = False, True
+        self.query_one("#list").focus()
+        self._describe()
+
+    def action_delete(self) -> None:
+        """Put it away; it can be brought back."""
+        summary = self.summary
+        if summary is None:
+            return
+
+        undo = in_use(self.screen, "sidebar_undo")
+
+        def delete() -> str:
+            self._store.delete(summary.id)
+            self._deleted.append(summary)
+            return f"Deleted: {one_line(summary.title)}. {undo} brings it back, for a day."
+
+        self._work(delete)
+
+    def action_undo(self) -> None:
+        """Bring back what was deleted last."""
+        if not self._deleted:
+            self._tell("Nothing was deleted here.")
+            return
+        summary = self._deleted.pop()
+
+        def restore() -> str:
+            self._store.restore(summary.id)
+            return f"Here again: {one_line(summary.title)}"
+
+        self._work(restore)

@@ -1,0 +1,294 @@
+"""The conversation on the screen: its newest turns, older ones on demand, and notices between them.
+
+`sync` makes it show the path of a conversation; what is there already stays. It follows what is added at the end unless
+the user has scrolled up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.widget import Widget
+
+from localq.chat.history.conversation import Conversation
+from localq.tui.chat.transcript_lines import Earlier, Notice
+from localq.tui.chat.turn_view import Turn, TurnView
+from localq.tui.keys import bindings
+from localq.tui.reply.repeated_row import Bare
+
+WINDOW = 50  # turns that are drawn at first, and that each look further back adds
+MOST_DRAWN = 3 * WINDOW  # while nobody looks back: every layout takes time for each of them
+
+
+class TranscriptView(Bare, VerticalScroll, can_focus=False):
+    """Turns and notices."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings("turn_before", "turn_after", "line_up", "line_down", "first", "last"),
+        *bindings("edit", "regenerate", "copy_turn", "branch_before", "branch_after", "write"),
+    ]
+
+    class WriteWanted(Message):
+        """The user wants to write."""
+
+    class TurnWanted(Message):
+        """The user wants something of turn `number`: "edit", "regenerate", or another version by `step`."""
+
+        def __init__(self, number: int, what: str, step: int = 0) -> None:
+            super().__init__()
+            self.number, self.what, self.step = number, what, step
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._earlier = Earlier()
+        self._views: list[TurnView] = []
+        self._first = 0  # place in the path of the first turn that is drawn
+        self._conversation = Conversation()
+        self._versions: dict[int, str] = {}
+        self._syncing, self._one = False, asyncio.Lock()  # what the app shows, and the conversation, may meet
+        self.folded = True
+
+    def compose(self) -> list[Widget]:
+        """At first nothing."""
+        self._earlier.display = False
+        return [self._earlier]
+
+    def on_mount(self) -> None:
+        """Stay at the end as it grows."""
+        self.anchor()
+
+    # ---- showing
+
+    async def sync(self, conversation: Conversation, live: bool = False) -> None:
+        """Show the path of `conversation`; what follows a turn that is not on it goes.
+
+        live: a reply streams, so that one at the end which is not shown yet is that one.
+        """
+        async with self._one:
+            self._syncing = True
+            try:
+                await self._sync(conversation, live)
+            finally:
+                self._syncing = False
+
+    async def _sync(self, conversation: Conversation, live: bool) -> None:
+        path = conversation.path()
+        shown = [view.turn.number for view in self._views]
+        if live and path and path[-1] not in shown and conversation.turns[path[-1]].message.role == "assistant":
+            path = path[:-1]
+        same = self._same(path, shown) if conversation is self._conversation else 0
+        self._conversation = conversation
+        if same == 0:
+            self._first = max(0, len(path) - WINDOW)
+            if shown:  # with the notices between them
+                gone = [each for each in self.children if each is not self._earlier and not is_live(each)]
+                await self.remove_children(gone)
+            self._views = []
+        elif same < len(shown):
+            behind = self.children[self.children.index(self._views[same]) :]
+            self._views = self._views[:same]
+            await self.remove_children([each for each in behind if not is_live(each)])
+        self._versions = conversation.versions(path[self._first :])
+        added = [TurnView(self._turn(number)) for number in path[self._first + same :]]
+        self._views += added
+        if added:
+            await self.mount_all(added)
+            for view in added:
+                view.fold(self.folded)
+        for view in self._views:
+            if view.turn.number is not None:
+                view.show(self._turn(view.turn.number))
+        if not live:
+            await self._shorten()
+        self._earlier.count(self._first)
+
+    async def _shorten(self) -> None:
+        """Draw only the newest turns of a conversation that has grown long while its end was followed."""
+        if len(self._views) <= MOST_DRAWN or not self._follows or self.focused_view is not None:
+            return
+        gone, self._views = self._views[:-WINDOW], self._views[-WINDOW:]
+        self._first += len(gone)
+        above = self.children[: self.children.index(self._views[0])]
+        await self.remove_children([each for each in above if each is not self._earlier])
+
+    def _same(self, path: list[int], shown: list[int | None]) -> int:
+        """Turns at the beginning of what is shown that stay."""
+        there = path[self._first : self._first + len(shown)]
+        pairs = zip(there, shown, strict=False)
+        return next((place for place, (wanted, has) in enumerate(pairs) if wanted != has), len(there))
+
+    def _turn(self, number: int) -> Turn:
+        message = self._conversation.turns[number].message
+        version = self._versions.get(number, "")
+        return Turn(number, message.role, message.answer, message.thought, message.complete, version)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Who has scrolled to the top sees what was before."""
+        super().watch_scroll_y(old_value, new_value)
+        if new_value <= 0 < old_value and self._first and not self._syncing and not self._follows:
+            self.call_later(self.show_earlier)
+
+    @property
+    def _follows(self) -> bool:
+        """It stays at the end; the user has not scrolled up."""
+        return self._anchored and not self._anchor_released
+
+    async def show_earlier(self) -> None:
+        """Draw the WINDOW turns before, without moving what is seen."""
+        path = self._conversation.path()
+        first = max(0, self._first - WINDOW)
+        self._versions |= self._conversation.versions(path[first : self._first])
+        added = [TurnView(self._turn(number)) for number in path[first : self._first]]
+        if not added:
+            return
+        before, seen_y, self._syncing = self.virtual_size.height, self.scroll_y, True
+        self._first, self._views = first, added + self._views
+        await self.mount_all(added, after=self._earlier)
+        self._earlier.count(first)
+        self._syncing = False
+
+        def stay() -> None:
+            if not self._follows:  # it may have been sent to the end meanwhile
+                # at once: it would let go of an end that it is sent to before the next frame
+                self.scroll_to(y=seen_y + self.virtual_size.height - before, animate=False, immediate=True)
+
+        self.call_after_refresh(stay)
+
+    async def begin(self, reading: bool) -> TurnView:
+        """A reply that will stream, at the end. reading: it takes the focus from the turns before it."""
+        view = TurnView(Turn(None, "assistant", ""))
+        await self.mount(view)
+        view.fold(self.folded)
+        if reading:
+            self.screen.set_focus(view)
+        return view
+
+    async def ended(self, view: TurnView, conversation: Conversation) -> None:
+        """The reply of `view` is the last turn of the path now, or nothing came of it."""
+        path = conversation.path()
+        number = path[-1] if path else None
+        shown = [each.turn.number for each in self._views]
+        if number is None or number in shown or conversation.turns[number].message.role == "user":
+            await view.remove()
+        else:
+            self._conversation, self._versions = conversation, conversation.versions([number])
+            self._views.append(view)
+            await view.end(self._turn(number))
+        await self.sync(conversation)
+
+    async def notice(self, text: str, failed: bool = False) -> None:
+        """A line at the end."""
+        await self.mount(Notice(text, failed))
+
+    def toggle_thinking(self) -> None:
+        """Show or hide what was thought, everywhere."""
+        self.folded = not self.folded
+        for view in self.query(TurnView):
+            view.fold(self.folded)
+
+    # ---- moving
+
+    @property
+    def focused_view(self) -> TurnView | None:
+        """The turn that has the focus, or holds what has it."""
+        focused = self.screen.focused
+        if focused is None:
+            return None
+        return next((each for each in focused.ancestors_with_self if isinstance(each, TurnView)), None)
+
+    def focus_last(self) -> None:
+        """Focus the last turn."""
+        if views := list(self.query(TurnView)):
+            views[-1].focus()
+
+    def focus_turn(self, number: int) -> None:
+        """Focus that turn, if it is drawn."""
+        for view in self._views:
+            if view.turn.number == number:
+                view.focus()
+
+    def _step(self, by: int) -> None:
+        views = list(self.query(TurnView))
+        here = self.focused_view
+        place = (views.index(here) if here in views else len(views) if by < 0 else -1) + by
+        if place >= len(views):
+            self.post_message(self.WriteWanted())
+        elif place < 0 and self._earlier.display:
+            self._earlier.focus()
+        elif views:
+            views[max(place, 0)].focus()
+
+    def action_turn_before(self) -> None:
+        """The turn above."""
+        self._step(-1)
+
+    def action_turn_after(self) -> None:
+        """The turn below, or back to the message."""
+        self._step(1)
+
+    def action_line_up(self) -> None:
+        """One line."""
+        self.scroll_up(animate=False)
+
+    def action_line_down(self) -> None:
+        """One line."""
+        self.scroll_down(animate=False)
+
+    def action_first(self) -> None:
+        """To the first that is drawn, and what was before."""
+        self.release_anchor()
+        self.scroll_home(animate=False, immediate=True)
+
+    def action_last(self) -> None:
+        """To the end, and follow it."""
+        self.anchor()
+        self.focus_last()
+
+    def action_write(self) -> None:
+        """Back to the message."""
+        self.post_message(self.WriteWanted())
+
+    # ---- a turn
+
+    def _want(self, what: str, step: int = 0) -> None:
+        view = self.focused_view
+        if view is not None and view.turn.number is not None:
+            self.post_message(self.TurnWanted(view.turn.number, what, step))
+
+    def action_edit(self) -> None:
+        """Say it otherwise."""
+        self._want("edit")
+
+    def action_regenerate(self) -> None:
+        """Answer it again."""
+        self._want("regenerate")
+
+    def action_branch_before(self) -> None:
+        """Another version of it."""
+        self._want("version", -1)
+
+    def action_branch_after(self) -> None:
+        """Another version of it."""
+        self._want("version", 1)
+
+    def action_copy_turn(self) -> None:
+        """Copy it."""
+        view = self.focused_view
+        if view is not None:
+            from localq.tui.reply.reply_text import CopyWanted  # start-up cost
+
+            self.post_message(CopyWanted(view.turn.text))
+
+    async def on_earlier_wanted(self) -> None:
+        """The line was clicked."""
+        self.release_anchor()
+        await self.show_earlier()
+
+
+def is_live(widget: Widget) -> bool:
+    """A reply that streams."""
+    return isinstance(widget, TurnView) and widget.turn.number is None

@@ -1,0 +1,127 @@
+"""What the settings screen reads and writes: the texts of its fields, what they mean, where they go. Knows no widget.
+
+A text is a value as `localq config set` takes it; an empty one leaves the value to the model, or to nobody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localq import sampling, settings, settings_file
+from localq.chat import default_sampling, stop_strings
+from localq.chat.session import ChatSession
+from localq.errors import LocalqError
+from localq.files import model_folder
+from localq.sampling import Sampling
+from localq.settings import Settings
+
+SAMPLING = tuple(sampling.LIMITS)
+LINES = (*SAMPLING, "max_tokens")  # fields of one line
+CHOICES = ("theme", "ui")
+NAMES = (*LINES, "stop", "system", *CHOICES)
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The values as they are meant, and the errors by field; nothing may be applied while there are any."""
+
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    system: str | None
+    errors: dict[str, LocalqError] = field(default_factory=dict)
+
+
+def own_defaults(session: ChatSession | None) -> Sampling:
+    """What models.toml or the model's maker says; greedy where there is no model, or its files say nothing sound."""
+    if session is None or not session.request.path:
+        return Sampling()
+    entry = default_sampling.catalog_entry(session.record.model)
+    try:
+        return default_sampling.sampling(entry, model_folder.open_model(Path(session.request.path)).generation_config)
+    except LocalqError:  # opening it has told
+        return Sampling()
+
+
+def texts(session: ChatSession | None, chosen: Settings, defaults: Sampling) -> dict[str, str]:
+    """What stands in the fields at first: what is in force, and nothing where that is the model's own.
+
+    What the user chose is shown though it be the model's own too: it counts for other models.
+    """
+    now = session.sampling if session is not None else chosen.sampling(defaults)
+    silent = {name: getattr(defaults, name) for name in SAMPLING if getattr(chosen, name) is None}
+    found = {name: _text(getattr(now, name), silent.get(name)) for name in SAMPLING}
+    found["max_tokens"] = _text(session.max_tokens if session is not None else chosen.max_tokens, None)
+    found["stop"] = "\n".join(map(_escaped, session.stop_strings)) if session is not None else ""
+    found["system"] = (session.system if session is not None else chosen.system) or ""
+    return {**found, "theme": chosen.theme, "ui": chosen.ui}
+
+
+def read(written: Mapping[str, str], defaults: Sampling) -> Form:
+    """The fields as values. Raises nothing: what is wrong stands in `errors`."""
+    errors: dict[str, LocalqError] = {}
+    values = dataclasses.asdict(defaults)
+    for name in SAMPLING:
+        try:
+            values[name] = _value(name, written[name], values[name])
+            dataclasses.replace(defaults, **{name: values[name]})
+        except LocalqError as error:
+            errors[name], values[name] = error, getattr(defaults, name)
+    max_tokens, stop = None, tuple[str, ...]()
+    try:
+        max_tokens = Settings(max_tokens=_value("max_tokens", written["max_tokens"], None)).max_tokens
+    except LocalqError as error:
+        errors["max_tokens"] = error
+    try:
+        stop = stop_strings.validate([_unescaped(line) for line in written["stop"].split("\n") if line])
+    except LocalqError as error:
+        errors["stop"] = error
+    return Form(Sampling(**values), max_tokens, stop, written["system"].strip() or None, errors)
+
+
+def apply(form: Form, session: ChatSession) -> str | None:
+    """The next reply is made so. Returns what `ChatSession.keep` has to tell."""
+    assert not form.errors, "checked by the screen"
+    session.sampling, session.max_tokens = form.sampling, form.max_tokens
+    session.stop_strings, session.system = form.stop, form.system
+    return session.keep()
+
+
+def save_as_default(written: Mapping[str, str]) -> list[str]:
+    """Into config.toml, for every model: what is filled in; what is empty is removed there. The names that changed.
+
+    Stop strings belong to a conversation. Raises LocalqError where the file cannot be read or written.
+    """
+    known, changed = settings.read_config(), list[str]()
+    built_in = dataclasses.asdict(Settings())
+    for name in (*LINES, "system", *CHOICES):
+        text = written[name].strip()
+        if text and settings.parse(name, text, "this field") != known.get(name, built_in[name]):
+            settings_file.write(name, text)
+            changed.append(name)
+        elif not text and name in known:
+            settings_file.write(name, None)
+            changed.append(name)
+    return changed
+
+
+def _value(name: str, text: str, otherwise: Any) -> Any:
+    return settings.parse(name, text.strip(), "this field") if text.strip() else otherwise
+
+
+def _text(value: object, otherwise: object) -> str:
+    return "" if value is None or value == otherwise else str(value)
+
+
+def _escaped(stop: str) -> str:
+    return stop.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _unescaped(line: str) -> str:
+    return re.sub(r"\\[nt\\]", lambda found: _ESCAPES[found[0]], line)

@@ -1,0 +1,185 @@
+"""Settings: how replies are made, the system prompt, colours. Applied at once, or not at all; kept if wished."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Button, Input, Select, Static, TextArea
+
+from localq import places, settings
+from localq.chat.session import ChatSession
+from localq.errors import LocalqError
+from localq.sampling import LIMITS, STATED, Sampling
+from localq.sanitize import sanitize
+from localq.settings import Settings
+from localq.tui.dialogs import settings_form
+from localq.tui.dialogs.settings_form import CHOICES, LINES, NAMES, Form
+from localq.tui.keys import bindings, in_use
+from localq.tui.terminal.terminal_app import TerminalScreen
+
+_STOP_HELP = "a reply ends before any of these; one a line, \\n is a new line"
+
+
+class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
+    """Of the running `session`, if there is one. Dismisses with the settings as they are now; None: nothing changed."""
+
+    CSS_PATH = Path(__file__).with_suffix(".tcss")
+    BINDINGS: ClassVar = [*bindings("settings_apply", "settings_keep", "settings_leave")]
+
+    def __init__(self, session: ChatSession | None, settings: Settings) -> None:
+        super().__init__()
+        self._session, self._settings = session, settings
+        self._changed = False
+
+    def compose(self) -> ComposeResult:
+        self._defaults = settings_form.own_defaults(self._session)
+        texts = settings_form.texts(self._session, self._settings, self._defaults)
+        with VerticalScroll(id="fields", can_focus=False):
+            for name in NAMES:
+                yield Static(_heading(name, self._defaults), markup=False, id=f"heading-{name}", classes="heading")
+                yield _field(name, sanitize(texts[name]), _own(name, self._defaults))
+                yield _Wrong("", id=f"wrong-{name}", markup=False, classes="wrong")
+        yield Static("", id="told", markup=False)
+        with Horizontal(id="buttons"):
+            yield Button(f"Apply {in_use(self, 'settings_apply')}", id="apply", compact=True)
+            yield Button(f"As default {in_use(self, 'settings_keep')}", id="keep", compact=True)
+            yield Button("Back", id="leave", compact=True)
+
+    def on_mount(self) -> None:
+        """No errors yet."""
+        self._show(settings_form.read(self._written(), self._defaults))
+        self.query_one("#temperature").focus()
+
+    # ---- what is seen
+
+    def set_focus(self, widget: Widget | None, scroll_visible: bool = True, from_app_focus: bool = False) -> None:
+        """Textual's; but a field is seen with what stands above and below it."""
+        super().set_focus(widget, False, from_app_focus)
+        if scroll_visible:
+            self.call_after_refresh(self.reveal)
+
+    def reveal(self) -> None:
+        """The field that is written in, at last: where there is no room for its heading and its error, it is."""
+        name = self.focused.id if self.focused is not None else None
+        if name not in NAMES or not self.query("#fields"):  # the latter where the screen is just being left
+            return
+        fields = self.query_one("#fields")
+        for each in (f"wrong-{name}", f"heading-{name}", name):
+            for widget in self.query(f"#{each}").results(Widget):
+                if widget.display:
+                    fields.scroll_to_widget(widget, animate=False, immediate=True)
+
+    # ---- what is written
+
+    def _written(self) -> dict[str, str]:
+        return {name: _text(self.query_one(f"#{name}")) for name in NAMES}
+
+    def _show(self, form: Form) -> None:
+        for name in NAMES:
+            wrong, error = self.query_one(f"#wrong-{name}", Static), form.errors.get(name)
+            wrong.display = error is not None
+            wrong.update(sanitize(f"! {error.why}. {error.next_step}") if error is not None else "")
+
+    @on(Input.Changed)
+    @on(TextArea.Changed)
+    def _edited(self, message: Input.Changed | TextArea.Changed) -> None:
+        message.stop()
+        self._show(settings_form.read(self._written(), self._defaults))
+
+    # ---- what the user does
+
+    @on(Button.Pressed)
+    async def _pressed(self, message: Button.Pressed) -> None:
+        message.stop()
+        await self.run_action(message.button.id or "")
+
+    @on(Input.Submitted)
+    def action_apply(self) -> None:
+        """Apply and go back; or to the first field that is wrong."""
+        if self._applied():
+            self.dismiss(self._settings)
+
+    def action_keep(self) -> None:
+        """Apply, and write config.toml."""
+        if not self._applied():
+            return
+        try:
+            changed = settings_form.save_as_default(self._written())
+        except LocalqError as error:
+            self._tell(str(error))
+            return
+        known = settings.read_config()
+        now: dict[str, Any] = {name: known.get(name) for name in changed}
+        self._settings = dataclasses.replace(self._settings, **now)
+        where = f"in {places.config_file()}"
+        self._tell(f"Written: {', '.join(changed)} {where}" if changed else f"It stands so {where} already")
+
+    def action_leave(self) -> None:
+        """Without what was not applied."""
+        self.dismiss(self._settings if self._changed else None)
+
+    def _applied(self) -> bool:
+        written = self._written()
+        form = settings_form.read(written, self._defaults)
+        self._show(form)
+        if form.errors:
+            first = next(name for name in NAMES if name in form.errors)
+            self._tell(f"Nothing was applied: {first} is wrong")
+            self.query_one(f"#{first}").focus()
+            return False
+        if self._session is not None and (note := settings_form.apply(form, self._session)):
+            self.app.notify(sanitize(note), markup=False)
+        self._settings = self._settings.replace(theme=written["theme"], ui=written["ui"])
+        self.app.theme, self._changed = self._settings.theme, True
+        return True
+
+    def _tell(self, text: str) -> None:
+        self.query_one("#told", Static).update(sanitize(text))
+
+
+class _Wrong(Static):
+    def on_resize(self) -> None:  # it has a place only now
+        for each in self.ancestors:
+            if isinstance(each, SettingsScreen):
+                each.reveal()
+
+
+def _heading(name: str, defaults: Sampling) -> str:
+    """What it is, what it may be, what the model's maker set."""
+    if name == "stop":
+        return f"stop: {_STOP_HELP}"
+    told = [settings.DESCRIPTIONS[name]]
+    if name in LIMITS:
+        told = [LIMITS[name][1], *told, *([f"the model's own: {own}"] if (own := _own(name, defaults)) else [])]
+    return f"{name}: {'; '.join(told)}"
+
+
+def _own(name: str, defaults: Sampling) -> str:
+    """What the model's maker set; empty for what no maker states."""
+    return str(getattr(defaults, name)) if name in STATED else ""
+
+
+def _field(name: str, text: str, own: str) -> Widget:
+    if name in LINES:
+        return Input(text, id=name, compact=True, placeholder=f"unset: {own}" if own else "unset")
+    if name in CHOICES:
+        choices: Iterator[tuple[str, str]] = ((each, each) for each in settings.CHOICES[name])
+        return Select(choices, value=text, allow_blank=False, id=name, compact=True)
+    return TextArea(text, id=name, compact=True, tab_behavior="focus")
+
+
+def _text(field: Widget) -> str:
+    if isinstance(field, TextArea):
+        return field.text
+    if isinstance(field, Select):
+        return str(field.value)
+    assert isinstance(field, Input)
+    return field.value

@@ -1,0 +1,1 @@
+"""Instruments: memory, speed, kernels."""

@@ -1,0 +1,222 @@
+"""What the instruments show, gathered as it comes in: speed, memory, the profile of a step, the card. No widgets.
+
+Every stream event passes through here, so `add` takes a few additions and draws nothing. Panels that share one
+`Facts` show the same, and what one of them asks of the card is not asked again by the other.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from localq.gpus import Reading, Sensors, joules_between
+from localq.stats import Stats
+
+if TYPE_CHECKING:
+    from localq.planner.speed.roofline import Roof
+    from localq.worker.messages import Loaded
+
+SLICE_S = 1.0  # of decoding, one point of the graph
+SLICES = 240  # that are kept: what the widest terminal shows
+LATER = 2  # a profile is taken anew when the context has grown by this factor
+LOOK_S = 1.0  # between two looks at the card
+TRIES = 3  # of a profile: the model may be at work when one is asked for
+_LEAST = 256  # positions: below, growth says little
+
+
+@dataclass
+class Slice:
+    """Part of a reply: tokens in so many seconds of decoding, and the positions that were in use at its end."""
+
+    tokens: float
+    seconds: float
+    used: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Its speed."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+class Speed:
+    """Tokens over the time that the engine says it spent decoding, in slices, without the pauses between replies."""
+
+    def __init__(self) -> None:
+        self.slices: collections.deque[Slice] = collections.deque(maxlen=SLICES)
+        self.last = Stats()
+        self.running = False
+        self._own = 0  # slices that the running reply began
+
+    def add(self, stats: Stats) -> None:
+        """What an event says of the running reply, or of the next one, which may be over with its first event."""
+        if stats == self.last:
+            return
+        if not self.running or stats.generated_tokens < self.last.generated_tokens:
+            self.running, self._own, self.last = True, 0, Stats()
+        tokens = max(0, stats.generated_tokens - 1) - max(
+            0, self.last.generated_tokens - 1
+        )  # the first is the prefill's
+        seconds = stats.decode_s - self.last.decode_s
+        self.last = stats
+        if seconds > 0:
+            self._pour(tokens / seconds, min(seconds, SLICES * SLICE_S), stats.context_used)
+        self.running = stats.phase != "done"
+
+    def ended(self) -> None:
+        """The reply is over."""
+        self.running = False
+
+    @property
+    def now(self) -> float:
+        """tok/s over the last second or two of the running reply; 0 without one."""
+        late = list(self.slices)[-min(2, self._own) :] if self.running and self._own else []
+        seconds = sum(each.seconds for each in late)
+        return sum(each.tokens for each in late) / seconds if seconds else 0.0
+
+    def _pour(self, tokens_per_s: float, seconds: float, used: int) -> None:
+        while seconds > 1e-9:
+            if not self._own or self.slices[-1].seconds >= SLICE_S - 1e-9:
+                self.slices.append(Slice(0.0, 0.0, used))
+                self._own += 1
+            part = self.slices[-1]
+            taken = min(seconds, SLICE_S - part.seconds)
+            part.tokens, part.seconds, part.used = part.tokens + tokens_per_s * taken, part.seconds + taken, used
+            seconds -= taken
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A profile (`StepProfile.to_dict()`) and when it came."""
+
+    profile: dict[str, Any]
+    at_s: float
+
+
+class Facts:
+    """Filled in by a panel's methods; read by its widgets. Belongs to the thread that draws."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sensors: Callable[[str], Sensors] = Sensors
+    ) -> None:
+        """sensors: of the GPU with a UUID."""
+        self.clock, self._sensors = clock, sensors
+        self.loaded: Loaded | None = None
+        self.roof: Roof | None = None
+        self.speed = Speed()
+        self.sample: Sample | None = None
+        self.untimed = ""  # why the last profile failed
+        self.reading = Reading()
+        self.look: Callable[[], Reading] | None = None  # at the card, or at the memory of the machine; in any thread
+        self.looking = False  # somebody does
+        self.looked_s = -LOOK_S  # when the last look began
+        self.asked = self.wanted = False  # a profile: asked for and not there yet; wanted by the user
+        self._failures = 0  # since the last one
+        self.changed: set[Callable[[], None]] = set()  # called after every change
+        self._joules = self._metered = 0.0  # of the last reply, between readings
+        self._read_at_tokens = 0
+
+    # ---- what comes in
+
+    def load(self, loaded: Loaded) -> None:
+        """Another model, or the same anew: nothing of the one before holds."""
+        from localq.planner.speed import roofline  # start-up cost: the first frame is there before a model
+
+        self.loaded, self.sample, self.untimed, self.reading = loaded, None, "", Reading()
+        self.look = partial(of_gpu, self._sensors(loaded.gpu_uuid)) if self.on_gpu else host_memory
+        self.speed, self.asked, self._failures = Speed(), False, 0
+        self._joules = self._metered = 0.0
+        found = roofline.bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
+        self.roof = roofline.Roof(roofline.Reads(**loaded.reads), found) if found else None
+        self._tell()
+
+    def add(self, stats: Stats) -> None:
+        """A stream event of a reply."""
+        if not self.speed.running and stats != self.speed.last:
+            self._joules = self._metered = 0.0
+            self._read_at_tokens = -1
+        self.speed.add(stats)
+        self._tell()
+
+    def end(self) -> None:
+        """The reply is over."""
+        self.speed.ended()
+        self._tell()
+
+    def profiled(self, profile: dict[str, Any]) -> None:
+        """A fresh profile."""
+        self.sample, self.untimed, self.asked, self._failures = Sample(profile, self.clock()), "", False, 0
+        self._tell()
+
+    def failed(self, why: str) -> None:
+        """There is none, and why."""
+        self.untimed, self.asked, self._failures = why, False, self._failures + 1
+        self._tell()
+
+    def sensed(self, reading: Reading) -> None:
+        """A look at the card."""
+        tokens = self.speed.last.generated_tokens
+        if self.speed.running and self._read_at_tokens >= 1 and tokens > self._read_at_tokens:
+            joules = joules_between(self.reading, reading)
+            if joules is not None:
+                self._joules, self._metered = self._joules + joules, self._metered + tokens - self._read_at_tokens
+        self._read_at_tokens = tokens if self.speed.running else -1
+        self.reading = reading
+        self._tell()
+
+    def _tell(self) -> None:
+        for each in tuple(self.changed):
+            each()
+
+    # ---- what follows from it
+
+    @property
+    def on_gpu(self) -> bool:
+        """The loaded model runs on a GPU."""
+        return self.loaded is not None and self.loaded.device == "cuda"
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Of the last reply as far as it was watched; None where the card tells neither energy nor power."""
+        return self._joules / self._metered if self._metered else None
+
+    @property
+    def profile_due(self) -> bool:
+        """The user wants one, a step was never timed, or the context has grown by `LATER` since."""
+        if not self.on_gpu or self.speed.running or self.asked:
+            return False
+        if self.wanted or self._failures >= TRIES:
+            return self.wanted
+        if self.sample is None or self.untimed:
+            return True
+        return self.speed.last.context_used >= LATER * max(_LEAST, int(self.sample.profile["position"]))
+
+
+def of_gpu(sensors: Sensors) -> Reading:
+    """A look at a card; of the processes those that are not ours."""
+    reading = sensors.read()
+    if reading.processes is None:
+        return reading
+    return replace(reading, processes=tuple(each for each in reading.processes if not is_ours(each.pid)))
+
+
+def host_memory() -> Reading:
+    """Memory of this machine, for a model on the CPU."""
+    import psutil  # type: ignore[import-untyped]  # start-up cost: only instruments that are shown ask
+
+    memory = psutil.virtual_memory()
+    return Reading(time.monotonic(), total=memory.total, free=memory.available)
+
+
+def is_ours(pid: int) -> bool:
+    """It is this process, or an engine process of it."""
+    import psutil
+
+    try:
+        return os.getpid() in (pid, psutil.Process(pid).ppid())
+    except psutil.Error:  # of another user, of another container, or gone
+        return False

@@ -1,0 +1,236 @@
+"""The panel of instruments: speed and its roof, the card, the time of a step, memory. It draws, and asks when shown.
+
+Whatever comes in is only noted; drawing follows at most `FRAMES` times a second, and only while the panel can be seen
+and nothing lies over it: a change behind a dialog has all of the screen drawn. The card is asked once a second at most,
+in a thread, and not at all while no panel can be seen. A profile of the decode step is not taken here: `ProfileWanted`
+asks the screen for one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.message import Message
+from textual.reactive import reactive
+from textual.screen import ModalScreen
+from textual.timer import Timer
+
+from localq.gpus import Reading
+from localq.stats import Stats
+from localq.tui.instruments.card_line import CardLine
+from localq.tui.instruments.instrument_facts import LOOK_S, Facts
+from localq.tui.instruments.instrument_widget import Instrument
+from localq.tui.instruments.kernel_bars import KernelBars
+from localq.tui.instruments.memory_bar import LedgerBar
+from localq.tui.instruments.speed_graph import SpeedGraph
+from localq.tui.keys import bindings
+from localq.tui.terminal.terminal_app import TerminalScreen
+
+if TYPE_CHECKING:
+    from localq.worker.messages import Loaded
+
+FRAMES = 8  # a second, at most
+TWO_COLUMNS = 74  # cells: below, what fills the screen is one column
+Mode = Literal["side", "strip", "full"]
+MODES: tuple[Mode, ...] = ("side", "strip", "full")
+
+
+class InstrumentsPanel(VerticalScroll):
+    """`mode`: "side" is a dock of 40 columns, "strip" six lines of speed and memory, "full" all of it, wide."""
+
+    DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments_profile")]
+
+    class ProfileWanted(Message):
+        """A profile of the decode step is due; `show_profile` or `show_no_profile` answers, when no reply runs."""
+
+    class Sensed(Message):
+        """A look at the card (or at the machine's memory) while `loaded` ran on it."""
+
+        def __init__(self, loaded: Loaded, reading: Reading) -> None:
+            super().__init__()
+            self.loaded, self.reading = loaded, reading
+
+    mode: reactive[Mode] = reactive[Mode]("side", init=False)
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        facts: Facts | None = None,
+        id: str | None = None,
+        mode: Mode = "side",
+    ) -> None:
+        """facts: those of another panel, to show the same."""
+        super().__init__(id=id, classes=f"-narrow -{mode}")
+        self.set_reactive(InstrumentsPanel.mode, mode)
+        self.facts = facts or Facts(clock)
+        self._seen = self._drawing = False
+        self._ticks: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="instruments--column"):
+            yield SpeedGraph(self.facts, "speed")
+            yield CardLine(self.facts, "card")
+            yield KernelBars(self.facts, "kernels")
+        with Vertical(classes="instruments--column"):
+            yield LedgerBar(self.facts, "memory")
+
+    # ---- what the chat tells
+
+    def show_loaded(self, loaded: Loaded) -> None:
+        """A model is there."""
+        self.facts.load(loaded)
+        self._look()
+        self._ask()
+
+    def show_stats(self, stats: Stats) -> None:
+        """An event of the running reply; cheap, for every one of them."""
+        self.facts.add(stats)
+
+    def reply_ended(self) -> None:
+        """The reply is over, however it ended."""
+        self.facts.end()
+        self._ask()
+
+    def show_profile(self, profile: dict[str, Any]) -> None:
+        """The answer to `ProfileWanted`: `StepProfile.to_dict()`."""
+        self.facts.profiled(profile)
+
+    def show_no_profile(self, why: str) -> None:
+        """The other answer: it could not be taken. Behind the next replies it is tried again, `TRIES` times in all."""
+        self.facts.failed(why)
+
+    def action_profile(self) -> None:
+        """Take one now, or when the reply that runs is over."""
+        self.facts.wanted = self.facts.on_gpu
+        self._ask()
+
+    # ---- being seen
+
+    @property
+    def can_be_seen(self) -> bool:
+        """It has a place on a screen, and no other covers that: dialogs let shine through what is below."""
+        if not self._seen or not self.is_attached:
+            return False
+        screens = self.app.screen_stack
+        above = screens[screens.index(self.screen) + 1 :] if self.screen in screens else screens
+        return all(each.styles.background.a < 1 for each in above)
+
+    def on_mount(self) -> None:
+        self.facts.changed.add(self._changed)
+        self._ticks = self.set_interval(LOOK_S, self._tick, pause=True)
+        self.watch_mode()
+
+    def on_unmount(self) -> None:
+        self.facts.changed.discard(self._changed)
+
+    def on_show(self) -> None:
+        self._seen = True
+        if self._ticks is not None:
+            self._ticks.resume()
+        self._tick()
+
+    def on_hide(self) -> None:
+        self._seen = False
+        if self._ticks is not None:
+            self._ticks.pause()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width < TWO_COLUMNS, "-narrow")
+        self._changed()
+
+    def watch_mode(self) -> None:
+        """Classes do the rest; see instruments.tcss."""
+        self.update_classes({f"-{each}": self.mode == each for each in MODES})
+        for instrument in self.query(Instrument):
+            instrument.compact = self.mode == "strip"
+            instrument.refresh(layout=True)
+        self._ask()
+
+    # ---- drawing and asking
+
+    def _changed(self) -> None:
+        if not self._drawing and self.can_be_seen and self.screen.is_active:
+            self._drawing = True
+            self.set_timer(1 / FRAMES, self._draw)
+
+    def _draw(self) -> None:
+        self._drawing = False
+        if self.can_be_seen and self.screen.is_active:
+            for instrument in self.query(Instrument):
+                if instrument.display:
+                    instrument.redraw()
+
+    def _tick(self) -> None:
+        self._changed()  # ages grow
+        self._look()
+        if not self.facts.untimed:  # what failed is tried again behind the next reply
+            self._ask()
+
+    def _ask(self) -> None:
+        """For a profile, if one is due and would be seen."""
+        if self.can_be_seen and self.mode != "strip" and self.facts.profile_due:
+            self.facts.asked, self.facts.wanted = True, False
+            self.post_message(self.ProfileWanted())
+
+    def _look(self) -> None:
+        """At the card, in a thread of its own that nothing waits for: a driver in trouble may never answer."""
+        facts = self.facts
+        if facts.look is None or facts.looking or not self.can_be_seen:
+            return
+        if facts.clock() - facts.looked_s >= 0.9 * LOOK_S:  # timers are not exact
+            facts.looking, facts.looked_s = True, facts.clock()
+            threading.Thread(target=self._sense, args=(facts.loaded, facts.look), daemon=True).start()
+
+    def _sense(self, loaded: Loaded, look: Callable[[], Reading]) -> None:
+        try:
+            reading = look()
+        finally:
+            self.facts.looking = False
+        self.post_message(self.Sensed(loaded, reading))
+
+    def on_instruments_panel_sensed(self, message: Sensed) -> None:
+        """Another model may have been loaded meanwhile."""
+        message.stop()
+        if message.loaded is self.facts.loaded:
+            self.facts.sensed(message.reading)
+
+
+class InstrumentsScreen(TerminalScreen, ModalScreen[None]):
+    """All instruments over the whole screen, where there is no room for them beside a chat."""
+
+    DEFAULT_CSS = "InstrumentsScreen { background: $background; }"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments", "profile", "instruments_leave")]
+
+    def __init__(self, panel: InstrumentsPanel) -> None:
+        """What `panel` is told is shown here; what is wanted is asked for by it."""
+        super().__init__()
+        self._panel = panel
+
+    def compose(self) -> ComposeResult:
+        yield InstrumentsPanel(facts=self._panel.facts, mode="full")
+
+    def action_instruments(self) -> None:
+        """Back to the chat."""
+        self.dismiss()
+
+    def action_leave(self) -> None:
+        """By a key of this screen."""
+        self.dismiss()
+
+    def action_profile(self) -> None:
+        """Take one now, or when the reply that runs is over."""
+        self.query_one(InstrumentsPanel).action_profile()
+
+    def on_instruments_panel_profile_wanted(self, message: InstrumentsPanel.ProfileWanted) -> None:
+        """The chat's screen answers it."""
+        message.stop()
+        self._panel.post_message(InstrumentsPanel.ProfileWanted())

@@ -1,0 +1,29 @@
+"""The app as its screens, dialogs and jobs see it: settings, the start of the conversation, leaving, the editor."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from localq.chat.open_conversation import Start
+from localq.errors import ExitCode
+from localq.settings import Settings
+from localq.tui.terminal.terminal_app import TerminalApp
+
+
+class ChatApp(TerminalApp):
+    """Base of `tui.app.LocalqApp`, so that screens need not import the app that shows them."""
+
+    settings: Settings
+    start_with: Start
+
+    @abstractmethod
+    def leave(self, code: int = ExitCode.OK) -> None:
+        """Exit with `code`; a running reply is stopped and saved first."""
+
+    @abstractmethod
+    def edited(self, text: str, otherwise: str) -> str:
+        """Return `text` as edited in the user's editor. Raises LocalqError, which ends with the advice `otherwise`."""
+
+    @abstractmethod
+    def action_help(self) -> None:
+        """Open or close the list of keys and commands."""

@@ -1,0 +1,1 @@
+"""The model list and the opening screen."""

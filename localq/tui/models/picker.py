@@ -1,0 +1,292 @@
+"""The model picker: what is on this machine and what its card can hold, with the verdict of `fit` in every row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Footer, Input, Static
+
+from localq.errors import LocalqError
+from localq.files import catalog, local_models
+from localq.files.local_models import LocalModel
+from localq.sanitize import sanitize
+from localq.settings import Settings
+from localq.tui.jobs.job import Job
+from localq.tui.jobs.thread_messages import PostingWatcher, Said, StoppedError
+from localq.tui.keys import bindings, in_use
+from localq.tui.models import picker_rows
+from localq.tui.models.picker_rows import ORDERS, PickerRow
+from localq.tui.models.picker_table import FilterInput, ModelTable
+from localq.tui.terminal.terminal_app import TerminalScreen
+from localq.wording import human_bytes
+
+if TYPE_CHECKING:
+    from localq.tui.models.picker_plans import Outlook
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What to open: a name as `localq chat` takes it, the format picked with it, and whether against the plan."""
+
+    name: str
+    format: str | None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class _Plans:
+    outlook: Outlook
+    rows: list[PickerRow]
+
+
+class PickerScreen(TerminalScreen, Screen["Picked | None"]):
+    """Dismisses with what was picked, or with None."""
+
+    # No CSS_PATH: for a file that a screen brings, Textual parses all CSS once more and styles every widget anew.
+    DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
+    AUTO_FOCUS = "#filter"
+    BINDINGS: ClassVar = [*bindings("picker_leave")]
+
+    class Drawn(Message):
+        """Its first frame is there."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings, self._every = settings, False
+        self._order = next(iter(ORDERS))
+        self._rows: list[PickerRow] = []
+        self._words = "Looking at what this machine can hold"
+        self._note = self._basis = ""
+        self._job: Job[_Plans] | None = None
+        self._removal: Job[int] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="heading", markup=False)
+        yield FilterInput(id="filter", compact=True)
+        yield ModelTable(id="models")
+        with VerticalScroll(id="about"):
+            yield Static("", id="sentence", markup=False)
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Names at once, plans when they are there."""
+        try:
+            self._rows = picker_rows.names()
+        except LocalqError as error:
+            self._tell(str(error))
+        self._draw()
+        self.call_after_refresh(self._drawn)
+
+    def _drawn(self) -> None:
+        self._plan()
+        self.post_message(self.Drawn())
+
+    def on_unmount(self) -> None:
+        """An app that ends does not wait."""
+        for job in (self._job, self._removal):
+            if job is not None:
+                job.abandon()
+
+    # ---- what is computed
+
+    def _plan(self) -> None:
+        every = self._every
+
+        def work(watcher: PostingWatcher) -> _Plans:
+            from localq.tui.models import picker_plans  # start-up cost
+
+            outlook = picker_plans.outlook(self._settings, watcher.say)
+            return _Plans(outlook, picker_plans.planned(outlook, self._settings, every))
+
+        if self._job is not None:
+            self._job.abandon()
+        self._job = Job("plans", work, self.post_message)
+        self._job.start()
+
+    @on(Said)
+    def _said(self, message: Said) -> None:
+        message.stop()
+        self._words = message.text
+        self._draw()
+
+    @on(Job.Ended)
+    def _ended(self, message: Job.Ended) -> None:
+        message.stop()
+        if message.job is self._job and self._job is not None:
+            self._planned(self._job.take())
+        elif message.job is self._removal and self._removal is not None:
+            freed = self._removal.take()
+            self._tell(str(freed) if isinstance(freed, LocalqError) else f"{human_bytes(freed)} freed")
+            self._plan()
+
+    def _planned(self, plans: _Plans | LocalqError) -> None:
+        if isinstance(plans, LocalqError):
+            self._words = ""
+            self._tell(str(plans))
+        else:
+            self._words, self._rows, self._basis = plans.outlook.words, plans.rows, plans.outlook.basis
+        self._draw()
+
+    # ---- what is shown
+
+    @property
+    def _text(self) -> str:
+        return self.query_one("#filter", Input).value
+
+    @property
+    def row(self) -> PickerRow | None:
+        """The one under the cursor."""
+        return self.query_one(ModelTable).row
+
+    def _draw(self) -> None:
+        order = f"{self._order[:1].upper()}{self._order[1:]}{', every format' if self._every else ''}"
+        self.query_one("#heading", Static).update(sanitize(f"{self._words}. {order}."))
+        self.query_one(ModelTable).show(picker_rows.shown(self._rows, self._text, self._order))
+        self._describe()
+
+    def _describe(self) -> None:
+        row, text = self.row, self._text.strip()
+        basis = f"; tok/s {self._basis}" if row is not None and row.tok_s is not None else ""
+        found = f"{row.sentence}{basis}" if row is not None else f"Nothing here is called so. Enter opens {text!r}."
+        self.query_one("#sentence", Static).update(sanitize(self._note or found))
+
+    def _tell(self, note: str) -> None:
+        self._note = note
+        self._describe()
+
+    @on(Input.Changed, "#filter")
+    def _filtered(self) -> None:
+        self._note = ""
+        self._draw()
+
+    @on(ModelTable.Moved)
+    def _moved(self) -> None:
+        self._note = ""
+        self._describe()
+
+    # ---- what the user does
+
+    def action_leave(self) -> None:
+        """Without a filter: out of here."""
+        if self._text:
+            self.query_one("#filter", Input).value = ""
+            self.query_one("#filter", Input).focus()
+        else:
+            self.dismiss(None)
+
+    @on(Input.Submitted, "#filter")
+    def _entered(self) -> None:
+        text, rows = self._text.strip(), self.query_one(ModelTable).rows_shown
+        if not picker_rows.is_typed(text, rows):
+            self._pick()
+            return
+        try:
+            target = catalog.resolve(text)
+        except LocalqError as error:
+            self._tell(str(error))
+            return
+        self.dismiss(Picked(text if target.path is None else str(target.path), None))
+
+    @on(ModelTable.Opened)
+    def _pick(self) -> None:
+        if self.row is not None:
+            self.dismiss(Picked(self.row.name, self.row.exact))
+
+    def action_force(self) -> None:
+        """Open what is too large by the plan, after a question."""
+        row = self.row
+        if row is None:
+            return
+        if row.verdict != picker_rows.TOO_LARGE:
+            self._tell(f"Only what is too large is opened against the plan. {row.name}: {row.verdict}.")
+            return
+
+        from localq.tui.models.picker_dialogs import (
+            ForceScreen,  # start-up cost, as those below: `beforehand` imports them
+        )
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.dismiss(Picked(row.name, row.exact, force=True))
+
+        self.app.push_screen(ForceScreen(row), answered)
+
+    @on(ModelTable.SortedBy)
+    def _sorted_by(self, message: ModelTable.SortedBy) -> None:
+        self._order = message.order
+        self._draw()
+
+    def action_sort(self) -> None:
+        """The next order."""
+        orders = list(ORDERS)
+        self._order = orders[(orders.index(self._order) + 1) % len(orders)]
+        self._draw()
+
+    def action_every(self) -> None:
+        """All formats, or the best of each model."""
+        self._every = not self._every
+        self._draw()
+        self._plan()
+
+    def action_filter(self) -> None:
+        """To the filter."""
+        self.query_one("#filter", Input).focus()
+
+    def action_list(self) -> None:
+        """To the list."""
+        self.query_one(ModelTable).focus()
+
+    def action_details(self) -> None:
+        """What `localq show` tells."""
+        from localq.tui.models.picker_dialogs import DetailsScreen
+
+        if self.row is not None:
+            self.app.push_screen(DetailsScreen(self.row.full_name, self._settings))
+
+    def action_pull(self) -> None:
+        """Fetch it and stay here."""
+        from localq.tui.models.opening_screen import PullScreen  # it knows the hub
+
+        row = self.row
+        if row is None:
+            return
+        if row.local is not None and row.local.complete:
+            self._tell(f"{row.name} is on this machine already: {row.local.path}")
+            return
+        self.app.push_screen(PullScreen(row.full_name, self._settings), self._pulled)
+
+    def _pulled(self, outcome: Path | LocalqError | None) -> None:
+        if isinstance(outcome, StoppedError):
+            self._tell(f"Stopped. What came in is kept; {in_use(self, 'picker_pull')} goes on where it was.")
+        elif isinstance(outcome, LocalqError):
+            self._tell(str(outcome))
+        elif outcome is not None:
+            self._tell(f"Fetched and verified: {outcome}")
+        self._plan()
+
+    def action_delete(self) -> None:
+        """Remove it from the disk, after a question."""
+        from localq.tui.models.picker_dialogs import RemoveScreen
+
+        model = self.row.local if self.row is not None else None
+        if model is None:
+            self._tell("Nothing of it is on this machine.")
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._remove(model)
+
+        self.app.push_screen(RemoveScreen(model), answered)
+
+    def _remove(self, model: LocalModel) -> None:
+        self._tell(f"Removing {model.name}")
+        self._removal = Job(model.name, lambda watcher: local_models.remove([model]), self.post_message)
+        self._removal.start()

@@ -1,0 +1,1 @@
+"""Replies drawn as they stream."""

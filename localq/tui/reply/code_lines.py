@@ -1,0 +1,73 @@
+"""Lines of code, of which those that are seen are drawn: Textual draws all of a text that grows, at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.content import _FormattedLine
+from textual.geometry import Size
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.style import Style
+from textual.widgets import Label
+
+from localq.tui.reply.code_colours import TAB, Line
+
+_Seen = tuple[Line, Style, tuple[int, int] | None, int]  # what a row depends on
+
+
+class CodeLines(Label):
+    """Lines, none of which is broken."""
+
+    def __init__(self, lines: Sequence[Line], id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._lines = lines
+        self._drawn: dict[int, tuple[_Seen, Strip]] = {}
+
+    def take(self, lines: Sequence[Line]) -> None:
+        """Show these. Those that are the same objects as before are not drawn again."""
+        before = len(self._lines), self._width
+        self._lines = lines
+        self.refresh(layout=before != (len(lines), self._width))
+
+    @property
+    def _width(self) -> int:
+        return max((line.width for line in self._lines), default=0)
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        """Of the longest line, and at least of what holds it."""
+        return max(container.width, self._width)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """The number of lines."""
+        return len(self._lines)
+
+    def notify_style_update(self) -> None:
+        """Another theme has other colours by the same names."""
+        self._drawn.clear()
+        super().notify_style_update()
+
+    def render_line(self, y: int) -> Strip:
+        """One line."""
+        width, style = self.size.width, self.visual_style
+        if y >= len(self._lines):
+            return Strip.blank(width, style.rich_style)
+        selection = self.text_selection
+        span = None if selection is None else selection.get_span(y)
+        seen = (self._lines[y], style, span, width)
+        known = self._drawn.get(y)
+        if known is None or known[0] != seen:  # lines are equal where they are the same
+            known = self._drawn[y] = (seen, self._strip(y, *seen))
+        return known[1]
+
+    def _strip(self, y: int, line: Line, style: Style, span: tuple[int, int] | None, width: int) -> Strip:
+        content = line.content
+        if span is not None:
+            selected = Style.from_styles(self.screen.get_component_styles("screen--selection"))
+            content = content.stylize(selected, span[0], len(content.plain) if span[1] == -1 else span[1])
+        shown = _FormattedLine(self._get_style, content.expand_tabs(TAB), width, y=y)
+        return Strip(*shown.to_strip(style)).adjust_cell_length(width, style.rich_style)
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """The text of what is selected, as it was written."""
+        return selection.extract("\n".join(line.content.plain for line in self._lines)), "\n"

@@ -1,0 +1,176 @@
+"""Blocks of a reply, broken into rows of cells for a width; styles are looked up when a row is drawn.
+
+They stand where Textual's widgets for Markdown (8.2) have them, and are selected as those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from rich.cells import cell_len
+from textual._resolve import resolve
+from textual.content import Content, _FormattedLine
+from textual.css.scalar import Scalar
+from textual.geometry import Offset, Size
+from textual.selection import Selection
+from textual.style import Style
+
+from localq.tui.reply.prose_blocks import Block, Listed, Quote, Rule, Table, Text
+
+MARGINS = {"h1": (2, 1), "h2": (2, 1), "h3": (1, 1), "h4": (1, 1), "h5": (1, 1), "h6": (1, 1)}  # lines above, below
+TOP, MIDDLE, BOTTOM = ("┌", "┬", "┐"), ("├", "┼", "┤"), ("└", "┴", "┘")
+
+
+class Cell(NamedTuple):
+    """Part of a row. width: columns; names: of its styles, each upon the one before; line: what it shows."""
+
+    width: int
+    names: tuple[str, ...]
+    line: _FormattedLine | Content | str = ""
+
+
+Row = list[Cell]
+
+
+def margin(block: Block, is_top: bool = True) -> tuple[int, int]:
+    """Empty lines above and below it. is_top: it is in no other."""
+    if isinstance(block, Text):
+        return MARGINS.get(block.kind, (0, int(is_top)))
+    if isinstance(block, Quote):
+        return 1, 1
+    return 0, 0 if isinstance(block, Listed) and block.nested else 1
+
+
+def takes_mark(selection: Selection | None, line: int) -> bool:
+    """Whether what stands before that line of the text is selected with it: where the selection came from above."""
+    if selection is None or selection.get_span(line) is None:
+        return False
+    return selection.start is None or selection.start.y < line
+
+
+class Breaker:
+    """Breaks blocks into rows. `said` has the lines of their text, each with what stands before it."""
+
+    def __init__(
+        self, get_style: Callable[[str | Style], Style], selection: Selection | None, selected: Style | None
+    ) -> None:
+        self.said: list[tuple[str, str]] = []
+        self._get_style, self._selection, self._selected = get_style, selection, selected
+        self._mark = ""  # of an item whose text has not come
+
+    def top(self, blocks: Sequence[Block], width: int) -> list[Row]:
+        """Those that are in no other, without the margins around all of them."""
+        return self._stacked(blocks, width, (), is_top=True)
+
+    def _stacked(self, blocks: Sequence[Block], width: int, names: tuple[str, ...], is_top: bool = False) -> list[Row]:
+        if not blocks:
+            return []
+        empty = [Cell(width, names)]
+        margins = [margin(block, is_top) for block in blocks]
+        rows = [] if is_top else [empty] * margins[0][0]
+        gaps = [max(above[1], below[0]) for above, below in pairwise(margins)]
+        for block, gap in zip(blocks, [*gaps, 0 if is_top else margins[-1][1]], strict=True):
+            rows += self._block(block, width, names)
+            rows += [empty] * gap
+        return rows
+
+    def _block(self, block: Block, width: int, names: tuple[str, ...]) -> list[Row]:
+        match block:
+            case Text():
+                return self._text(block, width, names)
+            case Listed():
+                return [row for mark, within in block.items for row in self._item(mark, within, width, names)]
+            case Quote():
+                names = (*names, "quote")
+                bar, pad = Cell(1, (*names, "quote-bar"), "▌"), Cell(1, names)
+                return [[bar, pad, *row, pad] for row in self._stacked(block.blocks, max(1, width - 3), names)]
+            case Table():
+                return self._table(block, width, (*names, "table"))
+            case Rule():
+                return [[Cell(width, names)], [Cell(width, (*names, "rule"), "─" * width)]]
+
+    def _text(self, block: Text, width: int, names: tuple[str, ...]) -> list[Row]:
+        lines = self._lines(block.content, width)
+        if block.kind == "paragraph":
+            return [[Cell(width, names, line)] for line in lines]
+        names_here = (*names, block.kind)
+        longest = min(width, max(line.content.cell_length for line in lines))
+        if block.kind == "h3":  # is as wide as what it says
+            return [[Cell(longest, names_here, line), Cell(width - longest, names)] for line in lines]
+        left = (width - longest) // 2 if block.kind == "h1" else 0
+        return [[Cell(left, names_here), Cell(width - left, names_here, line)] for line in lines]
+
+    def _lines(self, content: Content, width: int, overflow: Any = "fold") -> list[_FormattedLine]:
+        first = len(self.said)
+        marks = [self._mark, *[""] * content.plain.count("\n")]
+        self.said += zip(marks, content.plain.split("\n"), strict=True)
+        self._mark = ""
+        lines = content._wrap_and_format(
+            max(1, width),
+            overflow=overflow,
+            selection=_from(self._selection, first),
+            selection_style=self._selected,
+            get_style=self._get_style,
+        )
+        for line in lines:
+            line.y += first
+        return lines
+
+    def _item(self, mark: str, blocks: Sequence[Block], width: int, names: tuple[str, ...]) -> list[Row]:
+        columns = cell_len(mark)
+        self._mark = f"{mark} "
+        shown = Content(mark)
+        if self._selected is not None and takes_mark(self._selection, len(self.said)):
+            shown = shown.stylize(self._selected)
+        rows = self._stacked(blocks, max(1, width - columns), names)  # an item that says nothing is not shown
+        first, empty = Cell(columns, (*names, "bullet"), shown), Cell(columns, names)
+        return [[first if row is rows[0] and at == 0 else empty, *row] for at, row in enumerate(rows)]
+
+    def _table(self, table: Table, width: int, names: tuple[str, ...]) -> list[Row]:
+        columns = _columns(table, width)
+
+        def line(corners: tuple[str, str, str]) -> Row:
+            left, middle, right = corners
+            drawn = left + middle.join("─" * column for column in columns) + right
+            return [Cell(width, (*names, "grid"), drawn)]
+
+        bar = Cell(1, (*names, "grid"), "│")
+        rows = [line(TOP)]
+        for number, cells in enumerate(table.rows):
+            here = names if number else (*names, "heading")
+            broken = [
+                self._lines(cell.content, column - 2, "ellipsis")[: None if column > 2 else 0]
+                for cell, column in zip(cells, columns, strict=True)
+            ]
+            height = max(map(len, broken))
+            for at in range(height):
+                row = [bar]
+                for lines, column in zip(broken, columns, strict=True):
+                    place = at if number else at - (height - len(lines))  # a heading stands at the bottom
+                    shown = lines[place] if 0 <= place < len(lines) else ""
+                    within = [Cell(1, here), Cell(column - 2, here, shown), Cell(1, here)]
+                    row += [*(within if column > 2 else [Cell(column, here)]), bar]
+                rows.append(row)
+            rows.append(line(MIDDLE if number + 1 < len(table.rows) else BOTTOM))
+        return rows
+
+
+def _columns(table: Table, width: int) -> list[int]:
+    """Columns of the screen for each, with an empty one at either side, as Textual's grid gives them."""
+    contents = [[row[place].content for row in table.rows] for place in range(len(table.rows[0]))]
+    wished = [max(each.get_optimal_width({}, width) for each in column) + 2 for column in contents]
+    least = [max(each.get_minimal_width({}) for each in column) + 2 for column in contents]
+    size, viewport = Size(width - 2, 0), Size(width, 0)
+    scalars = [Scalar.from_number(each) for each in wished]
+    found = resolve(scalars, width - 2, 1, size, viewport, expand=True, shrink=True, minimums=least)
+    return [column for _, column in found]
+
+
+def _from(selection: Selection | None, line: int) -> Selection | None:
+    """The selection as the text that begins at `line` sees it."""
+    if selection is None:
+        return None
+    moved = [None if each is None else Offset(each.x, each.y - line) for each in selection]
+    return Selection(*moved)

@@ -1,0 +1,75 @@
+"""The rows of mixtures of experts and of MXFP4, with stand-ins for the kernels: what is checked and what is counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localq.bench.kernels import experts as experts_rows
+from localq.bench.kernels.roofline import Timing
+from localq.bench.kernels.shapes import Mixture, Product, Workload, workload
+from localq.bench.kernels.timing import Bench
+from localq.errors import LocalqError
+from localq.formats.experts import kernel as expert_kernel
+from tests.support.kernels import reference_experts
+
+GPT_OSS = Mixture("a little gpt-oss", 128, 64, 6, 2, "mxfp4", "clamped", True)
+QWEN = Mixture("a little qwen", 64, 128, 9, 4, "nf4")
+IN_2_BITS = Mixture("a little qwen in 2 bits", 64, 128, 9, 4, "vq2")
+WORK = Workload(mixtures=(GPT_OSS, QWEN, IN_2_BITS), batches=(Product((83,), 576),), dequantized=(Product((48,), 640),))
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """On the CPU: two copies each, every launch run once, a microsecond long."""
+    reference_experts.install(monkeypatch)
+    weights = reference_experts.weights_of
+    monkeypatch.setattr(expert_kernel, "experts_dequantize", lambda stack, index, to: to.copy_(weights(stack)[index]))
+    monkeypatch.setattr(Bench, "copies", lambda bench, size: 2)
+    monkeypatch.setattr(Bench, "time", lambda bench, launches: [each() for each in launches] and Timing(1.0, 1.0, 1.0))
+    return Bench(torch.device("cpu"), 1, 1)
+
+
+def test_every_row_is_measured(bench):
+    rows = [case(bench) for case in experts_rows.cases(WORK)]
+    mixtures = ["router", "experts_gate_up", "experts_down", "mixture"]
+    in_2_bits = ["router", "vq_experts_gate_up", "vq_experts_down", "mixture"]
+    assert [row.op for row in rows] == [*mixtures * 2, *in_2_bits, "route", "mxfp4_gemv", "mxfp4_gemv",
+                                        "mxfp4_dequantize"]  # fmt: skip
+    gate_up = next(row.bytes for row in rows if row.op == "vq_experts_gate_up")
+    assert gate_up == 4 * 2 * (128 * 64 // 4 + 8192 + 2 * 128) + 2 * (64 + 4 * 128)  # with codebooks
+    by_name = {(row.op, row.what.partition(",")[0]): row.bytes for row in rows}
+    parts = [by_name[(name, GPT_OSS.name)] for name in mixtures]
+    assert parts[1] == 2 * 128 * (64 + 4) + 2 * (128 + 2 * 64)
+    assert parts[3] == sum(parts[:3])
+
+
+@pytest.mark.parametrize("name", ["experts_gate_up", "experts_down"])
+def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, name):
+    right = getattr(expert_kernel, name)
+
+    def wrong(*given, out, **named):
+        right(*given, out=out, **named)
+        out.copy_(out.roll(1))
+
+    monkeypatch.setattr(expert_kernel, name, wrong)
+    row = experts_rows.gate_up_row if name == "experts_gate_up" else experts_rows.down_row
+    for mixture in WORK.mixtures:
+        with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
+            row(bench, mixture)
+
+
+def test_a_router_that_chooses_others_is_not_timed(bench, monkeypatch):
+    def wrong(*given, chosen, **named):
+        reference_experts.router(*given, chosen=chosen, **named)
+        chosen.add_(1)
+
+    monkeypatch.setattr(expert_kernel, "router", wrong)
+    with pytest.raises(LocalqError, match="not that of the largest logits"):
+        experts_rows.router_row(bench, GPT_OSS)
+
+
+def test_models_with_experts_have_their_mixture():
+    of = workload("gpt-oss-20b").mixtures
+    assert of == (Mixture("gpt_oss", 2880, 2880, 32, 4, "mxfp4", "clamped", True),)
+    assert workload("llama-3.1-8b").mixtures == ()

@@ -1,0 +1,178 @@
+"""Every row of the kernel benchmark with stand-ins for the kernels: what is checked, counted and compared with what."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from localq import kv_bits
+from localq.bench.kernels import attention as attention_rows
+from localq.bench.kernels import search as search_rows
+from localq.bench.kernels import step as step_rows
+from localq.bench.kernels import timing as kernel_timing
+from localq.bench.kernels.roofline import Timing
+from localq.bench.kernels.rows import bcq as bcq_rows
+from localq.bench.kernels.rows import dense as dense_rows
+from localq.bench.kernels.rows import dequantize as dequantize_rows
+from localq.bench.kernels.rows import gather as gather_rows
+from localq.bench.kernels.rows import int4 as int4_rows
+from localq.bench.kernels.rows import lookup as lookup_rows
+from localq.bench.kernels.rows import nf4 as nf4_rows
+from localq.bench.kernels.rows import rowlut as rowlut_rows
+from localq.bench.kernels.shapes import GATE_UP, NORM, RESIDUAL, Heads, Product, Workload
+from localq.bench.kernels.table import Rival, as_json, lines
+from localq.bench.kernels.timing import Bench
+from localq.errors import LocalqError
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.kernels import attention
+from tests.support.bench import package_stand_ins
+from tests.support.kernels import reference_kernels
+
+WORK = Workload(
+    nf4=(
+        Product((83,), 576),
+        Product((64, 32, 31), 576, NORM),
+        Product((40, 40), 640, GATE_UP),
+        Product((50,), 64, RESIDUAL),
+        Product((48,), 640),
+        Product((32, 32), 256, GATE_UP),
+    ),
+    dense=(Product((83,), 576), Product((40, 40), 640, GATE_UP)),
+    int8=(Product((83,), 576),),
+    batches=(Product((83,), 576),),
+    dequantized=(Product((83,), 576), Product((48,), 640)),
+    attention=(Heads(6, 2, 64),),
+    widths=(640,),
+    tables=((4099, 64),),
+)
+FAMILIES = (
+    nf4_rows.gemv_cases, nf4_rows.gemm_cases, dequantize_rows.cases, dense_rows.dense_cases, dense_rows.int8_cases,
+    attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases, lookup_rows.cases,
+    bcq_rows.cases,
+    int4_rows.cases, rowlut_rows.cases,
+)  # fmt: skip
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """On the CPU: two copies each, every launch run once, a microsecond long."""
+    reference_kernels.install(monkeypatch)
+    monkeypatch.setattr(attention_rows, "DEPTHS", (5, 130))
+    monkeypatch.setattr(attention_rows, "TOKENS", 32)
+    monkeypatch.setattr(attention, "kv_write", kv_write)
+    monkeypatch.setattr(attention, "kv_read", kv_read)
+    monkeypatch.setattr(Bench, "copies", lambda bench, size: 2)
+    monkeypatch.setattr(Bench, "time", lambda bench, launches: [each() for each in launches] and Timing(1.0, 1.0, 1.0))
+    monkeypatch.setattr(nf4_rows, "installed", lambda package: False)
+    monkeypatch.setattr(dequantize_rows, "installed", lambda package: False)
+    monkeypatch.setattr(gather_rows, "installed", lambda package: False)
+    return Bench(torch.device("cpu"), 1, 1)
+
+
+def kv_write(layer, k, v, positions):
+    from localq.engine import kv_codec
+
+    kept = ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v))
+    for (stored, scales, part), bits in zip(kept, kv_bits.split(layer.bits), strict=True):
+        stored[:, positions], scales[:, positions] = kv_codec.quantize(part.transpose(0, 1), bits)
+
+
+def kv_read(layer, k, v):
+    from localq.engine import kv_codec
+
+    kept = ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v))
+    for (stored, scales, part), bits in zip(kept, kv_bits.split(layer.bits), strict=True):
+        live = part.shape[1]
+        part.copy_(kv_codec.dequantize(stored[:, :live], scales[:, :live], bits, part.dtype))
+
+
+def test_every_row_is_measured(bench):
+    rows = [case(bench) for cases in FAMILIES for case in cases(WORK)]
+    assert {row.op for row in rows} == {
+        "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
+        "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
+        "additive_dequantize", "vptq_dequantize", "vq_search", "vq_adjoint", "vq_gemv", "vq_dequantize", "hadamard",
+        "int4_gemv", "int4_dequantize", "bcq_gemv", "bcq_dequantize", "rowlut_gemv", "rowlut_dequantize",
+    }  # fmt: skip
+    assert all(row.bytes > 0 for row in rows)
+    plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)
+    assert plain.bytes == nf4_kernel.nf4_gemv_bytes(8, 83, 576)
+    tables = next(row for row in rows if row.op == "rowlut_gemv" and row.rows == 8)
+    assert tables.bytes == 83 * (576 // 2 + 16 * 2) + 2 * 8 * (83 + 576)
+    ordered = [row for row in rows if row.op == "int4_gemv" and row.what == "48 x 640, g128, ordered"]
+    assert [row.bytes for row in ordered] == [48 * 640 // 2 + 48 * 5 * 5 // 2 + 2 * (48 + 640) + 2 * 640]
+    decode = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit" in row.what)
+    assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
+    mixed = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit with values in 4" in row.what)
+    assert mixed.bytes == 130 * 2 * (64 + 32 + 2 * 4) + 2 * 64 * (6 + 4 + 6)
+    names = {rival.name for row in rows for rival in row.rivals}
+    assert names >= {"cublas", "bitsandbytes", "torch attention", "triton two-step", "triton fused", "triton joined"}
+
+
+def test_trade_offs_of_binary_codes_are_every_planes_and_group_with_their_sizes(bench):
+    rows = [case(bench) for case in bcq_rows.trade_offs(Workload(nf4=(Product((48,), 1088),)))]
+    assert len(rows) == 5 * 6
+    assert {row.what for row in rows} >= {"48 x 1088, q1g32, 0.0 MB", "48 x 1088, q5row, 0.0 MB"}
+    bytes_of = {row.what.split(", ")[1]: row.bytes for row in rows}
+    assert bytes_of["q3g128"] - bytes_of["q3row"] == 48 * 3 * 2 * (9 - 1)
+    assert bytes_of["q3row"] - bytes_of["q2row"] == 48 * (1088 // 8 + 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(nf4_kernel, "nf4_gemv"), (attention, "attention_decode")], ids=["nf4", "attention"]
+)
+def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, module, name):
+    right = getattr(reference_kernels, name)
+    monkeypatch.setattr(module, name, lambda *given, **named: right(*given, **named).roll(1))
+    cases = nf4_rows.gemv_cases(WORK) if module is nf4_kernel else attention_rows.cases(WORK)
+    for case in cases[:3]:
+        with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
+            case(bench)
+
+
+def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
+    def broken(*given, **named):
+        raise OSError("no compiler\nand more")
+
+    monkeypatch.setattr(nf4_rows, "_bitsandbytes", broken)
+    monkeypatch.setattr(dequantize_rows, "installed", lambda package: package == "triton")
+    monkeypatch.setitem(dequantize_rows.triton_rivals.VARIANTS, "triton fused", broken)
+    monkeypatch.setitem(dequantize_rows.triton_rivals.VARIANTS, "triton two-step", lambda matrix, out: None)
+    rows = [nf4_rows.gemv_cases(WORK)[0](bench), dequantize_rows.cases(WORK)[0](bench)]
+    said = [line for row in rows for line in lines(row, 1e12)]
+    assert "  bitsandbytes: not measured, OSError: no compiler" in said
+    assert "  triton fused: not measured, OSError: no compiler" in said
+    assert "  triton two-step: gives wrong weights here" in said
+    assert as_json(rows[0], 1e12)["rivals_us"] == {"cublas": 1.0, "bitsandbytes": None}
+
+
+def test_the_packages_own_products_are_checked_and_timed_beside_ours(bench, monkeypatch):
+    for module in package_stand_ins.modules():
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(gather_rows, "installed", lambda package: True)
+    rows = {(row.what, row.rows): row for row in (case(bench) for case in gather_rows.cases(WORK)) if row.rivals}
+    for scheme in ("v8-k65536-0", "v8-k65536-256", "v16-k65536-65536"):
+        assert rows[f"83 x 576, {scheme} (L2)", 1].rival("vptq") == Rival("vptq", Timing(1.0, 1.0, 1.0))
+        assert rows[f"83 x 576, {scheme} (L2)", 8].rival("vptq") == Rival(
+            "vptq", None, "its products take 1 and 2 rows"
+        )
+    for row in [row for row in rows.values() if row.op == "gather_gemv"]:
+        assert row.rival("aqlm") == Rival("aqlm", Timing(1.0, 1.0, 1.0))
+
+
+def test_a_package_with_a_wrong_result_is_not_timed(bench, monkeypatch):
+    for module in package_stand_ins.modules(broken=lambda result: result * 0):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(gather_rows, "installed", lambda package: True)
+    for case in [gather_rows.aqlm_row, gather_rows.vptq_row]:
+        given = {"group": 8} if case is gather_rows.aqlm_row else {"scheme": (8, 65_536, 256)}
+        said = lines(case(bench, product=Product((83,), 576), rows=1, **given), 1e12)
+        assert said[-1].endswith("not measured, its result is 100.00% off, allowed are 0.63%"), said
+
+
+def test_chunks_of_the_exact_product_join(monkeypatch):
+    monkeypatch.setattr(kernel_timing, "CHUNK", 4)
+    x, weight = torch.randn(2, 8), torch.randn(11, 8)
+    assert torch.allclose(kernel_timing.exact_product(x, weight), x.double() @ weight.double().T)

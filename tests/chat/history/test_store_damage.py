@@ -1,0 +1,143 @@
+"""Conversations on disk that a kill, a full disk, damage or another program has met: nothing kept is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+
+import pytest
+
+from localq.chat.history.conversation import Message
+from localq.chat.history.store import APPLICATION_ID, SCHEMA, ConversationStore
+from localq.errors import LocalqError
+from tests.support.chat.stored_conversations import talk
+from tests.tools import session_kills
+
+
+@pytest.fixture
+def store(tmp_path) -> ConversationStore:
+    return ConversationStore(tmp_path / "data" / "sessions.db")
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_state_before_or_after(tmp_path):
+    report = session_kills.campaign(tmp_path, kills=150, seed=20)
+    assert report.wrong == []
+    assert report.kills == 150
+    assert all(report.lives[f"{way}, some turns saved"] >= 5 for way in session_kills.WAYS), report.lives
+    assert report.lives["size, no turns saved"] >= 5
+
+
+def test_the_campaign_would_find_a_save_that_is_not_one_transaction(tmp_path, monkeypatch):
+    connect = sqlite3.connect
+
+    def without_journal(*arguments: object, **options: object) -> sqlite3.Connection:
+        database = connect(*arguments, **options)
+        database.execute("PRAGMA journal_mode = OFF")
+        return database
+
+    monkeypatch.setattr("localq.chat.history.store.sqlite3.connect", without_journal)
+    try:
+        found = session_kills.campaign(tmp_path, kills=150, seed=20).wrong
+    except (LocalqError, sqlite3.DatabaseError) as error:  # so damaged that it cannot even be looked at
+        found = [str(error)]
+    assert found != []
+
+
+def limited(size: int) -> None:
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_a_full_disk_is_named_and_the_turns_are_saved_when_there_is_room(store):
+    session = talk()
+    store.save(session)
+    before = store.load(session.id)
+    session.conversation.say("x" * 20_000)
+    for step in range(0, 60_000, 4096):
+        child = os.fork()
+        if child == 0:
+            try:
+                limited(store.path.stat().st_size + step - 20_000)
+                store.save(session)
+            except LocalqError as error:
+                os._exit(int(error.exit_code))
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:
+            break
+        assert code == 9
+        assert store.load(session.id) == before
+    else:
+        pytest.fail("nothing was ever saved")
+    assert step > 0
+    assert len(store.load(session.id).conversation.turns) == len(session.conversation.turns)
+
+
+@pytest.mark.parametrize(
+    ("version", "ours", "why"),
+    [
+        (SCHEMA + 1, APPLICATION_ID, "newer localq"),
+        (SCHEMA, 7, "no conversations of localq"),
+        (0, 0, "no conversations"),
+    ],
+)
+def test_a_newer_or_foreign_file_is_refused_and_left_as_it_is(store, version, ours, why):
+    store.save(talk())
+    with sqlite3.connect(store.path) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+        database.execute(f"PRAGMA application_id = {ours}")
+    database.close()
+    before = store.path.read_bytes()
+    for use in (store.check, store.summaries, lambda: store.load(1), lambda: store.save(talk())):
+        with pytest.raises(LocalqError, match=why) as caught:
+            use()
+        assert caught.value.exit_code == 8
+        assert "--no-save" in str(caught.value)
+    assert store.path.read_bytes() == before
+
+
+def test_damage_is_a_clear_error_and_changes_nothing(store, tmp_path):
+    session = talk()
+    for turn in range(30):
+        session.conversation.add(Message("assistant", "y" * 900), session.conversation.say(f"{turn} " + "x" * 700))
+    store.save(session)
+    whole, rng, refused = store.path.read_bytes(), random.Random(11), 0
+    for case in range(300):
+        damaged = bytearray(whole)
+        if case % 3 == 0:
+            del damaged[rng.randrange(1, len(whole)) :]
+        elif case % 3 == 1:
+            for _ in range(rng.randint(1, 200)):
+                damaged[rng.randrange(len(whole))] = rng.randrange(256)
+        else:
+            place = rng.randrange(len(whole))
+            damaged[place : place + 4096] = bytes(len(damaged[place : place + 4096]))
+        other = ConversationStore(tmp_path / "damaged.db")
+        other.path.write_bytes(damaged)
+        for use in (other.summaries, lambda at=other: at.load(session.id)):
+            code = 0
+            try:
+                use()
+            except LocalqError as error:
+                code = error.exit_code
+            assert code in (0, 2, 8)
+            refused += code != 0
+        assert other.path.read_bytes() == damaged
+    assert refused > 150
+
+
+def test_garbage_and_a_folder_in_its_place(store):
+    store.path.parent.mkdir()
+    store.path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(LocalqError, match="damaged") as caught:
+        store.check()
+    assert caught.value.exit_code == 8
+    store.path.unlink()
+    store.path.mkdir()
+    with pytest.raises(LocalqError) as caught:
+        store.check()
+    assert caught.value.exit_code == 9

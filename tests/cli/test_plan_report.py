@@ -1,0 +1,222 @@
+"""`chat --dry-run` and `run --dry-run`: the whole plan, and nothing fetched, loaded or started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from localq import gpus
+from localq.cli import execute
+from localq.errors import ExitCode, LocalqError
+from localq.files import catalog, format_facts, packaged_model
+from localq.files.hub import fetch as hub
+from localq.planner import card as planner_card
+from localq.planner import choose, uncatalogued
+from localq.planner import plan as planner
+from localq.planner.offers import Offer
+from localq.settings import Settings
+from localq.worker.client import EngineClient
+
+MIB = 2**20
+CARD = gpus.Gpu(0, "NVIDIA GeForce RTX 3090", "GPU-a", (8, 6), 24_576 * MIB, 20_000 * MIB, (
+    gpus.Process(7, 4000 * MIB, "firefox"),
+))  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(tmp_path, monkeypatch):
+    """The shipped catalogue, nothing on the disk, no GPU, and no engine to start."""
+    for name, path in (("LOCALQ_MODELS", "none.toml"), ("LOCALQ_DATA", "data"), ("LOCALQ_CACHE", "cache"),
+                       ("LOCALQ_CONFIG", "config.toml"), ("HF_HUB_CACHE", "hub")):  # fmt: skip
+        monkeypatch.setenv(name, str(tmp_path / path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport(unavailable=("NVML: none",)))
+    monkeypatch.setattr(planner_card, "measured", lambda: None)
+    monkeypatch.setattr(EngineClient, "start", lambda self: pytest.fail("the engine was started"))
+    monkeypatch.setattr(hub, "fetch", lambda *arguments, **options: pytest.fail("something was fetched"))
+
+
+def plan_of(capsys, *arguments: str, code: int = ExitCode.OK) -> dict:
+    assert execute(["run", *arguments, "--dry-run", "--json"]) == code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_the_70b_on_24_gb_says_everything(capsys):
+    assert execute(["chat", "llama-3.3-70b", "--vram", "24", "--dry-run"]) == ExitCode.OK
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    titles = [line[:11].strip() for line in lines]
+    wanted = {"model", "memory", "format", "source", "download", "embedding", "head", "KV cache", "context", "takes"}
+    assert wanted | {"speed", "quality"} <= set(titles)
+    by = dict(zip(titles, lines, strict=True))
+    assert "vptq, 2.07 bits" in by["format"]
+    assert "nf4 needs" in by["format"]
+    assert "VPTQ-community/Meta-Llama-3.3-70B-Instruct-v8-k65536-0-woft at main" in by["source"]
+    assert "21.9 GB to fetch" in by["download"]
+    assert all(name in by["speed"] for name in ("RTX 4090", "RTX 3090"))
+    assert "llama-3.3-70b@vq2: " in captured.out
+    assert "tok/s on RTX 3090" in by["or"]
+    assert "localq quantize llama-3.3-70b@bf16 --format vq2 --out" in captured.out
+    assert "H200" in captured.err
+    assert "\x1b" not in captured.out
+
+
+def test_json_is_one_line_and_says_what_the_planner_says(capsys):
+    body = plan_of(capsys, "llama-3.3-70b", "--vram", "24")
+    assert (body["schema"], body["name"], body["fits"]) == (1, "llama-3.3-70b@vptq", True)
+    assert sum(body["ledger_bytes"].values()) <= body["budget_bytes"] == 24_564 * MIB
+    assert {"RTX 4090", "RTX 3090"} <= set(body["tok_s"])
+    (other,) = body["alternatives"]
+    assert (other["name"], other["path"]) == ("llama-3.3-70b@vq2", None)
+    assert other["tok_s"]["RTX 3090"] > 2 * body["tok_s"]["RTX 3090"]  # what gathers is slower
+    assert other["made_by"].startswith("localq quantize")
+    assert [line["what"] for line in body["choices"]] == ["embedding", "head", "KV cache", "context"]
+
+
+def test_everything_can_be_overridden(capsys):
+    asked = ["--format", "vq2", "--kv", "8", "--ctx", "12k", "--embed", "host", "--head", "nf4", "--reserve", "1GiB"]
+    body = plan_of(capsys, "llama-3.3-70b", "--vram", "24", *asked)
+    assert (body["name"], body["why"]) == ("llama-3.3-70b@vq2", "as asked for")
+    assert (body["kv_bits"], body["ctx"], body["embed"], body["head"]) == (8, 12_288, "host", "nf4")
+    assert body["budget_bytes"] == 24_564 * MIB - 2**30
+    assert {line["why"] for line in body["choices"]} == {"as asked for"}
+    assert plan_of(capsys, "llama-3.3-70b@vq2", "--vram", "24")["name"] == "llama-3.3-70b@vq2"
+
+
+def test_what_does_not_fit_is_refused_behind_its_plan_with_three_ways_out(capsys):
+    assert execute(["chat", "qwen3-32b", "--vram", "12", "--dry-run"]) == ExitCode.DOES_NOT_FIT
+    captured = capsys.readouterr()
+    assert "format      nf4" in captured.out
+    assert all(f"({number})" in captured.err for number in (1, 2, 3))
+    assert "with a larger --vram" in captured.err
+    assert plan_of(capsys, "qwen3-32b", "--vram", "12", code=ExitCode.DOES_NOT_FIT)["fits"] is False
+
+
+def test_it_ends_as_the_command_would(capsys, monkeypatch):
+    forced = plan_of(capsys, "qwen3-32b", "--vram", "12", "--force")
+    assert forced["fits"] is False  # and is fetched and loaded all the same
+    plan_of(capsys, "qwen3-32b", "--vram", "24", "--offline", code=ExitCode.NETWORK)
+    plan_of(capsys, "qwen3-32b", "--vram", "12", "--offline", code=ExitCode.DOES_NOT_FIT)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert execute(["chat", "qwen3-32b", "--vram", "24", "--dry-run"]) == ExitCode.NETWORK
+    captured = capsys.readouterr()
+    assert "19.2 GB to fetch" in captured.out
+    assert "the network is switched off" in captured.err
+
+
+def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch, tmp_path):
+    assert plan_of(capsys, "qwen3-32b@vq2", "--vram", "24")["download_bytes"] == 65_524_246_528
+    plan_of(capsys, "qwen3-32b@vq2", "--vram", "24", "--offline", code=ExitCode.NETWORK)
+    base = catalog.find("qwen3-32b").source("bf16")
+    monkeypatch.setattr(hub, "local_source", lambda source: tmp_path if source == base else None)
+    body = plan_of(capsys, "qwen3-32b@vq2", "--vram", "24", "--offline")
+    assert (body["path"], body["download_bytes"]) == (None, 0)
+    assert execute(["chat", "qwen3-32b@vq2", "--vram", "24", "--dry-run"]) == ExitCode.OK
+    assert "what it comes from is on this machine" in capsys.readouterr().out
+    assert plan_of(capsys, "qwen3-32b", "--vram", "24")["download_bytes"] > 0  # which is published, and not made
+
+
+def test_a_model_of_an_installed_package_needs_no_network(capsys, monkeypatch, tmp_path):
+    for found, size, code in ((tmp_path, 0, ExitCode.OK), (None, 98_362_432, ExitCode.NETWORK)):
+        monkeypatch.setattr(packaged_model, "installed", lambda source, found=found: found)
+        for name in ("smollm2-135m", "smollm2-135m@vq2"):  # made of it
+            assert plan_of(capsys, name, "--vram", "8", "--offline", code=code)["download_bytes"] == size
+
+
+def test_the_gpu_that_is_here_counts_without_a_size(capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
+    body = plan_of(capsys, "qwen3-14b")
+    assert body["budget_bytes"] == 20_000 * MIB
+    assert list(body["tok_s"]) == ["NVIDIA GeForce RTX 3090"]
+    assert execute(["chat", "qwen3-32b@bf16", "--dry-run"]) == ExitCode.DOES_NOT_FIT
+    assert "by closing firefox (pid 7, 4,000 MiB)" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_is_the_cpus_plan(capsys):
+    body = plan_of(capsys, "smollm2-135m")
+    assert (body["budget_bytes"], body["fits"], body["tok_s"], body["name"]) == (None, True, {}, "smollm2-135m")
+
+
+def test_a_folder_has_a_plan_too(capsys, tmp_path):
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
+        "max_position_embeddings": 1024,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    body = plan_of(capsys, str(tmp_path), "--vram", "8")
+    assert (body["format"], body["ctx"], body["path"], body["alternatives"]) == ("bf16", 1024, str(tmp_path), [])
+
+
+def test_experts_run_on_a_gpu_in_every_format_and_where_they_were_not_measured_their_speed_is_not_guessed(capsys):
+    for name, is_told in (
+        ("mixtral-8x7b@aqlm", False),
+        ("mixtral-8x7b@squeezellm", False),
+        ("qwen3-30b-a3b@vq2", True),
+    ):
+        body = plan_of(capsys, name, "--vram", "24")
+        assert body["runs"] is True
+        assert bool(body["tok_s"]) == is_told
+
+
+@pytest.mark.parametrize(("name", "refused"), [("gpt-oss-20b", True), ("mixtral-8x7b", False)])
+def test_an_unlisted_mixture_is_refused_before_it_is_fetched(monkeypatch, name, refused):
+    arch = catalog.find(name).arch
+    offer = Offer("org/repo", arch, "gptq", "", None, unsupported=format_facts.unsupported(arch, "gptq"))
+    monkeypatch.setattr(uncatalogued, "remote", lambda target, offline: offer)
+    with pytest.raises(LocalqError, match="not in gptq") if refused else contextlib.nullcontext():
+        choose.check_unlisted(catalog.resolve("org/repo"), None, Settings(device="cpu"), force=False)
+
+
+@pytest.mark.parametrize(("card", "least"), [("24", 65_536), ("16", 16_384)])
+def test_gpt_oss_has_a_plan_with_a_long_context_on_cards_of_24_and_16_gib(capsys, card, least):
+    body = plan_of(capsys, "gpt-oss-20b", "--vram", card)
+    assert body["runs"] is True
+    assert body["ctx"] >= least
+
+
+@pytest.mark.parametrize("arguments", [
+    ["llama-3.1-8b", "--format", "vptq"], ["llama-3.1-8b@nf4", "--format", "vq2"], ["./x", "--format", "nf4"],
+    ["llama-3.1-8b", "--reserve", "much"],
+])  # fmt: skip
+def test_wrong_use_is_one_line(capsys, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    Path("x").mkdir()
+    assert execute(["chat", *arguments, "--vram", "24", "--dry-run"]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+# ---- what a load does with it
+
+
+def test_a_load_that_cannot_fit_is_refused_before_anything_is_fetched(capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
+    monkeypatch.setattr("sys.stdin", None)
+    assert execute(["run", "qwen3-32b@bf16", "hi"]) == ExitCode.DOES_NOT_FIT
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "firefox" in captured.err
+
+
+def test_a_small_card_takes_another_format_and_says_why(capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr(EngineClient, "start", lambda self: None)
+    asked = []
+
+    def fetch(source, *arguments, **options):
+        asked.append(source.repo)
+        raise planner.usage_error("stop", "here")
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    assert execute(["run", "llama-3.3-70b", "hi"]) == ExitCode.USAGE
+    assert asked == ["VPTQ-community/Meta-Llama-3.3-70B-Instruct-v8-k65536-0-woft"]
+    assert "llama-3.3-70b@vptq: nf4 needs" in capsys.readouterr().err

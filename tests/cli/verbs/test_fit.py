@@ -1,0 +1,270 @@
+"""`localq fit`: the table, the order, the ledger of one model, one line of JSON, and a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localq import gpus
+from localq.cli import execute
+from localq.errors import ExitCode
+from localq.files import catalog
+from localq.planner import card as planner_card
+from localq.planner import footprint, placement
+from localq.planner import plan as planner
+
+ROOT = Path(__file__).parents[3]
+MIB = 2**20
+ROW_KEYS = {
+    "name", "format", "fits", "runs", "last", "bits_per_weight", "weights_bytes", "ctx_max", "ctx_max_no_desktop",
+    "tok_s", "download_bytes", "quality", "reason",
+}  # fmt: skip
+
+
+def fake_gpu(monkeypatch, total: int | None, free: int = 0) -> None:
+    """A driver with one card of `total` bytes and a second one of a tenth; None: no driver."""
+    cards = [] if total is None else [(0, "GPU-aaaa", total, free), (1, "GPU-bbbb", total // 10, free // 10)]
+    known = tuple(gpus.Gpu(index, "card", uuid, (8, 9), size, left, None) for index, uuid, size, left in cards)
+    untold = () if cards else ("NVML: NVML Shared Library Not Found",)
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", known, untold))
+
+
+@pytest.fixture(autouse=True)
+def shipped_catalogue_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(planner_card, "measured", lambda: None)  # it would start a process
+
+
+def fit_json(capsys, *arguments: str) -> dict:
+    assert execute(["fit", "--json", *arguments]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_json_has_every_model_in_every_format(capsys):
+    body = fit_json(capsys, "--vram", "24", "--desktop", "1.2")
+    assert body["schema"] == 1
+    assert body["vram_bytes"] == 24_564 * MIB
+    assert body["desktop_bytes"] == int(1.2 * 2**30)
+    assert all(set(row) == ROW_KEYS for row in body["rows"])
+    rows = {(row["name"].partition("@")[0], row["format"]): row for row in body["rows"]}
+    assert len(rows) == len(body["rows"])
+    for entry in catalog.load_catalogue():
+        for source in entry.sources:
+            row = rows[entry.name, source.format]
+            assert row["download_bytes"] == entry.source(source.format).bytes
+    assert rows["smollm3-3b", "nf4"]["download_bytes"] == rows["smollm3-3b", "bf16"]["download_bytes"]  # made here
+
+
+def test_rows_say_what_the_planner_says(capsys):
+    budget, four_bits = 24_564 * MIB, ("nf4", "mxfp4", "awq", "gptq", "squeezellm")
+    for row in fit_json(capsys, "--vram", "24", "--desktop", "1000MiB")["rows"]:
+        target = catalog.resolve(row["name"])
+        source = target.source or target.entry.source(target.format)
+        scheme = source.scheme if source else ""
+        now = planner.assess(target.entry.arch, row["format"], budget - 1000 * MIB, scheme=scheme)
+        alone = planner.assess(target.entry.arch, row["format"], budget, scheme=scheme)
+        if now.fits and alone.ctx < now.ctx:  # nothing has to give way then; what does now leaves more still
+            kept = placement.Wishes(None, now.kv_bits, now.embed, now.head)
+            alone = planner.assess(target.entry.arch, row["format"], budget, scheme=scheme, wishes=kept)
+        assert row["ctx_max_no_desktop"] >= row["ctx_max"]
+        assert row["fits"] == now.fits
+        assert row["ctx_max"] == (now.ctx if now.fits else 0)
+        assert row["ctx_max_no_desktop"] == (alone.ctx if alone.fits else 0)
+        assert row["weights_bytes"] == sum(footprint.weights_bytes(target.entry.arch, row["format"], scheme).values())
+        assert row["reason"]  # every row says why it stands where it does
+        assert ("close to full quality" in row["reason"]) == (row["fits"] and row["format"] in four_bits)
+
+
+def test_what_is_asked_of_memory_is_planned_or_refused_row_by_row(capsys):
+    plain = {row["name"]: row for row in fit_json(capsys, "--vram", "24")["rows"]}
+    asked = {row["name"]: row for row in fit_json(capsys, "--vram", "24", "--kv", "4", "--head", "nf4")["rows"]}
+    assert asked["qwen3-32b"]["ctx_max"] > 1.1 * plain["qwen3-32b"]["ctx_max"]
+    narrow = [entry for entry in catalog.load_catalogue() if not placement.kv_storable(entry.arch)]
+    for entry in narrow:
+        assert "cannot be stored in 4 bit" in asked[entry.name]["reason"]
+    (row,) = (
+        each for each in fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8", "--head", "8", "--embed", "host")["rows"]
+    )
+    assert (row["head"], row["embed"]) == ("8", "host")
+    (row,) = fit_json(capsys, "smollm2-135m@nf4", "--vram", "8", "--embed", "host", "--head", "16")["rows"]
+    assert (row["fits"], row["ctx_max"]) == (False, 0)
+    assert "is also its head" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--kv", "3"], ["--embed", "disk"], ["--head", "q4"], ["--ctx", "few"], ["--ctx", "0"], ["--vram", "0"]],
+)
+def test_wrong_values_are_usage_errors(arguments, capsys):
+    assert execute(["fit", "--vram", "24", *arguments]) == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+
+
+def group_of(row: dict) -> int:
+    usable = row["ctx_max"] >= min(4096, catalog.resolve(row["name"]).entry.arch.max_context)
+    runs = 2 if row["last"] else 0 if usable else 1
+    return 4 if not row["fits"] else 3 if not row["runs"] else runs
+
+
+def test_the_order_is_what_a_person_would_choose(capsys):
+    """For 24 GB: 32B, 30B of experts and 27B at 4 bits, then 70B at 2, then 24B at 4; each says what it loses."""
+    rows = fit_json(capsys, "--vram", "24")["rows"]
+    groups = [group_of(row) for row in rows]
+    assert groups == sorted(groups)
+    assert {0, 2, 4} <= set(groups)
+    assert 3 not in groups, "every entry runs in every format"
+    names = [row["name"] for row in rows if row["format"] in ("nf4", "vq2") and group_of(row) == 0]
+    first = list(dict.fromkeys(name.partition("@")[0] for name in names))
+    sizes = [catalog.find(name).arch.parameters / 1e9 for name in first]
+    assert first[0] == "qwen3-32b"
+    assert all(size > 26 for size in sizes[:10])
+    assert sizes[4:8] == [pytest.approx(size, abs=0.3) for size in (30.5, 30.5, 27, 27)]
+    assert names.index("gemma-3-27b") < names.index("llama-3.3-70b@vq2") < names.index("mistral-small-24b")
+    by_name = {row["name"]: row for row in rows}
+    assert "loses more than 4 bits do" in by_name["llama-3.3-70b@vq2"]["reason"]
+    assert "quantized here, from bf16" in by_name["llama-3.3-70b@vq2"]["reason"]
+    assert rows.index(by_name["llama-3.1-8b"]) + 1 == rows.index(by_name["llama-3.1-8b@bf16"])  # default format first
+
+
+def test_quality_is_told_where_it_was_measured(capsys):
+    rows = {row["name"]: row["quality"] for row in fit_json(capsys, "smollm2-135m", "--vram", "8")["rows"]}
+    assert rows["smollm2-135m@nf4"] == pytest.approx(1.232, abs=0.001)
+    assert rows["smollm2-135m@vq2"] == pytest.approx(1.335, abs=0.001)
+    assert {row["quality"] for row in fit_json(capsys, "llama-3.1-8b", "--vram", "8")["rows"]} == {None}
+
+
+def test_memory_may_be_kept_free_and_a_format_asked_for(capsys):
+    body = fit_json(capsys, "qwen3-32b", "--vram", "24", "--reserve", "1GiB", "--format", "nf4")
+    (row,) = body["rows"]
+    assert body["reserve_bytes"] == 2**30
+    kept = planner.assess(catalog.find("qwen3-32b").arch, "nf4", 24_564 * MIB - 2**30)
+    assert row["ctx_max"] == row["ctx_max_no_desktop"] == kept.ctx
+    assert {row["format"] for row in fit_json(capsys, "--vram", "24", "--format", "vptq")["rows"]} == {"vptq"}
+
+
+def test_a_context_may_be_asked_for(capsys):
+    rows = {row["name"]: row for row in fit_json(capsys, "--vram", "18", "--ctx", "40k")["rows"]}
+    assert rows["qwen3-32b"]["fits"] is False
+    assert "40960 tokens of context" in rows["qwen3-32b"]["reason"]
+    assert rows["qwen3-14b"]["fits"] is True
+    assert rows["gemma-2-9b"]["fits"] is False  # made for 8,192
+
+
+def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
+    assert execute(["fit", "--vram", "24"]) == ExitCode.OK
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].split()[:4] == ["MODEL", "FORMAT", "BITS", "WEIGHTS"]
+    assert "DESKTOP" not in lines[0]
+    assert len(lines) == 1 + len(catalog.load_catalogue())
+    assert lines[1].split()[:3] == ["qwen3-32b", "nf4", "4.13"]
+    assert "TOK/S" in lines[0]
+    assert "24,564 MiB" in captured.err
+    assert execute(["fit", "--vram", "24", "--desktop", "1.2", "--all"]) == ExitCode.OK
+    captured = capsys.readouterr()
+    assert "DESKTOP CLOSED" in captured.out.splitlines()[0]
+    assert len(captured.out.splitlines()) > len(lines)
+    assert "quantized here, from bf16" in captured.out
+    assert "slow, experts one by one" in captured.out
+
+
+def test_one_model_shows_its_ledger_in_every_format(capsys):
+    assert execute(["fit", "llama-3.1-8b", "--vram", "8"]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[1:]] == ["nf4", "bf16", "aqlm", "awq", "vq2", "bcq", "squeezellm"]
+    assert "KV CACHE" in lines[0]
+    assert "needs" in lines[2]
+    body = fit_json(capsys, "llama-3.1-8b", "--vram", "8")
+    ledger = body["rows"][0]["ledger_bytes"]
+    assert body["rows"][0]["kv_bits"] == 16
+    assert body["rows"][0]["ctx"] * 128 * 1024 == ledger["kv_cache"]
+    assert sum(ledger.values()) <= body["vram_bytes"]
+    assert [row["format"] for row in fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8")["rows"]] == ["nf4"]
+
+
+def test_a_cache_of_keys_in_8_and_values_in_4_bit_has_a_ledger(capsys):
+    assert execute(["fit", "llama-3.1-8b@nf4", "--vram", "8", "--kv", "k8v4"]) == ExitCode.OK
+    header, line = capsys.readouterr().out.splitlines()
+    assert ("KV BITS" in header, "k8v4" in line) == (True, True)
+    (row,) = fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8", "--kv", "k8v4")["rows"]
+    a_layer = 2 * 8 * 128 * 2  # k and v in 16 bit, as prefill reads them
+    assert (row["kv_bits"], row["ledger_bytes"]["kv_cache"]) == ("k8v4", row["ctx"] * (32 * 8 * (136 + 72) + a_layer))
+    speeds = [fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8", "--kv", kv)["rows"][0]["tok_s"] for kv in "84"]
+    assert min(speeds) <= row["tok_s"] <= max(speeds)
+
+
+def test_a_folder_has_one_ledger(capsys, tmp_path):
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
+        "max_position_embeddings": 1024, "quantization_config": {
+            "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+        },
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    (row,) = fit_json(capsys, str(tmp_path), "--vram", "8")["rows"]
+    assert (row["format"], row["fits"], row["ctx_max"]) == ("nf4", True, 1024)
+    assert row["download_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--vram", "lots"], ExitCode.USAGE),
+        (["--vram", "0.2"], ExitCode.USAGE),
+        (["--vram", "24", "--desktop", "-1"], ExitCode.USAGE),
+        (["--vram", "24", "--ctx-size", "many"], ExitCode.USAGE),
+        (["--vram", "24", "--reserve", "some"], ExitCode.USAGE),
+        (["--vram", "24", "--format", "hqq"], ExitCode.USAGE),
+        (["llama-3.1-8b", "--vram", "24", "--format", "vptq"], ExitCode.USAGE),
+        (["--gpu", "Voodoo 2"], ExitCode.USAGE),
+        (["--vram", "24", "--bandwidth", "0"], ExitCode.USAGE),
+        (["--vram", "24", "--bandwidth", "inf", "--json"], ExitCode.USAGE),
+        (["qwen3-8bb", "--vram", "24"], ExitCode.UNKNOWN_MODEL),
+        (["someone/unheard-of", "--vram", "24", "--offline"], ExitCode.NETWORK),
+    ],
+)
+def test_wrong_input_is_one_line_and_a_code(capsys, arguments, code):
+    assert execute(["fit", *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_the_card_in_this_machine_is_asked_when_none_is_named(capsys, monkeypatch):
+    fake_gpu(monkeypatch, total=12_280 * MIB, free=11_000 * MIB)
+    body = fit_json(capsys)
+    assert (body["vram_bytes"], body["desktop_bytes"]) == (12_280 * MIB, 1280 * MIB)
+    assert fit_json(capsys, "--desktop", "2")["desktop_bytes"] == 2 * 2**30
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb,0")
+    assert fit_json(capsys)["vram_bytes"] == 1228 * MIB
+
+
+def test_without_a_gpu_it_asks_for_the_memory(capsys, monkeypatch):
+    fake_gpu(monkeypatch, total=None)
+    assert execute(["fit"]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--vram 24" in captured.err
+
+
+def test_it_loads_neither_torch_nor_a_network_client():
+    code = (
+        "import sys\nfrom localq.cli import execute\n"
+        "assert execute(['fit', '--vram', '24']) == 0\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'httpx', 'requests', 'localq.files.hub.fetch'}\n"
+        "heavy &= set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr

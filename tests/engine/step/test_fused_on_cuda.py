@@ -1,0 +1,129 @@
+"""The fused decode step on a GPU: its logits against f32, the graph against the eager launches, and its profile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localq.engine import profile
+from localq.engine.step.fused import OPERATIONS, why_not
+from localq.engine.step.graph import StepGraphs
+from localq.engine.step.state import Readback
+from localq.sampling import Sampling
+from tests.support.engine import fused_models
+from tests.support.engine.fused_models import (
+    CASES,
+    CONTEXT,
+    UNCUT_PHI3,
+    assert_as_good_as_the_modules,
+    step_of,
+    wide_llama,
+)
+
+pytestmark = pytest.mark.cuda
+LONG = 4096
+DTYPES = [torch.float16, torch.bfloat16]
+SAMPLED = Sampling(temperature=0.9, top_k=40, top_p=0.97, min_p=0.001, repeat_penalty=1.1, seed=9)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["dense", "nf4"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["f16", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_family_is_as_near_to_f32_as_its_modules(name, dtype, quantized):
+    ours, exact = fused_models.pair(name, CASES[name], dtype, quantized, CONTEXT)
+    assert why_not(ours) == ""
+    assert_as_good_as_the_modules(ours, exact)
+
+
+def test_gate_and_up_that_cannot_be_cut_are_multiplied_by_torch():
+    ours, exact = fused_models.pair("phi3-window", UNCUT_PHI3, torch.float16, True, CONTEXT)
+    step, _ = step_of(ours, CONTEXT)
+    operations = [launch.operation for launch in step.launches(greedy=True)]
+    assert operations.count("gate_up") == 2 * ours.config.layers
+    assert_as_good_as_the_modules(ours, exact)
+
+
+def test_projections_of_two_formats_are_launched_one_by_one():
+    kept = ("1.self_attn.k_proj", "2.mlp.up_proj")
+    ours, exact = fused_models.pair("llama-biases", CASES["llama-biases"], torch.bfloat16, True, CONTEXT, kept)
+    assert_as_good_as_the_modules(ours, exact)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "lengths"), [("qwen3", 16, 1000), ("gemma2", 16, 200), ("qwen3", 8, 200), ("qwen3", 4, 200)]
+)
+@torch.inference_mode()
+def test_graph_equals_eager_bit_for_bit_at_random_lengths(name, bits, lengths):
+    model, _ = fused_models.pair(name, {**CASES[name], "sliding_window": 700}, torch.bfloat16, True, LONG)
+    step, cache = step_of(model, LONG, bits)
+    fill(model, cache)
+    step.state.sampler.reset(SAMPLED, torch.arange(20), LONG)
+    graphs, sampler = StepGraphs(step), step.state.sampler
+    seen = sampler.seen.clone()
+    generator = torch.Generator().manual_seed(lengths + bits)
+    positions = torch.randint(LONG - 2, (lengths,), generator=generator).tolist()
+    positions[:4] = [0, LONG - 1, 699, 700]
+    tokens = torch.randint(model.config.vocab_size, (lengths,), generator=generator).cuda()
+    differing = torch.zeros(1, dtype=torch.int64, device="cuda")
+    for number, position in enumerate(positions):
+        found = []
+        for run in (graphs.replay, step.run):
+            step.state.rewind(position)
+            sampler.step.fill_(number)
+            sampler.seen.copy_(seen)
+            step.state.token.copy_(tokens[number : number + 1])
+            step.logits.fill_(float("nan"))
+            run(number % 2 == 0)
+            found.append((step.logits.clone(), step.state.chosen.clone(), step.state.position.clone()))
+        for mine, theirs in zip(*found, strict=True):
+            differing += (mine != theirs).sum()  # NaN differs from itself
+    assert int(differing) == 0
+
+
+def fill(model, cache) -> None:
+    """Random keys and values in every slot, through the cache's own write."""
+    for layer, (heads, width) in enumerate(model.kv_layout()):
+        k, v = torch.randn(2, LONG, heads, width, dtype=torch.bfloat16, device="cuda")
+        cache.update(layer, k, v, torch.arange(LONG, device="cuda"), LONG)
+
+
+@torch.inference_mode()
+def test_a_step_allocates_nothing_in_a_graph_or_not():
+    model, _ = fused_models.pair("gemma2", CASES["gemma2"], torch.float16, True, CONTEXT)
+    step, _ = step_of(model, CONTEXT)
+    graphs = StepGraphs(step)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for greedy in (True, False):
+        for run in (graphs.replay, step.run):
+            run(greedy)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.fixture(scope="module")
+def wide_step():
+    context = 1024
+    return step_of(wide_llama(4096, 4, torch.bfloat16, context), context)[0], context
+
+
+@torch.inference_mode()
+def test_times_of_the_operations_add_up_to_the_step(wide_step):
+    step, context = wide_step
+    found = profile.profile_step(step, Readback(step.state.chosen), context, position=300, greedy=True)
+    print(found.to_dict())
+    assert found.timer == "cupti"
+    others = ("router", "norm")
+    assert [row.kernel for row in found.rows] == [name for name in OPERATIONS if name not in others]
+    assert {row.kernel: row.calls for row in found.rows}["down"] == 4
+    assert found.sum_us == pytest.approx(found.step_us, rel=0.05)
+    assert all(0 < row.gb_per_s < 20_000 for row in found.rows)
+    assert 0 <= found.host_gap_us < found.step_us
+
+
+@torch.inference_mode()
+def test_events_time_the_operations_where_cupti_may_not(wide_step, monkeypatch):
+    step, context = wide_step
+    monkeypatch.setattr(profile, "_by_cupti", lambda *arguments: None)
+    found = profile.profile_step(step, Readback(step.state.chosen), context, position=300, greedy=False)
+    assert found.timer == "events"
+    # an event between two kernels keeps them from overlapping and takes some microseconds itself
+    assert found.step_us * 0.9 < found.sum_us < found.step_us * 2.5

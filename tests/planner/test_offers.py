@@ -1,0 +1,92 @@
+"""Which format a bare name means on a card, and that what would take hours to make is named and never chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localq import places
+from localq.errors import ExitCode, LocalqError
+from localq.files import catalog, format_facts
+from localq.files.hub import fetch as hub
+from localq.planner import offers
+from localq.planner import plan as planner
+from localq.planner.placement import Wishes
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(tmp_path, monkeypatch):
+    """The shipped catalogue, and nothing on the disk."""
+    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def chosen(name: str, card: str, only: str | None = None, **wishes) -> offers.Choice:
+    return offers.choose(catalog.find(name), planner.parse_card(card), Wishes(**wishes), only)
+
+
+def put_here(monkeypatch, *names: str) -> None:
+    known = set(names)
+    monkeypatch.setattr(hub, "local_path", lambda target: Path("/here") if target.name in known else None)
+
+
+def test_the_default_counts_where_it_fits():
+    choice = chosen("llama-3.3-70b", "48")
+    assert (choice.taken.offer.name, choice.target.format) == ("llama-3.3-70b", "nf4")
+    assert "it fits" in choice.why
+
+
+def test_a_70b_on_24_gb_is_vptq_until_its_vq2_is_made(monkeypatch):
+    choice = chosen("llama-3.3-70b", "24")
+    assert (choice.taken.offer.name, choice.taken.plan.fits) == ("llama-3.3-70b@vptq", True)
+    assert "nf4 needs" in choice.why
+    assert "published" in choice.why
+    put_here(monkeypatch, "llama-3.3-70b@vq2")
+    choice = chosen("llama-3.3-70b", "24")
+    assert (choice.taken.offer.format, choice.taken.here) == ("vq2", Path("/here"))
+    assert "on this machine" in choice.why
+    put_here(monkeypatch, "llama-3.3-70b@vq2", "llama-3.3-70b@vptq")
+    assert chosen("llama-3.3-70b", "24").taken.offer.format == "vq2"  # the one with kernels that do not gather
+    put_here(monkeypatch, "llama-3.3-70b@vq2")
+    assert chosen("llama-3.3-70b", "48").taken.offer.format == "nf4"  # it fits there
+
+
+def test_what_takes_hours_is_never_begun_by_itself():
+    choice = chosen("qwen3-32b", "12")
+    assert (choice.taken.offer.format, choice.taken.plan.fits) == ("nf4", False)
+    assert [each.offer.format for each in choice.considered if each.usable] == ["vq2"]
+
+
+def test_a_format_may_be_asked_for():
+    choice = chosen("llama-3.3-70b", "24", "vq2")
+    assert (choice.taken.offer.name, choice.why) == ("llama-3.3-70b@vq2", "as asked for")
+    with pytest.raises(LocalqError, match="There is nf4, bf16, vptq, vq2") as raised:
+        chosen("llama-3.3-70b", "24", "awq")
+    assert raised.value.exit_code == ExitCode.USAGE
+
+
+def test_a_context_that_was_asked_for_counts():
+    assert chosen("qwen3-8b", "24", ctx=2000).taken.plan.ctx == 2000
+    choice = chosen("llama-3.1-8b", "8", ctx=100_000)
+    assert (choice.taken.offer.format, choice.taken.plan.fits) == ("nf4", False)
+    assert "shorter context" in choice.why  # 4 bits are not given up for it: the refusal says what could be
+    assert chosen("llama-3.3-70b", "24", ctx=30_000).taken.offer.format == "vptq"  # nf4 does not fit anyhow
+
+
+def test_every_offer_resolves_to_itself():
+    for offer in offers.of_catalogue():
+        target = catalog.resolve(offer.name)
+        assert (target.name, target.source, offer.source or offer.base) == (
+            offer.name, offer.source, target.source or target.base,
+        ) or offer.format in format_facts.full_precision()  # fmt: skip
+        assert offer.is_calibrated == (offer.format == "vq2" and offer.source is None)
+
+
+def test_the_command_that_makes_it_puts_it_where_its_name_finds_it():
+    offer = next(each for each in offers.of_entry(catalog.find("llama-3.3-70b")) if each.format == "vq2")
+    command = offers.making(offer)
+    assert command.startswith("localq quantize llama-3.3-70b@bf16 --format vq2 --out ")
+    assert str(places.quantized_dir() / "llama-3.3-70b@vq2") in command
+    assert catalog.resolve("llama-3.3-70b@bf16").format == "bf16"

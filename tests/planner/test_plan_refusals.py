@@ -1,0 +1,86 @@
+"""What the planner refuses: it says by how much and whose memory it is, and every way out that it names is one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from localq.errors import ExitCode, LocalqError
+from localq.files import catalog
+from localq.planner import plan as planner
+from localq.planner.placement import Wishes
+from tests.support.planner.catalogue_models import arch
+
+pytestmark = pytest.mark.usefixtures("no_own_models")
+
+MIB = 2**20
+
+
+def refusal(name: str, format: str, budget: int, ctx: int | None = None) -> str:
+    with pytest.raises(LocalqError) as raised:
+        planner.plan(arch(name), format, budget, wishes=Wishes(ctx), name=name)
+    assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
+    text = str(raised.value)
+    assert text.startswith(f"{name}: needs ")
+    assert str(budget) in text
+    assert all(f"({number})" in text for number in (1, 2, 3))
+    return text
+
+
+def test_a_refusal_names_the_bytes_and_a_shorter_context_that_fits():
+    budget = 18 * 2**30
+    text = refusal("qwen3-32b", "nf4", budget, ctx=40_000)
+    needed = planner.assess(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(40_000)).ledger.total
+    assert str(needed) in text
+    shorter = int(re.search(r"--ctx (\d+)", text)[1])
+    assert planner.plan(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(shorter)).fits
+    assert not planner.assess(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(shorter + 1)).fits
+    assert f"free {-(-(needed - budget) // MIB):,} MiB" in text
+    other = catalog.resolve(re.search(r"use (\S+), which fits", text)[1])
+    assert planner.plan(other.entry.arch, other.format, budget, wishes=Wishes(40_000)).fits
+
+
+def test_a_refusal_says_who_could_make_room_and_force_goes_on_all_the_same():
+    shape, budget = arch("qwen3-32b"), 12 * 2**30
+    with pytest.raises(LocalqError, match=r"\(3\) free [\d,]+ MiB more by closing firefox \(pid 7, 812 MiB\)\."):
+        planner.plan(shape, "nf4", budget, freeing="by closing firefox (pid 7, 812 MiB)")
+    forced = planner.plan(shape, "nf4", budget, wishes=Wishes(5000), force=True)
+    assert (forced.fits, forced.ctx) == (False, 5000)
+    assert forced.ledger.total > budget
+
+
+def test_a_refusal_offers_the_same_model_smaller_before_another_model():
+    assert "use llama-3.1-8b, which fits;" in refusal("llama-3.1-8b", "bf16", 12 * 2**30)
+    text = refusal("llama-3.3-70b", "nf4", 24_564 * MIB)
+    assert "use llama-3.3-70b@vq2, which fits and is made here first;" in text
+    assert "--device cpu" in text
+
+
+@pytest.mark.parametrize("given", [
+    {"wishes": Wishes(kv_bits=16, embed="device", head="16")}, {"context_bytes": 1500 * MIB}, {"itemsize": 4},
+    {"wishes": Wishes(embed="host", head="16")},  # which models with tied embeddings cannot be asked for
+])  # fmt: skip
+def test_what_a_refusal_offers_fits_with_all_that_was_asked_for(given):
+    shape, offered = arch("llama-3.1-8b"), 0
+    asked = given.get("wishes", Wishes())
+    for budget in range(4000 * MIB, 7000 * MIB, 100 * MIB):
+        with pytest.raises(LocalqError) as raised:
+            planner.plan(shape, "bf16", budget, name="llama-3.1-8b", **given)
+        assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
+        if found := re.search(r"use (\S+), which fits", str(raised.value)):
+            other, offered = catalog.resolve(found[1]), offered + 1
+            wishes = replace(asked, ctx=min(planner.USABLE_CONTEXT, other.entry.arch.max_context))
+            scheme = other.source.scheme if other.source else ""
+            assert planner.assess(
+                other.entry.arch, other.format, budget, scheme=scheme, **{**given, "wishes": wishes}
+            ).fits
+    assert offered
+
+
+def test_a_budget_in_which_nothing_fits():
+    assert "use a GPU with more memory" in refusal("qwen3-8b", "nf4", 500 * MIB)
+    plan = planner.assess(arch("qwen3-8b"), "nf4", 500 * MIB)
+    assert (plan.fits, plan.ctx) == (False, planner.MIN_CONTEXT)
+    assert "500 MiB available" in plan.reason

@@ -1,0 +1,137 @@
+"""What the kernels of a decode step compute, in torch on any device: lets the fused step run without a GPU.
+
+Everything in the dtype of the operands (float32 in tests), without the kernels' roundings.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from localq.formats import mxfp4
+from localq.formats.codebooks import rotation
+from localq.formats.codebooks.experts_kernel import VqStack
+from localq.models.attention import Span, attend
+from localq.models.layers import ACTIVATIONS
+from localq.models.rope import rotate
+from tests.support.kernels.vq_operands import weights_of
+
+
+def normed(x: Tensor, norm: Any) -> Tensor:
+    """weight * x / rms(x), or x without a norm."""
+    if norm is None:
+        return x
+    return F.rms_norm(x, norm.weight.shape, norm.weight.to(x.dtype), norm.eps)
+
+
+def dense_gemv(x, operands, *, norm=None, residual=None, activation=None, out):
+    """`kernels.dense.dense_gemv`."""
+    products(x, [each.weight for each in operands], operands, norm, residual, activation, out)
+
+
+def products(x, weights, operands, norm=None, residual=None, activation=None, out=None):
+    """With the biases of `operands`, whose weights [out, in] are `weights`."""
+    biases = [each.bias for each in operands]
+    parts = [F.linear(normed(x, norm), weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    if activation is not None:
+        gate, up = parts
+        parts = [ACTIVATIONS[activation](gate) * up]
+    result = torch.cat(parts, -1)
+    out.copy_(result if residual is None else residual + result)
+
+
+def vq_gemv(x, operands, *, norm=None, **around):
+    """`formats.codebooks.lookup_kernel.vq_gemv`."""
+    x = normed(x, norm)
+    if operands[0].signs is not None:
+        x = rotation.rotate(x, operands[0].signs)
+    products(x, [weights_of(each) for each in operands], operands, **around)
+
+
+def attention_decode(
+    qkv, layer, position, *, heads, rotary, q_norm, k_norm, scale, softcap, window, workspace, sinks=None, out
+) -> None:
+    """`kernels.attention.attention_decode`; layer has k and v [kv_heads, capacity, head_dim]."""
+    kv_heads, _, head_dim = layer.k.shape
+    at = int(position)
+    q, k, v = qkv.view(1, -1, head_dim).split([heads, kv_heads, kv_heads], 1)
+    q, k = normed(q, q_norm), normed(k, k_norm)
+    if rotary is not None:
+        cos, sin = rotary[at : at + 1, :1], rotary[at : at + 1, 1:]
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    layer.k[:, at], layer.v[:, at] = k[0], v[0]
+    first = max(0, at + 1 - window) if window else 0
+    keys, values = layer.k[:, first : at + 1], layer.v[:, first : at + 1]
+    out.copy_(attend(q, keys, values, Span(first, at + 1, None, False), scale, softcap, sinks))
+
+
+def router(x, weight, bias, active, *, norm, how, weights, chosen, workspace) -> None:
+    """`kernels.experts.router`."""
+    logits = F.linear(normed(x, norm), weight, bias)[0]
+    largest, places = logits.topk(active)
+    shares = torch.softmax(logits, -1)[places] if how == "softmax_of_all" else torch.softmax(largest, -1)
+    weights.copy_(shares)
+    chosen.copy_(places)
+
+
+def matrix_of(stack: Any, expert: int) -> Tensor:
+    """[out, in] of one expert."""
+    if isinstance(stack, Tensor):
+        return stack[expert]
+    if isinstance(stack, VqStack):
+        return torch.cat([weights_of(each) for each in stack.matrices[expert]])
+    blocks = stack.blocks[expert]
+    return mxfp4.dequantize(mxfp4.Packed(blocks.flatten(1), stack.scales[expert]), torch.float32)
+
+
+def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alpha, limit) -> None:
+    """`kernels.experts.experts_gate_up` of a stack in 16 bit, MXFP4 or codebooks."""
+    for row, expert in enumerate(chosen.tolist()):
+        both = F.linear(normed(x, norm), matrix_of(stack, expert), None if bias is None else bias[expert])[0]
+        first, second = (both[0::2], both[1::2]) if interleaved else both.chunk(2)
+        if gate == "clamped":
+            first, second = first.clamp(max=limit), second.clamp(-limit, limit)
+            out[row] = first * torch.sigmoid(alpha * first) * (second + 1)
+        else:
+            out[row] = F.silu(first) * second
+
+
+def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up, signs=None) -> None:
+    """`kernels.experts.experts_down` of a stack in 16 bit, MXFP4 or codebooks, whose x may be rotated."""
+    assert behind_gate_up
+    if signs is not None:
+        gated = rotation.rotate(gated, signs)
+    total = residual[0].clone()
+    for row, expert in enumerate(chosen.tolist()):
+        total += weights[row] * F.linear(gated[row], matrix_of(stack, expert), None if bias is None else bias[expert])
+    out.copy_(total)
+
+
+def embed(ids, table, *, scale, out) -> None:
+    """`kernels.embed.embed`."""
+    out.copy_(table[ids] * scale)
+
+
+def rmsnorm(x, norm, residual=None, *, out) -> None:
+    """`kernels.rmsnorm.rmsnorm`."""
+    result = normed(x, norm)
+    out.copy_(result if residual is None else residual + result)
+
+
+def install(monkeypatch: Any) -> None:
+    """Put them in the place of the kernels, for the fused step."""
+    from localq.engine.step import fused, fused_experts
+    from localq.kernels import dense
+
+    workspace = SimpleNamespace(bytes=lambda: 0)
+    monkeypatch.setattr(dense, "dense_gemv", dense_gemv)
+    monkeypatch.setattr(fused.attention, "attention_decode", attention_decode)
+    monkeypatch.setattr(fused.attention, "Workspace", lambda *arguments: workspace)
+    for stand_in in (router, experts_gate_up, experts_down):
+        monkeypatch.setattr(fused_experts.kernels, stand_in.__name__, stand_in)
+    monkeypatch.setattr(fused.embed, "embed", embed)
+    monkeypatch.setattr(fused.rmsnorm, "rmsnorm", rmsnorm)

@@ -1,0 +1,32 @@
+// nf4_gemv on a CPU (tests/formats/nf4/test_kernel_emulated.py puts the files together).
+#include "facts_on_cpu.h"
+#include "common/launch.h"
+#include "nf4/nf4.h"
+#include "nf4/intrinsics.cuh"
+
+// What went wrong, or null. `reads`: the least and the most that a byte of codes was read, and the bytes that the warps
+// of all blocks read, codes and absmax: the least and the most of a warp.
+extern "C" const char* nf4_gemv_on_cpu(const localq::Nf4* matrices, int count, const localq::GemvExtras* extras,
+                                       const void* x, void* y, int type, int rows, int multiprocessors,
+                                       int shared_bytes, int64_t* reads) {
+  on_cpu::stored.clear();
+  std::fill(std::begin(on_cpu::bytes_of_warp), std::end(on_cpu::bytes_of_warp), 0);
+  for (int i = 0; i < count; ++i) {
+    const localq::Nf4& w = matrices[i];
+    const int64_t absmax = w.out * w.in / 64 * (w.nested_absmax == nullptr ? sizeof(float) : 1);
+    on_cpu::stored.push_back({static_cast<const uint8_t*>(w.absmax), std::vector<uint8_t>(absmax)});
+    on_cpu::stored.push_back({w.codes, std::vector<uint8_t>(w.out * w.in / 2)});
+  }
+  const char* const fault = on_cpu::fault_of(multiprocessors, shared_bytes, [&] {
+    localq::nf4_gemv(matrices, count, *extras, x, y, static_cast<localq::Type>(type), rows, 0, nullptr);
+  });
+  reads[0] = 255, reads[1] = 0;
+  for (int i = 0; i < count; ++i) {
+    for (const uint8_t times : on_cpu::stored[2 * i + 1].reads) {
+      reads[0] = std::min<int64_t>(reads[0], times), reads[1] = std::max<int64_t>(reads[1], times);
+    }
+  }
+  reads[2] = *std::min_element(std::begin(on_cpu::bytes_of_warp), std::end(on_cpu::bytes_of_warp));
+  reads[3] = *std::max_element(std::begin(on_cpu::bytes_of_warp), std::end(on_cpu::bytes_of_warp));
+  return fault;
+}

@@ -1,0 +1,21 @@
+"""Conversions that tests share: a small shard size, the digest of a folder, a finished conversion."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from localq.files.model_folder import open_model
+from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
+
+SHARD = 60_000  # bytes: the tiny models become five shards and more
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def quantized(source: Path, out: Path, **options: Any) -> Path:
+    return by_tensor.convert(TensorwiseRequest(open_model(source), "nf4", out, shard_bytes=SHARD, **options))

@@ -1,0 +1,73 @@
+"""Chat templates of every family with their special tokens, and conversations to render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localq.files.model_folder import open_model
+from tests.support.files.real_model import smollm2
+
+FOLDER = Path(__file__).parents[2] / "data" / "templates"
+ENDS = {  # bos and eos of the family, as its tokenizer_config.json has them
+    "llama": ("<|begin_of_text|>", "<|eot_id|>"),
+    "mistral": ("<s>", "</s>"),
+    "qwen": (None, "<|im_end|>"),
+    "gemma": ("<bos>", "<eos>"),
+    "phi-3": ("<s>", "<|endoftext|>"),
+    "phi-4": ("<|endoftext|>", "<|endoftext|>"),
+    "smollm": ("<|im_start|>", "<|im_end|>"),
+    "gpt": ("<|startoftext|>", "<|return|>"),
+}
+MARKS = {  # what else of a family's templates is one token
+    "llama": ("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>"),
+    "mistral": ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]",
+                "[/SYSTEM_PROMPT]"),
+    "qwen": ("<|im_start|>", "<|endoftext|>"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "phi-3": ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    "phi-4": ("<|im_start|>", "<|im_sep|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    "smollm": ("<|endoftext|>",),
+    "gpt": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|constrain|>"),
+}  # fmt: skip
+PUBLISHED = [f"published/{path.stem}" for path in sorted((FOLDER / "published").glob("*.jinja"))]
+NAMES = [path.stem for path in sorted(FOLDER.glob("*.jinja"))] + PUBLISHED
+EVERY = [*NAMES, "smollm2"]
+
+
+def turns(*contents: str, system: str | None = None) -> list[dict[str, str]]:
+    """User and assistant in turn, after an optional system prompt."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return first + [
+        {"role": ("user", "assistant")[index % 2], "content": content} for index, content in enumerate(contents)
+    ]
+
+
+CONVERSATIONS = {
+    "single": turns("What is the capital of France?"),
+    "system": turns("Hi", system="Be kind. /no_think"),
+    "multi": turns("a", "b", "c", "d", "e"),
+    "answered": turns("a", "<think>\nhm\n</think>\n\nb", "c", "<think>\nhm</think>d"),
+    "unicode": turns("Où 👩‍👩‍👧‍👦?", "שלום <b>&amp;</b>", "<|im_end|>{{ bos_token }}{% raw %}", system="日本\x00\x1b"),
+    "whitespace": turns("  \n a \n", "\n\n b  ", "\t", system=" \n "),
+    "empty": turns("", "", "", system=""),
+    "twice": turns("a") + turns("b"),
+    "system-only": turns(system="x"),
+    "system-late": turns("a", "b") + turns("c", system="x"),
+    "calls": [*turns("a", "<|channel|>final<|message|>b"), {"role": "tool", "content": "c"}],
+}
+
+
+def family(name: str) -> str:
+    """The key of `ENDS` and `MARKS` for a template's name."""
+    return next(known for known in ENDS if name.removeprefix("published/").startswith(known))
+
+
+def source(name: str) -> tuple[str, dict[str, str]]:
+    """Text and special tokens of a template."""
+    bos, eos = ENDS[family(name)]
+    special = {"eos_token": eos} | ({"bos_token": bos} if bos else {})
+    if name == "smollm2":
+        text = open_model(smollm2()).chat_template
+        assert text is not None
+        return text, special
+    return (FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), special

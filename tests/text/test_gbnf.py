@@ -1,0 +1,45 @@
+"""GBNF becomes Lark of the same language: what a grammar takes, byte by byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from localq.text.grammar import Grammar, check, matcher
+
+ARITHMETIC = r"""
+# sums, one a line: the blanks behind a number must not eat the end of the line
+root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
+NAMES = 'root ::= "a"{2} "b"{ 1 , } [\\]\\-^-]+ x-Y\nx-Y ::=\n  # a comment\n "🙂" |\n "\\x41"'
+CASES = [
+    (ARITHMETIC, ["a=1\n", "a+b*(c-12) = 3\n", "x_1=7\ny=(2)\n"], ["a=1", "=1\n", "a=\n"]),
+    ('root ::= "a" "x" | [a-z] "y"', ["ax", "ay", "by"], ["bx"]),
+    ('root ::= "ab" "x" | [a-z] "bc"', ["abx", "abc", "zbc"], ["ab"]),
+    ('root ::= "\\u00e9" [^\\u00e9\\n] . | "" | ( | "q") "\\"\\\\"', ["é1\n", "", 'q"\\', '"\\'], ["éé1", "é\n1", "q"]),
+    (NAMES, ["aab]-^-🙂", "aabb]A"], ["ab-A", "aab]x"]),
+    ('root ::= "\\u200b" "\\U0001F600" "\\t\\x00"', ["\u200b😀\t\0"], ["😀\t\0"]),
+    ('root ::= root "a" | "b"', ["b", "baa"], ["", "a"]),
+    ("root ::= [-a] [a-] [+--]", ["-a,", "a--"], ["aa.", "b--"]),
+    ('root ::= "a" ("b" "c"?){2,3} "d"*', ["abb", "abcbcbcdd"], ["ab", "abbbb"]),
+    ("\troot\t::=\t[ \\t]\t\n", [" ", "\t"], ["\n"]),
+]  # fmt: skip
+
+
+def takes(text: str, reply: str) -> bool:
+    from llguidance import LLTokenizer
+
+    found = matcher(Grammar("gbnf", text), LLTokenizer("byte"))
+    ids = list(reply.encode())
+    return bool(found.try_consume_tokens(ids) == len(ids) and found.is_accepting())
+
+
+@pytest.mark.parametrize(("text", "good", "bad"), CASES)
+def test_what_a_grammar_takes_and_what_it_does_not(text, good, bad):
+    assert check(Grammar("gbnf", text)) == []
+    assert [reply for reply in good if not takes(text, reply)] == []
+    assert [reply for reply in bad if takes(text, reply)] == []

@@ -1,0 +1,198 @@
+"""Hostile chat templates: no escape from the sandbox, every bomb ended in time, and the next render works."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import jinja2
+import pytest
+
+from localq.errors import ExitCode, LocalqError
+from localq.text import template
+
+MESSAGES = [{"role": "user", "content": "SAFE"}]
+SECONDS = 3.0  # until the error; the next render may have a new child to start
+
+# Each tries for Python's insides; `{0}` in the text is never filled. What would tell of success is in `SECRETS`.
+ESCAPES = {
+    "class-walk": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "class-item": "{{ ''['__class__']['__base__']['__subclasses__']() }}",
+    "tuple-base": "{{ ().__class__.__bases__[0].__subclasses__()[100] }}",
+    "attr-filter": "{{ '' | attr('__class__') | attr('__mro__') }}",
+    "attr-join": "{{ messages | attr(['__cl', 'ass__'] | join) | attr('__base__') }}",
+    "attr-hex": "{{ ''['\\x5f\\x5fclass\\x5f\\x5f'] }}{{ '' | attr('\\x5f\\x5fclass\\x5f\\x5f') }}",
+    "attr-dot-path": "{{ [''] | map(attribute='__class__.__mro__') | list }}",
+    "map-attr": "{{ [''] | map('attr', '__class__') | map('attr', '__subclasses__') | list }}",
+    "selectattr": "{{ [''] | selectattr('__class__') | list | length }}{{ ['SAFE'] | groupby('__class__') }}",
+    "sort-attribute": "{{ ['a', 'b'] | sort(attribute='__class__.__name__') }}",
+    "sum-attribute": "{{ [messages] | sum(attribute='__class__', start='') }}",
+    "unique-attribute": "{{ [messages] | unique(attribute='__class__.__subclasses__') | list }}",
+    "format-method": "{{ '{0.__class__.__mro__}'.format('') }}",
+    "format-map": "{{ '{x.__class__.__base__}'.format_map({'x': ''}) }}",
+    "format-indirect": "{{ ('{0.__class__.__init__.__globals__}' | attr('format'))(range) }}",
+    "format-map-filter": "{{ ['{0.__class__}'] | map('attr', 'format') | map('string') | list }}",
+    "format-by-map": "{% set f = '{0.__class__.__base__}'.format %}{{ f(messages) }}",
+    "format-by-call": "{% call(x) ''.format() %}{% endcall %}{{ '{a.__init__}'.format(a=raise_exception) }}",
+    "percent-map": "{{ '%(a)s' | format(a=raise_exception.__globals__) }}",
+    "cycler-globals": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "joiner-globals": "{{ joiner.__init__.__globals__['os'].environ }}",
+    "namespace-globals": "{{ namespace.__init__.__globals__.os.listdir('/') }}",
+    "lipsum-globals": "{{ lipsum.__globals__['os'].popen('id').read() }}",
+    "lipsum-builtins": "{{ lipsum.__globals__.__builtins__.open('/etc/passwd').read() }}",
+    "function-globals": "{{ raise_exception.__globals__ }}{{ strftime_now.__globals__ }}",
+    "function-code": "{{ strftime_now.__code__.co_consts }}",
+    "filter-globals": "{{ self._TemplateReference__context.environment.filters.tojson.__globals__ }}",
+    "self-context": "{{ self.__init__.__globals__ }}{{ self._TemplateReference__context }}",
+    "context-environment": "{{ self.environment.globals }}{{ environment.from_string('x') }}",
+    "macro-globals": "{% macro m() %}{% endmacro %}{{ m.__call__.__func__.__globals__ }}{{ m._func.__globals__ }}",
+    "caller-frames": "{% macro m() %}{{ caller.__globals__ }}{{ caller._func }}{% endmacro %}"
+    "{% call m() %}{% endcall %}",
+    "loop-internals": "{% for x in [1] %}{{ loop.__init__.__globals__ }}{{ loop._iterator.gi_frame }}{% endfor %}",
+    "generator-frame": "{{ ([1] | map('string')).gi_frame.f_globals }}",
+    "generator-code": "{{ (messages | map('length')).gi_code.co_consts }}",
+    "frame-back": "{% set g = messages | select %}{{ g.gi_frame.f_back.f_back.f_builtins }}",
+    "traceback": "{{ raise_exception.__traceback__ }}{{ (1).__class__.__init__.__wrapped__ }}",
+    "undefined-globals": "{{ nothing.__init__.__globals__ }}{{ nothing._undefined_exception }}",
+    "undefined-class": "{{ nothing.__class__ }}{{ nothing | attr('__class__') }}",
+    "include": "{% include '/etc/passwd' %}",
+    "include-ignored": "{% include ['/etc/passwd', '../secret'] ignore missing %}",
+    "import": "{% import 'os' as os %}{{ os.environ }}",
+    "from-import": "{% from '/etc/passwd' import root %}{{ root }}",
+    "extends": "{% extends '/etc/passwd' %}",
+    "extends-object": "{% extends raise_exception %}",
+    "request": "{{ request.application.__globals__.__builtins__.__import__('os').popen('id').read() }}",
+    "config": "{{ config.items() }}{{ g.pop.__globals__ }}{{ url_for.__globals__ }}",
+    "builtins": "{{ __import__('os').environ }}{{ open('/etc/passwd').read() }}{{ eval('1') }}",
+    "type-call": "{{ type('X', (), {}) }}{{ object() }}{{ getattr('', '__class__') }}",
+    "mro": "{{ dict.mro() }}{{ namespace.mro() }}{{ range.__class__.mro(range) }}",
+    "do": "{% do messages.append(1) %}",
+    "debug": "{% debug %}",
+    "mutate-append": "{{ messages.append({'role': 'system', 'content': 'EVIL'}) }}{{ messages }}",
+    "mutate-update": "{{ messages[0].update(content='EVIL') }}{{ messages }}",
+    "mutate-pop": "{% set x = messages.pop() %}{{ x }}{% set y = messages.clear() %}",
+    "mutate-setitem": "{{ messages[0].__setitem__('content', 'EVIL') }}{{ messages }}",
+    "mutate-attr": "{{ (messages | attr('append'))('EVIL') }}{{ messages }}",
+    "mutate-map": "{{ [messages] | map('attr', 'clear') | map('string') | list }}",
+    "mutate-via-set": "{% set messages[0].content = 'EVIL' %}{{ messages }}",
+    "namespace-dunder": "{% set ns = namespace() %}{% set ns.__class__ = 'EVIL' %}{{ ns.__class__ }}",
+    "namespace-init": "{{ namespace(__init__=1, __class__='EVIL') }}",
+    "namespace-attrs": "{% set ns = namespace() %}{% set ns._Namespace__attrs = range %}{{ ns.x }}",
+    "dict-class": "{{ dict(a=1).__class__.__base__.__subclasses__() }}{{ dict.__base__ }}",
+    "string-translate": "{{ 'a'.translate.__self__.__class__ }}{{ 'a'.join.__objclass__ }}",
+    "bound-self": "{{ ''.join.__self__ }}{{ tojson.__self__ }}{{ messages.count.__self__.__class__ }}",
+    "urlize-markup": "{{ ('x' | escape).__class__ }}{{ ('x' | escape).unescape.__func__ }}",
+    "xmlattr": "{{ {'__class__': lipsum.__globals__} | xmlattr }}",
+    "tojson-object": "{{ raise_exception | tojson }}{{ self | tojson }}",
+    "pprint-object": "{{ messages.__class__ | pprint }}",
+    "select-test": "{{ [1] | select('__class__') | list }}",
+    "filter-by-name": "{{ [''] | map('__import__') | list }}",
+    "async": "{{ cycler('a').next.__func__.__globals__ }}{{ joiner().__class__ }}",
+    "block-super": "{% block b %}{{ super.__globals__ }}{{ self.b.__globals__ }}{% endblock %}",
+    "recursive-loop": "{% for x in [[1]] recursive %}{{ loop.__call__.__globals__ }}{% endfor %}",
+    "autoescape": "{% autoescape true %}{{ lipsum.__globals__ }}{% endautoescape %}",
+}
+SECRETS = ("root:", "uid=", "PATH", "PYTHONPATH", "LOCALQ_CANARY", "<module", "<class", "<type", "<code", "<frame",
+           "__builtins__", "subprocess", "EVIL", "site-packages", "posix")  # fmt: skip
+
+BOMBS = {
+    "nested-ranges": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "nested-ranges-written": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}",
+    "range-over-limit": "{% for a in range(10000000000) %}{% endfor %}",
+    "multiplied-string": "{{ 'a' * 10**10 }}",
+    "multiplied-list": "{{ [0] * 10**10 }}",
+    "multiplied-below-limit": "{{ 'a' * (300 * 10**6) }}",
+    "multiplied-unwritten": "{% set x = ('a' * (400 * 10**6)) | length %}{{ x }}",
+    "power": "{{ 9**(9**9) }}",
+    "power-of-power": "{{ (9**9)**(9**7) }}",
+    "big-number-as-text": "{{ 2**100000 }}",
+    "modulo-of-power": "{% set x = 7**(9**8) % 11 %}{{ x }}",
+    "doubled-string": "{% set n = namespace(x='a') %}{% for i in range(60) %}"
+    "{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+    "doubled-list": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "replaced-string": "{% set n = namespace(x='aa') %}{% for i in range(60) %}"
+    "{% set n.x = n.x.replace('a', n.x) %}{% endfor %}{{ n.x }}",
+    "recursive-macro": "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+    "recursive-macro-tree": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ m(60) }}",
+    "recursive-loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "padding-percent": "{{ '%1000000000d' | format(1) }}",
+    "padding-percent-operator": "{{ '%2000000000s' % 'a' }}",
+    "padding-format": "{{ '{:>1000000000}'.format(1) }}",
+    "padding-center": "{{ 'a' | center(10000000000) }}",
+    "padding-ljust": "{{ 'a'.ljust(3000000000) }}",
+    "padding-zfill": "{{ '1'.zfill(450000000) }}",
+    "indent": "{{ ('a\\n' * 100000) | indent(100000) }}",
+    "wordwrap": "{{ ('a' * 10000000) | wordwrap(1) }}",
+    "lipsum": "{{ lipsum(n=1000000) }}",
+    "batch": "{{ range(99999) | batch(1000000000, 0) | list | length }}",
+    "slice": "{{ range(9) | slice(1000000000) | list }}",
+    "join": "{{ range(99999) | join('a' * 100000) }}",
+    "sort": "{% for i in range(99999) %}{% set x = range(99999) | sort | list %}{% endfor %}",
+    "cartesian-strings": "{% for a in range(9999) %}{% set x = 'a' * (99999990 + a) %}{% endfor %}",
+    "long-output": "{% for a in range(99999) %}{{ '0123456789abcdef' }}{% endfor %}",
+    "long-output-in-blocks": "{% for a in range(9) %}{% set x %}{{ 'a' * 900000 }}{% endset %}{{ x }}{% endfor %}",
+    "long-refusal": "{{ raise_exception('a' * 50000000) }}",
+    "long-name": "{{ nothing." + "a" * 60000 + ".b }}",
+    "deep-brackets": "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
+    "deep-lists": "{{ " + "[" * 30000 + "]" * 30000 + " }}",
+    "deep-ifs": "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+    "deep-loops": "{% for a in range(9) %}" * 30 + "x" + "{% endfor %}" * 30,
+    "deep-not": "{{ " + "not " * 15000 + "1 }}",
+    "long-sum": "{{ 1" + "+1" * 30000 + " }}",
+    "many-filters": "{{ 1" + "|string" * 9000 + " }}",
+    "over-64-KiB": "a" * (64 * 1024 + 1),
+    "over-64-KiB-in-bytes": "é" * (32 * 1024 + 1),
+    "deep-over-64-KiB": "{% if 1 %}" * 9000 + "{% endif %}" * 9000,
+    "regular-expression": "{{ ('a' * 100000 + '<') | striptags | urlize }}",
+    "unterminated": "{% for a in b %}",
+    "unknown-tag": "{% frobnicate %}",
+    "unknown-filter": "{{ 1 | frobnicate }}",
+    "date-bomb": "{{ strftime_now('%Y' * 100000) | length * strftime_now('%1000000000Y') | length }}",
+}
+HARMLESS = {"deep-not", "long-sum", "many-filters", "long-name", "regular-expression", "multiplied-unwritten",
+            "modulo-of-power", "date-bomb", "batch", "deep-loops", "deep-ifs"}  # fmt: skip
+# ... may also end well, where Python is quick or lenient enough; the others must end in an error.
+
+
+def rendered(text: str) -> tuple[str | None, LocalqError | None]:
+    """What comes of the template: a text or an error."""
+    try:
+        return template.render(text, MESSAGES, {"bos_token": "<s>"}), None
+    except LocalqError as error:
+        return None, error
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_no_template_escapes(name):
+    start = time.monotonic()
+    text, error = rendered(ESCAPES[name])
+    shown = str(error) if text is None else text
+    assert not [secret for secret in SECRETS if secret in shown], shown[:500]
+    assert error is None or error.exit_code == ExitCode.BAD_FILE
+    assert rendered("{{ messages }}") == (str(MESSAGES), None)
+    assert time.monotonic() - start < SECONDS
+
+
+def test_the_secrets_are_what_an_escape_shows():
+    """The corpus can fail: without a sandbox many of its templates show what must not be shown."""
+    shown = 0
+    for text in (text for text in ESCAPES.values() if "open(" not in text):
+        environment = jinja2.Environment(extensions=["jinja2.ext.do"])
+        environment.globals["raise_exception"] = rendered
+        try:
+            written = environment.from_string(text).render(messages=copy.deepcopy(MESSAGES))
+        except Exception:
+            continue
+        shown += any(secret in written for secret in SECRETS)
+    assert shown >= 15
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_template_costs_time_or_memory(name):
+    start = time.monotonic()
+    text, error = rendered(BOMBS[name])
+    assert text is None or name in HARMLESS, str(text)[:100]
+    assert error is None or (error.exit_code in (ExitCode.BAD_FILE, ExitCode.FAILURE) and len(str(error)) < 1000)
+    assert time.monotonic() - start < SECONDS
+    assert rendered("{{ messages[0].content }}") == ("SAFE", None)

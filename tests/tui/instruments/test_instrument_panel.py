@@ -1,0 +1,128 @@
+"""The panel in an app: what it shows, at every size."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments.instrument_widget import Instrument
+from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, chatting, reply, run, settle
+from tests.support.tui.tui_pilot import screen_text, until
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def test_the_side_shows_all_instruments():
+    async def scene(app, pilot):
+        await chatting(app, pilot)
+        text = screen_text(app)
+        for said in ("tok/s now 80.0", "80 % of what 936 GB/s allow (rated)", "GPU 97 %, 64 °C", "Decode step at 1,024",
+                     "host gap      12.5", "Memory of RTX 3090", "firefox 640 MiB"):  # fmt: skip
+            assert said in text
+        assert app.watch_card.uuids == ["GPU-5a1b"]
+
+    run("side", (40, 50), scene)
+
+
+def test_the_strip_shows_speed_and_memory_in_six_lines():
+    async def scene(app, pilot):
+        await chatting(app, pilot)
+        assert app.panel.size.height == 6
+        rows = screen_text(app).splitlines()
+        assert "tok/s now 80.0, mean 80.0, roof 99.6" in rows[0]
+        assert "Memory 21,916 MiB, planned 22,021 (-0.5%)" in rows[0]
+        assert "80 % of what 936 GB/s allow (rated)" in rows[5]
+        assert "C CUDA 400" in rows[4]
+        assert not any("Decode step" in row or "MHz" in row for row in rows)
+
+    run("strip", (100, 30), scene)
+
+
+@pytest.mark.parametrize(("size", "columns"), [((80, 24), 2), ((200, 60), 2), ((40, 12), 1)])
+def test_the_whole_screen_has_two_columns_where_there_is_room(size, columns):
+    async def scene(app, pilot):
+        await chatting(app, pilot)
+        speed, memory = app.query_one("#speed"), app.query_one("#memory")
+        assert (memory.region.x > speed.region.x) == (columns == 2)
+        assert (memory.region.y > speed.region.y) == (columns == 1)
+        if size == (80, 24):  # all of it, without scrolling
+            text = screen_text(app)
+            assert "a token in all" in text
+            assert "firefox" in text
+
+    run("full", size, scene)
+
+
+@pytest.mark.parametrize("mode", ["side", "strip", "full"])
+def test_every_size_is_drawn_and_nothing_is_wider_than_its_place(mode):
+    async def scene(app, pilot):
+        await chatting(app, pilot)
+        for size in ((120, 40), (100, 30), (80, 24), (40, 12), (7, 3), (1, 1), (200, 60), (1, 60), (200, 1)):
+            await pilot.resize_terminal(*size)
+            await settle(pilot, app.panel)
+            shown = [each for each in app.query(Instrument) if each.display]
+            places = [app.screen.find_widget(each).visible_region for each in shown]
+            assert not any(one.overlaps(other) for one, other in itertools.combinations(places, 2)), size
+            for instrument in shown:
+                width = max(0, instrument.content_size.width)
+                assert all(row.cell_length <= width for row in instrument.lines(width)), (size, instrument)
+            assert all(len(row) <= size[0] for row in screen_text(app).splitlines())
+
+    run(mode, (200, 60), scene)
+
+
+def test_letters_stand_out_in_every_theme():
+    async def scene(app, pilot):
+        await chatting(app, pilot)
+        for name in app.available_themes:
+            app.theme = name
+            await pilot.pause()
+            bar = app.screen._compositor.render_strips()[app.query_one("#memory").region.y + 1]
+            drawn = [part for part in bar if set(part.text.strip()) & set("WHKkSGCO")]
+            assert len(drawn) >= 8
+            colours = [(part.style.color, part.style.bgcolor) for part in drawn]
+            assert all(ink.is_default or ink != paper for ink, paper in colours), name
+
+    run("side", (40, 50), scene)
+
+
+def test_the_cpu_has_no_card_no_roof_and_no_step():
+    async def scene(app, pilot):
+        await chatting(app, pilot, CPU)
+        text = screen_text(app)
+        assert "no roof: a share of the bandwidth is" in text
+        assert "only the fused step of a GPU is" in text
+        assert "Memory of this machine" in text
+        assert "MHz" not in text
+        assert not app.query_one("#card").region.height
+        assert app.watch_card.reads == app.wanted == 0
+
+    run("side", (40, 40), scene)
+
+
+# ---- the whole screen, over a chat
+
+
+def test_over_a_chat_that_has_no_room_beside():
+    async def scene(app, pilot):
+        app.panel.display = False
+        await pilot.pause()
+        app.panel.show_loaded(GPU)
+        await app.push_screen(InstrumentsScreen(app.panel))
+        await until(pilot, lambda: app.wanted == 1)  # through the panel behind, to the chat's screen
+        app.panel.show_stats(reply(1, used=400))  # the chat goes on telling its own panel
+        app.panel.show_stats(reply(161, used=400))
+        app.panel.show_profile(PROFILE)
+        await until(pilot, lambda: app.watch_card.reads)
+        await settle(pilot, app.screen.query_one(InstrumentsPanel))
+        text = screen_text(app)
+        assert "tok/s now 80.0" in text
+        assert "Decode step at 1,024" in text
+        await pilot.press("f2")
+        await pilot.pause()
+        assert not isinstance(app.screen, InstrumentsScreen)
+        assert len(app.panel.facts.changed) == 1  # nobody draws for a screen that is gone
+
+    run("side", (80, 24), scene)

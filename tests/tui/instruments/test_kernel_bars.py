@@ -1,0 +1,193 @@
+"""The profile of a step as bars, and the card in three lines: every text by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from localq.gpus import Reading
+from localq.tui.instruments.card_line import CardLine
+from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_widget import bar, figure
+from localq.tui.instruments.kernel_bars import KernelBars, age
+from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, READING, Clock, Watch, reply
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def facts_of(loaded=GPU, clock: Clock | None = None) -> Facts:
+    facts = Facts(clock or Clock(), Watch())
+    facts.load(loaded)
+    return facts
+
+
+def kernels(facts: Facts, width: int = 36) -> list[str]:
+    return [each.plain for each in KernelBars(facts, "kernels").lines(width)]
+
+
+def card(facts: Facts, width: int = 36) -> list[str]:
+    return [each.plain for each in CardLine(facts, "card").lines(width)]
+
+
+# ---- bars
+
+
+@pytest.mark.parametrize(("share", "width", "drawn"), [
+    (1.0, 4, "████"), (0.5, 4, "██  "), (1 / 32, 4, "▏   "), (0.6, 4, "██▍ "), (0.0, 2, "  "), (2.0, 2, "██"),
+    (-1.0, 2, "  "), (0.5, 0, ""), (0.5, -3, ""),
+])  # fmt: skip
+def test_a_bar_counts_eighths(share, width, drawn):
+    assert bar(share, width) == drawn
+
+
+def test_figures_have_three_digits():
+    assert [figure(value) for value in (0, 4.04, 38.16, 99.94, 99.96, 648.2, 1234)] == [
+        "0.0", "4.0", "38.2", "99.9", "100", "648", "1234",
+    ]  # fmt: skip
+
+
+def test_a_step_to_the_letter():
+    """Four operations of 6,000 us in all, 936 GB/s; 8 cells are the 4,000 us of the largest."""
+    clock = Clock()
+    facts = facts_of(clock=clock)
+    facts.profiled(PROFILE)
+    clock.now += 12
+    assert kernels(facts) == [
+        "Decode step at 1,024, 12 s ago",
+        "                us     roof",
+        "qkv        1,000.0 17%  85% ██",  # 800 GB/s
+        "attention    500.0  8%  21% █",
+        "down       4,000.0 67%  96% ████████",
+        "head         500.0  8%  85% █",
+        "sum        6,000.0 -1.0% of it",
+        "step       6,060.0 measured whole",
+        "host gap      12.5 a token",
+    ]
+    facts.add(reply(1))
+    facts.add(reply(101))
+    assert kernels(facts)[-1] == "now       12,500.0 a token in all"  # 80 tok/s
+    facts.end()
+    assert kernels(facts)[-1] == "host gap      12.5 a token"
+
+
+def test_without_a_known_bandwidth_no_share_of_it():
+    facts = facts_of(replace(GPU, device_name="A card of tomorrow"))
+    facts.profiled(PROFILE)
+    assert kernels(facts)[2] == "qkv        1,000.0 17%    – ██"
+
+
+def test_why_there_is_no_profile():
+    assert " ".join(kernels(facts_of(CPU))) == "Decode step only the fused step of a GPU is timed, not the CPU's"
+    facts = facts_of()
+    assert kernels(facts) == ["Decode step", "not timed yet"]
+    facts.failed("profile: a context of 8 has no room for 20 steps")
+    assert " ".join(kernels(facts)[1:]) == "profile: a context of 8 has no room for 20 steps"
+    facts.profiled(PROFILE)
+    facts.failed("the engine is busy")
+    assert "not timed again: the engine is busy" in kernels(facts)
+    assert kernels(Facts()) == []
+
+
+def test_ages():
+    assert [age(seconds) for seconds in (0.2, 12, 89, 90, 600)] == [
+        "0 s ago", "12 s ago", "89 s ago", "2 min ago", "10 min ago",
+    ]  # fmt: skip
+
+
+# ---- when a profile is due
+
+
+def test_a_profile_is_due_after_a_load_and_when_the_context_has_doubled():
+    facts = facts_of()
+    assert facts.profile_due
+    facts.profiled({**PROFILE, "position": 1000})
+    assert not facts.profile_due
+    facts.add(reply(10, used=1999))
+    facts.end()
+    assert not facts.profile_due
+    facts.add(reply(10, used=2000))
+    assert not facts.profile_due  # not while a reply runs
+    facts.end()
+    assert facts.profile_due
+    facts.asked = True
+    assert not facts.profile_due  # once
+
+
+def test_growth_of_a_short_context_says_little():
+    facts = facts_of()
+    facts.profiled({**PROFILE, "position": 10})
+    facts.add(reply(10, used=511))
+    facts.end()
+    assert not facts.profile_due
+    facts.add(reply(10, used=512))
+    facts.end()
+    assert facts.profile_due
+
+
+def test_what_failed_three_times_is_tried_again_only_if_the_user_wants_it():
+    facts = facts_of()
+    for _ in range(3):
+        assert facts.profile_due
+        facts.failed("no room")
+    assert not facts.profile_due
+    facts.wanted = True
+    assert facts.profile_due
+    facts.load(CPU)
+    assert not facts.profile_due
+
+
+# ---- the card
+
+
+def test_a_card_to_the_letter():
+    facts = facts_of()
+    facts.sensed(READING)
+    assert card(facts) == [
+        "GPU 97 %, 64 °C, 285 of 350 W", "1,695 MHz, memory 9,501 MHz", "held by power, – J/token",
+    ]  # fmt: skip
+    facts.sensed(replace(READING, held_by=()))
+    assert card(facts)[2] == "clocks free, – J/token"
+
+
+def test_what_is_not_told_is_a_dash():
+    assert card(facts_of()) == ["GPU – %, – °C, – of – W", "– MHz, memory – MHz", "clocks –, – J/token"]
+    assert card(facts_of(CPU)) == []
+
+
+def test_joules_of_a_token_are_those_between_two_looks_over_the_tokens_between_them():
+    facts = facts_of()
+    facts.add(reply(1))
+    facts.sensed(replace(READING, at_s=10.0, joules=1000.0))
+    facts.add(reply(81))
+    facts.sensed(replace(READING, at_s=11.0, joules=1280.0))
+    assert facts.joules_per_token == 3.5  # 280 J, 80 tokens
+    facts.add(reply(101))
+    facts.sensed(replace(READING, at_s=12.0, joules=1400.0))
+    assert facts.joules_per_token == 4.0  # 400 J, 100 tokens
+    assert card(facts)[2] == "held by power, 4.00 J/token"
+    facts.end()
+    facts.sensed(replace(READING, at_s=60.0, joules=9999.0))  # idle: nobody's tokens
+    assert facts.joules_per_token == 4.0
+    facts.add(reply(1))
+    assert facts.joules_per_token is None  # another reply
+    facts.sensed(replace(READING, at_s=61.0, joules=10_099.0))
+    facts.add(reply(11))
+    facts.sensed(replace(READING, at_s=62.0, joules=None, watts=100.0))  # by power from here: 192.7 W in the mean
+    assert facts.joules_per_token == pytest.approx(19.27)
+
+
+def test_a_card_that_tells_no_power_has_no_joules():
+    facts = facts_of()
+    facts.add(reply(1))
+    facts.sensed(Reading(1.0))
+    facts.add(reply(81))
+    facts.sensed(Reading(2.0))
+    assert facts.joules_per_token is None
+
+
+@pytest.mark.parametrize("width", range(13))
+def test_no_width_is_too_small(width):
+    facts = facts_of()
+    facts.profiled(PROFILE)
+    assert all(len(row) <= width for row in kernels(facts, width) + card(facts, width))

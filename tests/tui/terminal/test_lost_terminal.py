@@ -1,0 +1,45 @@
+"""The full screen at a terminal that is gone, or takes nothing more: it ends all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.cli.terminal_faces import Place, Tui
+
+FACE = Tui()
+F1_AND_BACK = b"\x1bOPq"
+WAIT_S = 30.0  # it takes less than a second, or 5 where nothing helps but to stop
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    terminal = FACE.start(Place(tmp_path))
+    terminal.until(lambda: FACE.is_ready(terminal))
+    yield terminal
+    if terminal.process.poll() is None:
+        terminal.process.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)], ids=["term", "hup", "int"]
+)
+def test_a_signal_ends_it_and_the_terminal_is_as_it_was(terminal, number, code):
+    terminal.process.send_signal(number)
+    assert terminal.wait() == code
+    assert terminal.modes.on == set()
+
+
+def test_a_terminal_that_is_closed_ends_it(terminal):
+    os.close(terminal.slave)
+    os.close(terminal.master)
+    assert terminal.process.wait(WAIT_S) == 143
+
+
+def test_a_terminal_that_takes_nothing_more_does_not_keep_it_from_ending(terminal):
+    for _ in range(100):
+        os.write(terminal.master, F1_AND_BACK)  # each is drawn anew, and nobody reads
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.process.wait(WAIT_S) == 143

@@ -1,0 +1,131 @@
+"""Whatever a terminal sends, reading goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from textual import events
+
+from localq.tui.terminal.terminal_input import TICK_S, Keys
+
+PIECES = (
+    *(
+        b"\x1b",
+        b"\x1b[",
+        b"\x1bO",
+        b"\x1bP",
+        b"\x1b\\",
+        b"\x1b[<",
+        b"\x1b[I",
+        b"\x1b[?2026;",
+        b"200~",
+        b"201~",
+        b"48;",
+        b"$y",
+    ),
+    *(b"99999", b"1114112", b"9999999999", b"27", b"\xc3", b"\xa9", b"\xff", b"\xed\xa0\x80"),
+    *(bytes([letter]) for letter in b"[]<?;:9u~MRA\x07\x00\x7f-x"),
+)
+
+
+def keys(data: bytes) -> list[str]:
+    reader = Keys()
+    found = [*reader.feed(data), *reader.tick()]
+    return [message.key for message in found if isinstance(message, events.Key)]
+
+
+def test_keys_are_read():
+    assert keys("aé\x1b[A\r".encode()) == ["a", "é", "up", "enter"]
+
+
+@pytest.mark.parametrize("broken", [b"\xff\xfe", b"\xc3\x28", b"\x1b[1114112u", b"\x1b[99999999999;1u", b"\x1b[1:u"])
+def test_what_cannot_be_read_is_dropped_and_reading_goes_on(broken):
+    reader = Keys()
+    list(reader.feed(broken))
+    assert [getattr(message, "key", "") for message in reader.feed(b"z")] == ["z"]
+
+
+def test_letters_come_whole_however_their_bytes_arrive():
+    reader = Keys()
+    pieces = [message for byte in "語".encode() for message in reader.feed(bytes([byte]))]
+    assert [message.character for message in pieces] == ["語"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["plain\nlines", "\x1b]0;x\x07 and \x11 \r", "\x1b\x1b[", "\x1b[31mred\x1b", "\x1b[20", "\x1b[200~x", "語", ""],
+)
+@pytest.mark.parametrize("size", [1, 3, 7, 4096])
+def test_a_paste_is_one_text_and_presses_no_key(text, size):
+    reader, raw = Keys(), b"a\x1b[200~" + text.encode() + b"\x1b[201~b"
+    found = [message for place in range(0, len(raw), size) for message in reader.feed(raw[place : place + size])]
+    if size > 1:  # byte by byte, the ESC of the paste is the key Esc until more comes
+        assert [getattr(message, "key", None) or message.text for message in found] == ["a", text, "b"]
+
+
+def test_what_only_looked_like_a_paste_is_typed_when_nothing_more_comes():
+    reader = Keys()
+    assert list(reader.feed(b"\x1b[20")) == []
+    reader._held_at_s -= 1
+    found = [*reader.tick(), *reader.feed(b"\x1b[A")]
+    assert [message.key for message in found if isinstance(message, events.Key)][-3:] == ["2", "0", "up"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr("localq.tui.terminal.terminal_input.time", SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr("textual._parser.get_time", lambda: now.s)
+    return now
+
+
+@pytest.mark.parametrize(("begun", "key"), [(b"\x1b", "escape"), (b"\x1b[2", "2")])
+def test_the_key_esc_is_told_after_a_twentieth_of_a_second_and_looked_for_just_then(clock, begun, key):
+    reader = Keys()
+    assert reader.patience_s == TICK_S
+    assert list(reader.feed(begun)) == []
+    found = []
+    for _ in range(2 if key == "2" else 1):  # what may begin a paste waits for that, then as any sequence
+        assert reader.patience_s == pytest.approx(0.05)
+        clock.s += 0.049
+        assert list(reader.tick()) == []
+        assert reader.patience_s == pytest.approx(0.001)
+        clock.s += 0.0011
+        found += reader.tick()
+    assert found[-1].key == key
+    assert reader.patience_s == TICK_S
+
+
+def test_a_sequence_that_comes_in_parts_is_one_key(clock):
+    reader, found = Keys(), []
+    for part in (b"\x1b", b"[", b"1;5", b"A"):
+        clock.s += 0.04
+        found += [*reader.feed(part), *reader.tick()]
+    assert [message.key for message in found] == ["ctrl+up"]
+
+
+def test_the_users_own_patience_with_esc_counts():
+    code = (
+        "from localq.tui.terminal import terminal_input as t; r = t.Keys();list(r.feed(b'\\x1b')); print(r.patience_s)"
+    )
+    environ = {**os.environ, "ESCDELAY": "5000"}
+    told = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert 4.0 < float(told.stdout) <= 5.0
+
+
+def test_a_paste_of_a_megabyte_comes_whole():
+    text, reader = "line\n" * 200_000, Keys()
+    raw = f"\x1b[200~{text}\x1b[201~".encode()
+    found = [message for place in range(0, len(raw), 4096) for message in reader.feed(raw[place : place + 4096])]
+    assert [message.text for message in found] == [text]
+
+
+def test_random_bytes():
+    rng = random.Random(5)
+    for _ in range(3000):
+        keys(b"".join(rng.choices(PIECES, k=rng.randint(1, 8))))
