@@ -84,7 +84,7 @@ class Architecture:
         try:
             return _sound(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
         except KeyError as error:
-            raise bad_file("config.json", f"{error} is missing", "Fetch the model again.") from error
+            raise bad_file("config.json", f"{error} is missing", "Download the model again.") from error
 
     @property
     def traits(self) -> Traits:
@@ -215,10 +215,10 @@ def _sound(arch: Architecture) -> Architecture:
     """`arch`, whose numbers go together."""
     if arch.head_dim < 1 or arch.heads % arch.kv_heads:
         why = f"{arch.heads} heads, {arch.kv_heads} of them for keys and values, cannot share {arch.hidden} columns"
-        raise bad_file("config.json", why, "Fetch the model again.")
+        raise bad_file("config.json", why, "Download the model again.")
     if arch.experts_active > arch.experts:
         why = f"a token goes through {arch.experts_active} of {arch.experts} experts"
-        raise bad_file("config.json", why, "Fetch the model again.")
+        raise bad_file("config.json", why, "Download the model again.")
     return arch
 
 

@@ -165,11 +165,11 @@ def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
 def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
     formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
-    why = f"there are no {format!r} weights of it, and localq does not make them"
+    why = f"no {format!r} weights of it are published, and localq does not make them"
     known = format_facts.FORMATS.get(format)
     if entry.arch.traits.interleaved_experts and known is not None and known.made_from == "text":
         why += f": {format_facts.NO_SEARCH_OF_EXPERTS}"
-    return LocalqError(entry.name, why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
+    return LocalqError(entry.name, why, f"Available: {offers}.", ExitCode.UNKNOWN_MODEL)
 
 
 def _local_path(name: str) -> Path | None:
@@ -187,7 +187,7 @@ def _path_target(path: Path) -> Target:
         return Target(path.name, "gguf", format="gguf", path=path)
     if path.is_dir():
         return Target(path.resolve().name, "folder", path=path)
-    why = "there is no such file" if is_gguf else "there is no such folder"
+    why = "no such file" if is_gguf else "no such folder"
     if path.is_file():
         why = "this is neither a model folder nor a .gguf file"
     raise LocalqError(str(path), why, "Check the path.", ExitCode.UNKNOWN_MODEL)
@@ -209,7 +209,11 @@ def _repo_target(name: str, hub_name: str) -> Target:
 
 def _unknown(name: str) -> LocalqError:
     near = nearest(name)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "`localq fit` lists models; ORG/REPO names any other."
+    hint = (
+        f"Did you mean {' or '.join(near)}?"
+        if near
+        else "`localq fit` lists models; ORG/REPO names any other on the Hugging Face hub."
+    )
     return LocalqError(name, "no model of that name is known", hint, ExitCode.UNKNOWN_MODEL)
 
 

@@ -120,7 +120,7 @@ def _entry(path: Path, where: str, fields: Any) -> ModelEntry:
 def _settings(path: Path, where: str, fields: dict[str, Any]) -> dict[str, Any]:
     for name in fields:
         if name not in SETTINGS:
-            raise _wrong(path, f"{where}.{name}", f"is not known here; known are {', '.join(SETTINGS)}")
+            raise _wrong(path, f"{where}.{name}", f"is not a known setting; known are {', '.join(SETTINGS)}")
     try:
         found = {name: settings.parse(name, value, str(path)) for name, value in fields.items()}
         settings.Settings(**found)
@@ -186,7 +186,7 @@ def _check_unique(path: Path, entries: tuple[ModelEntry, ...]) -> None:
     for entry in entries:
         for name in (entry.name, *entry.aliases):
             if name.casefold() in owners:
-                raise _wrong(path, entry.name, f"the name {name!r} belongs to {owners[name.casefold()]!r} already")
+                raise _wrong(path, entry.name, f"the name {name!r} already belongs to {owners[name.casefold()]!r}")
             owners[name.casefold()] = entry.name
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from localq.errors import bad_file
 
-DAMAGED = "Fetch the file again; if it came like this, the model is not usable."
+DAMAGED = "Download the file again. If it is the same, localq cannot use this model."
 # More of these than any file of a model has: counted before the JSON is parsed, which bounds its time and memory.
 MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON writes half of a character beyond the first 65,536

@@ -71,8 +71,8 @@ def matching(name: str) -> list[LocalModel]:
         return shown
     target = catalog.resolve(name)
     if target.path is not None:
-        why = "this is a path, and not the name of a model in the Hugging Face cache or among localq's own"
-        raise usage_error(name, why, "Give a name that `localq ls` shows; files elsewhere are yours to remove.")
+        why = "this is a path, not the name of a model in the Hugging Face cache or in localq's own folders"
+        raise usage_error(name, why, "Give a name from `localq ls`, or delete the files yourself.")
     found = [each for each in models if _means(target, each)]
     if not found:
         why = "it is not on this machine"
@@ -253,8 +253,8 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
     folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.snapshots(model.repo)
     parts = begun_of_repos().get(model.repo, [])
     if any(part.busy for part in parts):
-        why = "another localq is fetching it"
-        raise LocalqError(model.name, why, "Stop that one first, or wait for it.")
+        why = "another localq is downloading it"
+        raise LocalqError(model.name, why, "Stop it first, or wait for it.")
     incomplete = hub_cache.incomplete_files(model.repo)
     left = disk.total_bytes(incomplete)
     freed = _delete_revision(model) if model.commit else 0
@@ -265,7 +265,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         shutil.rmtree(hub_records.users().records / folder.name, ignore_errors=True)
         return freed + left + sum(download_parts.remove(part) for part in parts)
     if model.path.exists():
-        why = "the Hugging Face cache is damaged there, and its client does not remove it"
+        why = "the Hugging Face cache is damaged there, and its client cannot remove it"
         raise LocalqError(str(model.path), why, f"Remove all of {folder}.", ExitCode.DISK)
     if not model.complete:
         for path in incomplete:

@@ -140,7 +140,7 @@ def _check_cover(path: Path, entries: list[tuple[str, Entry]], start: int, size:
 
 
 def _broken(path: Path, why: str) -> Exception:
-    return bad_file(str(path), f"not a sound safetensors file: {why}", DAMAGED)
+    return bad_file(str(path), f"not a valid safetensors file: {why}", DAMAGED)
 
 
 # ---- the files of a checkpoint
@@ -158,7 +158,7 @@ def shard_paths(folder: Path) -> dict[str, Path]:
     for name in sorted(set(read_index(folder).values())):
         path = inside(folder, name)
         if path is None:
-            raise bad_file(str(folder), f"{name} is missing, which {INDEX_NAME} names", "Fetch the model again.")
+            raise bad_file(str(folder), f"{name} is missing, which {INDEX_NAME} names", "Download the model again.")
         shards[name] = path
     return shards
 

@@ -77,19 +77,22 @@ def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machi
     """How fast the GPU of this machine reads: as given, as remembered, as measured now, or as its maker says."""
     card = cards.known(here.name)
     if given:
-        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
+        return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
     key = here.uuid or here.name
     found = local_measurements.bandwidth(key)
     if found is None:
-        say(f"measuring how fast {here.name} reads, once")
+        say(f"measuring the memory bandwidth of {here.name}, once")
         found = measured()
         if found is not None:
             local_measurements.keep_bandwidth(key, found)
     if found is not None:
-        return Machine.of(card, found), f"with {found / 1e9:,.0f} GB/s, measured on {here.name}; {BASIS}"
+        return Machine.of(
+            card, found
+        ), f"predicted for {here.name} ({found / 1e9:,.0f} GB/s, measured), empty context; {BASIS}"
     if card is None:
-        return None, f"not known: the bandwidth of {here.name} could not be measured (--bandwidth names it)"
-    return Machine.of(card), f"with {card.read_bytes_per_s / 1e9:,.0f} GB/s, expected of {card.name}; {BASIS}"
+        return None, f"not predicted, the bandwidth of {here.name} could not be measured; give --bandwidth"
+    rate = f"{card.read_bytes_per_s / 1e9:,.0f} GB/s, expected"
+    return Machine.of(card), f"predicted for {card.name} ({rate}), empty context; {BASIS}"
 
 
 def _here() -> tuple[Gpu, int, int]:
@@ -97,21 +100,21 @@ def _here() -> tuple[Gpu, int, int]:
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.total is None or gpu.free is None:
-        why = f"no NVIDIA GPU can be asked ({'; '.join(found.unavailable) or 'none is visible'})"
-        raise usage_error("fit", why, "Say how much memory the card has: localq fit --vram 24.")
+        why = f"no NVIDIA GPU is usable ({'; '.join(found.unavailable) or 'none is visible'})"
+        raise usage_error("fit", why, "Give the memory of the card: localq fit --vram 24.")
     return gpu, gpu.total, gpu.free
 
 
 def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Machine | None, str]:
     """Of a card that need not be here; one of which only the size is known is taken for the usual one of that size."""
     if given:
-        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
+        return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
     usual = card or (cards.typical(round(total / 2**30)) if _is_usual(total) else None)
     if usual is None:
-        return None, "not known of a card of this size: --gpu or --bandwidth says more"
-    by = "" if card else " (--gpu names another)"
+        return None, "not predicted for a card of this size; give --gpu or --bandwidth"
+    other = "" if card else ". Another card: --gpu"
     rate = f"{usual.read_bytes_per_s / 1e9:,.0f} GB/s"
-    return Machine.of(usual), f"as expected of an {usual.name} at {rate}{by}; {BASIS}"
+    return Machine.of(usual), f"predicted for an {usual.name} ({rate}), empty context; {BASIS}{other}"
 
 
 def _is_usual(total: int) -> bool:

@@ -24,11 +24,11 @@ def chosen(name: str, format: str | None, settings: Settings, budget: int | None
     entry = target.entry if target.kind == "catalogue" else None
     if entry is None:
         if format is not None:
-            raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
+            raise usage_error("--format", f"{name} is not in the catalogue", "Remove --format.")
         return target, None
     asked = format or (None if _is_bare(name, entry) else target.format)
     if format is not None and not _is_bare(name, entry) and format != target.format:
-        raise usage_error("--format", f"{name} names another format", "Say one of the two.")
+        raise usage_error("--format", f"{name} names another format", "Give one of the two.")
     try:
         choice = offers.choose(entry, budget, wishes_of(settings), asked)
     except LocalqError:
@@ -72,7 +72,7 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     offer = uncatalogued.remote(target, settings.offline)
     reason = format_facts.unsupported(offer.arch, offer.format)
     if reason is not None:
-        step = "`localq fit --vram SIZE` lists what does run."
+        step = "`localq fit --vram SIZE` lists models that run."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)
     if refusal := too_large(offer, budget, settings):
         raise refusal

@@ -76,7 +76,7 @@ class Offer:
     @property
     def remark(self) -> str:
         """What to know before choosing it, in a few words."""
-        made = f"quantized here, from {self.base.format}" if self.source is None and self.base else ""
+        made = f"quantized here from {self.base.format}" if self.source is None and self.base else ""
         gated = "gated" if self.source is not None and self.source.gated else ""
         slow = "slow, experts one by one" if format_facts.one_by_one(self.arch, self.format) else ""
         return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))
@@ -139,21 +139,21 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
         taken = next((each for each in considered if each.offer.format == only), None)
         if taken is None:
             known = ", ".join(each.offer.format for each in considered)
-            raise usage_error("--format", f"there is no {only!r} of {entry.name}", f"There is {known}.")
-        return Choice(taken, "as asked for", considered)
+            raise usage_error("--format", f"{entry.name} is not available in {only!r}", f"Available: {known}.")
+        return Choice(taken, "as requested", considered)
     default = next(each for each in considered if each.offer.preferred)
     if default.usable:
-        return Choice(default, "what its bare name means, and it fits", considered)
+        return Choice(default, "the default format, and it fits", considered)
     if wishes.ctx and _considered(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
-        return Choice(default, "what its bare name means, and it fits with a shorter context", considered)
+        return Choice(default, "the default format; it fits with a shorter context", considered)
     ready = [each for each in considered if each.usable and (each.here or not each.offer.is_calibrated)]
     if not ready:
-        return Choice(default, "nothing that is ready fits", considered)
+        return Choice(default, "no format that is ready to use fits", considered)
     taken = min(ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
-    where = "is published" if taken.offer.source else "is made here"
+    where = "can be downloaded" if taken.offer.source else "is quantized here"
     reason = default.offer.unsupported or default.plan.reason or "leaves too little context"
     left_out = f"{default.offer.format} {reason}"
-    why = f"{left_out}; {taken.offer.format} {'is on this machine' if taken.here else where}, and it fits"
+    why = f"{left_out}; {taken.offer.format} {'is on this machine' if taken.here else where} and fits"
     return Choice(taken, why, considered)
 
 
@@ -173,7 +173,7 @@ def making(offer: Offer) -> str:
 
     name = f"{offer.model}@{offer.format}"
     if prepare.ready_layers(catalog.resolve(name)):
-        return f"localq chat {name} (its layers come with localq: a few seconds)"
+        return f"localq chat {name} (localq includes its layers: a few seconds)"
     source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
     out = places.quantized_dir() / name
     here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"

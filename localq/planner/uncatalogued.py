@@ -55,7 +55,7 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path)
     format = "bf16" if format in _AS_BF16 else format
     if format not in format_facts.FORMATS:
-        step = f"localq reads {', '.join(format_facts.FORMATS)}."
+        step = f"Supported: {', '.join(format_facts.FORMATS)}."
         raise LocalqError(name, f"its weights are in {format!r}, which localq does not read", step, ExitCode.FAILURE)
     if variant := stored_format.unreadable(files.quantization):
         why, step = f"its weights are {variant}", "Use another repository of this model."

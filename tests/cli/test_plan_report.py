@@ -81,10 +81,10 @@ def test_json_is_one_line_and_says_what_the_planner_says(capsys):
 def test_everything_can_be_overridden(capsys):
     asked = ["--format", "vq2", "--kv", "8", "--ctx", "12k", "--embed", "host", "--head", "nf4", "--reserve", "1GiB"]
     body = plan_of(capsys, "llama-3.3-70b", "--vram", "24", *asked)
-    assert (body["name"], body["why"]) == ("llama-3.3-70b@vq2", "as asked for")
+    assert (body["name"], body["why"]) == ("llama-3.3-70b@vq2", "as requested")
     assert (body["kv_bits"], body["ctx"], body["embed"], body["head"]) == (8, 12_288, "host", "nf4")
     assert body["budget_bytes"] == 24_564 * MIB - 2**30
-    assert {line["why"] for line in body["choices"]} == {"as asked for"}
+    assert {line["why"] for line in body["choices"]} == {"as requested"}
     assert plan_of(capsys, "llama-3.3-70b@vq2", "--vram", "24")["name"] == "llama-3.3-70b@vq2"
 
 

@@ -80,7 +80,7 @@ def list_files(repo: str, revision: str) -> Listing:
         TypeError,
         ValueError,
     ) as error:  # not JSON, or JSON of another shape
-        raise no_hub(repo, f"{endpoint()} does not answer as a model hub does") from error
+        raise no_hub(repo, f"{endpoint()} does not answer like a model hub") from error
 
 
 def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
@@ -156,7 +156,7 @@ def _refuse_unencrypted(what: str, address: str) -> None:
     plain = scheme == "http" and (_is_loopback(host) or (chosen[0] == "http" and chosen[1] == host))
     if not host or not (scheme == "https" or plain):
         why = f"the hub redirects to {scheme or 'no'}://{host}, which is not encrypted"
-        raise no_hub(what, why, "Check HF_ENDPOINT and the network: somebody may be in between.")
+        raise no_hub(what, why, "Check HF_ENDPOINT and the network: the connection may be intercepted.")
 
 
 def _before_request(request: Any) -> None:

@@ -67,7 +67,7 @@ def get(
     def waiting() -> None:
         nonlocal said
         if not said:
-            tell(f"{file.name}, which another process fetches")
+            tell(f"{file.name} (another process is downloading it)")
             said = True
 
     with disk.disk_errors(store.cache):
@@ -131,7 +131,9 @@ def discard_or_refuse(store: Store, repo: str, content_id: str, path: Path) -> N
 def foreign(repo: str, path: Path) -> LocalqError:
     """The error (exit 8) for wrong content of another tool, which stays where it is."""
     why = f"{path} does not have the hash that is recorded for it, and another tool put it there"
-    return bad_file(repo, why, f"`localq rm {repo}` removes the model after a question, `localq pull` fetches it anew.")
+    return bad_file(
+        repo, why, f"`localq rm {repo}` removes the model (it asks first), `localq pull` downloads it again."
+    )
 
 
 def _fetch(store: Store, listing: Listing, file: RemoteFile, stem: Path, on_bytes: OnBytes) -> None:
@@ -221,7 +223,7 @@ class _Transfer:
 
     def _changed(self) -> LocalqError:
         why = f"the content of {self.file.name} does not have the hash that the hub records for it, twice in a row"
-        return bad_file(self.listing.repo, why, "Nothing of it was kept. Try again later, or use another revision.")
+        return bad_file(self.listing.repo, why, "Nothing was kept. Try again later, or use another revision.")
 
     def _translated(self, error: Exception) -> Exception:
         if isinstance(error, _UnusableError | _ShortError):

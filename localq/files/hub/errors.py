@@ -114,7 +114,7 @@ def translated(error: Exception, repo: str, revision: str, name: str) -> Excepti
     if status == 401:
         return gated(repo, "the hub does not accept the access token")
     if status == 403:
-        return gated(repo, "the access token may not read it, or its licence was not accepted")
+        return gated(repo, "the access token has no access to it, or its licence was not accepted")
     if status == 404:
         return _not_there(repo, f"it has no {name}" if name else "it is not there", "Check the name and the revision.")
     if status is not None:

@@ -95,7 +95,7 @@ def _folder(listing: Listing, folder: Path) -> Path:
 def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
     for file in files:
         if file.size > MAX_SMALL_BYTES:
-            why = f"{file.name} has {file.size:,} bytes, which no such file has"
+            why = f"{file.name} has {file.size:,} bytes, too many for such a file"
             raise bad_file(listing.repo, why, "Use another repository or revision.")
         (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
 
@@ -104,7 +104,7 @@ def _shards(listing: Listing, folder: Path) -> list[str]:
     """The files of weights, by the index in `folder` where there is one."""
     shards = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
     if absent := [name for name in shards if name not in listing.files]:
-        why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+        why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
         raise bad_file(listing.repo, why, "Use another repository or revision.")
     return shards
 
@@ -145,7 +145,7 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's own, -1 without one
         if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
             raise
-        why = f"{file.name} is said to have {file.size:,} bytes, which no file here can have ({error})"
+        why = f"{file.name} has {file.size:,} bytes by the hub, more than this disk allows ({error})"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 
 

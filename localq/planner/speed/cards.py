@@ -66,7 +66,7 @@ def find(name: str) -> Card:
     card = known(name)
     if card is None:
         names = ", ".join(card.name for card in CARDS)
-        raise usage_error("--gpu", f"{name!r} is not among the known cards", f"Use --bandwidth, or {names}.")
+        raise usage_error("--gpu", f"{name!r} is not a known card", f"Use --bandwidth, or {names}.")
     return card
 
 

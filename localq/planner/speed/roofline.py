@@ -71,7 +71,7 @@ class Roof:
         """ "81 % of what 936 GB/s allow": what a reply reached. Empty where its speed is not known."""
         if not stats.tokens_per_s:
             return ""
-        rated = ", by its maker," if self.bandwidth.source == RATED else ""
+        rated = " (rated)" if self.bandwidth.source == RATED else ""
         return f"{self.share(stats):.0%} of what {self.bandwidth.bytes_per_s / 1e9:,.0f} GB/s{rated} allow"
 
 

@@ -70,8 +70,8 @@ def test_random_weights_of_a_catalogued_shape(monkeypatch, capsys):
 
 
 def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, capsys):
-    chosen = choose.Choice("tiny", path=model, note="a note about the choice")
-    monkeypatch.setattr(choose, "bare", lambda ctx, device, vram, synthetic, reserve: chosen)
+    chosen = choose.BenchChoice("tiny", path=model, note="a note about the choice")
+    monkeypatch.setattr(choose, "choose", lambda ctx, device, vram, synthetic, reserve: chosen)
     assert cli.execute(["bench", *SHORT, "--json"]) == 0
     shown = capsys.readouterr()
     assert "a note about the choice" in shown.err
