@@ -144,4 +144,4 @@ def _refuse_what_does_not_run(target: catalog.Target) -> None:
     """Before a download of many gigabytes: what the catalogue knows and this version cannot run."""
     reason = format_facts.unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
-        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists what does run.", ExitCode.FAILURE)
+        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists models that run.", ExitCode.FAILURE)

@@ -209,11 +209,7 @@ def _repo_target(name: str, hub_name: str) -> Target:
 
 def _unknown(name: str) -> LocalqError:
     near = nearest(name)
-    hint = (
-        f"Did you mean {' or '.join(near)}?"
-        if near
-        else "`localq fit` lists models; ORG/REPO names any other on the Hugging Face hub."
-    )
+    hint = f"Did you mean {' or '.join(near)}?" if near else "`localq fit` lists models; ORG/REPO names any other."
     return LocalqError(name, "no model of that name is known", hint, ExitCode.UNKNOWN_MODEL)
 
 

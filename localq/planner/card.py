@@ -33,7 +33,7 @@ def measured() -> float | None:
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-            env=processes.environment(),
+            env=processes.child_environment(),
         )  # fmt: skip
         found = json.loads(done.stdout)["read_bytes_per_s"] if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):  # no torch, no GPU, or other words

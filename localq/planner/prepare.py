@@ -165,7 +165,7 @@ def _run(command: list[str], on_progress: OnProgress | None) -> tuple[int, str]:
     Where stderr leads somewhere it is shown there, by the process itself. A full screen has none: there its lines are
     progress, and an exception of `on_progress` ends the process.
     """
-    environment = processes.environment()
+    environment = processes.child_environment()
     if _has_stderr():
         shown = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, check=False)
         return shown.returncode, ""
