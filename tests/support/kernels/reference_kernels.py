@@ -232,12 +232,12 @@ def dry_matched(state, token):
 
 def adjusted(logits, state, *, softcap=0.0):
     capped = torch.tanh(logits / softcap) * softcap if softcap else logits
-    logits.copy_(sampler.adjusted(capped, state))
+    logits.copy_(sampler.adjust(capped, state))
     state.matches.zero_()
 
 
 def sampled(logits, state, *, greedy, softcap=0.0, adjusted=False, chosen, token, position=None):
-    chosen.copy_(sampler.chosen(logits, state, greedy) if adjusted else sampler.sample(logits, state, greedy))
+    chosen.copy_(sampler.choose(logits, state, greedy) if adjusted else sampler.sample(logits, state, greedy))
     token.copy_(chosen)
     state.advance(token)
     if position is not None:
