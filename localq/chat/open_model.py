@@ -128,7 +128,7 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
     Raises LocalqError (exit 3) for what does not fit and would have to be fetched first.
     """
     budget = choose.budget_here(settings)
-    target, choice = choose.chosen(name, wanted.format, settings, budget)
+    target, choice = choose.choose_target(name, wanted.format, settings, budget)
     if choice is None:
         choose.check_unlisted(target, budget, settings, wanted.force)
         return target

@@ -1,4 +1,4 @@
-"""What a name on the command line means: the catalogue, and the rules of resolving. Torch-free, quick to start.
+"""Names of models on the command line, and what each of them means. Torch-free, quick to import.
 
 A name is, in this order:
 

@@ -1,4 +1,4 @@
-"""Reads a catalogue file: `models.toml` as shipped, or the user's own. Every field is typed, no unknown key passes.
+"""A catalogue file: `models.toml` as shipped, or the user's own. Every field is typed, unknown keys are refused.
 
 The schema is described at the head of `models.toml`. Torch-free and quick: it runs at every start.
 """
@@ -59,7 +59,7 @@ class ModelEntry:
     default_format  what the bare name means
     base_format     the source that localq quantizes from
     side_parameters weights of the files that are not of the text model (a vision tower), 16 bit, downloaded only
-    settings        how replies are made, over the model's generation_config.json; a user's settings lie over them
+    settings        sampling and max_tokens: over the model's generation_config.json, under the user's settings
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""JSON files from model folders, which may be anybody's: bounded, strict, and inside the folder.
+"""JSON files from untrusted model folders: bounded, strict, and inside the folder.
 
 A file is read only if it is a regular file that lies below the folder (or below the Hugging Face cache that the folder
 belongs to), is no larger than its limit, is UTF-8, and is a JSON object without duplicate keys, without NaN or

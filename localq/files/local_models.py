@@ -1,4 +1,4 @@
-"""The models on this machine: what is there, under which name, how large; and removing exactly one of them.
+"""The models on this machine: their names, formats and sizes, and how one is removed.
 
 Three places: repositories in the Hugging Face cache that hold weights which localq reads (whoever fetched them), the
 unpacked embedded models, and what was quantized here. A plain look at the folders, without the network and without
@@ -21,7 +21,7 @@ from localq.files.hub import cache as hub_cache
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
 from localq.files.hub.cache import Snapshot
-from localq.files.hub.parts import Begun
+from localq.files.hub.parts import UnfinishedPart
 from localq.files.hub.records import Store
 from localq.files.json_files import inside, read_object
 
@@ -103,7 +103,7 @@ def _same_repo(model: LocalModel, repo: str, revision: str | None) -> bool:
 
 
 def _in_hub_cache() -> Iterator[LocalModel]:
-    folders, parts = hub_cache.repos(), begun_of_repos()
+    folders, parts = hub_cache.repos(), unfinished_downloads()
     for repo in dict.fromkeys((*folders, *parts)):
         snapshots = hub_cache.snapshots(repo)
         paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
@@ -119,10 +119,10 @@ def _in_hub_cache() -> Iterator[LocalModel]:
         yield from rows
 
 
-def begun_of_repos() -> dict[str, list[Begun]]:
+def unfinished_downloads() -> dict[str, list[UnfinishedPart]]:
     """The downloads that are not finished, by repository; not those that say no repository yet."""
-    found: dict[str, list[Begun]] = {}
-    for part in download_parts.begun(places.downloads_dir()):
+    found: dict[str, list[UnfinishedPart]] = {}
+    for part in download_parts.unfinished(places.downloads_dir()):
         if catalog.is_repo(part.repo):  # it becomes a path here and there
             found.setdefault(part.repo, []).append(part)
     return found
@@ -251,7 +251,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         others = {each.path for each in together if each != model}
         return sum(hub_cache.remove_file(path) for path in files if path not in others)
     folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.snapshots(model.repo)
-    parts = begun_of_repos().get(model.repo, [])
+    parts = unfinished_downloads().get(model.repo, [])
     if any(part.busy for part in parts):
         why = "another localq is downloading it"
         raise LocalqError(model.name, why, "Stop it first, or wait for it.")

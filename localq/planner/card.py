@@ -1,6 +1,6 @@
-"""The card that is planned for: the one that is named, or the one in this machine; its memory, and how fast it reads.
+"""The card to plan for, named or in this machine: its memory and bandwidth.
 
-Torch-free. The bandwidth of a GPU of this machine is measured once, by a process of its own, and remembered.
+Torch-free. The bandwidth of a GPU of this machine is measured once, by a process of its own, and saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0  # torch and CUDA start in 3 s, the measurement takes 0.2 s
 
 
-def measured() -> float | None:
+def measure_bandwidth() -> float | None:
     """Bytes per second of the first visible GPU, by a process of its own; None where that cannot be done."""
     command = [sys.executable, "-P", "-m", "localq.bench.bandwidth"]
     try:
@@ -45,8 +45,8 @@ BASIS = "from H200 measurements, no consumer card measured yet"
 
 
 @dataclass(frozen=True)
-class Looked:
-    """gpu: its name, None where only a size is known; machine: None where no speed can be told, and basis says why."""
+class PlanningCard:
+    """The card: `gpu` is None where only a size is known, `machine` where no speed is predicted; `basis` says why."""
 
     memory: Memory
     gpu: str | None
@@ -54,12 +54,12 @@ class Looked:
     basis: str
 
 
-def look(
+def planning_card(
     say: Say, vram: str | None, desktop: str | None, gpu: str | None, bandwidth_gb_per_s: float | None, reserve: int
-) -> Looked:
-    """What the options say; what they leave open is asked of this machine, which `say` is told of where it takes time.
+) -> PlanningCard:
+    """Return the card of the options, else the one of this machine. `say` gets a line before a measurement.
 
-    Raises LocalqError (exit 2) where neither tells.
+    Raises LocalqError (exit 2) where there is neither.
     """
     card = cards.find(gpu) if gpu is not None else None
     given = bandwidth_gb_per_s * 1e9 if bandwidth_gb_per_s else None
@@ -68,9 +68,9 @@ def look(
         here, total, free = _here()
         memory = Memory(total, used if desktop else total - free, reserve)
         machine, basis = machine_here(here, say, given)
-        return Looked(memory, here.name, machine, basis)
+        return PlanningCard(memory, here.name, machine, basis)
     total = budget.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
-    return Looked(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
+    return PlanningCard(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
 
 
 def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machine | None, str]:
@@ -82,7 +82,7 @@ def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machi
     found = local_measurements.bandwidth(key)
     if found is None:
         say(f"measuring the memory bandwidth of {here.name}, once")
-        found = measured()
+        found = measure_bandwidth()
         if found is not None:
             local_measurements.keep_bandwidth(key, found)
     if found is not None:

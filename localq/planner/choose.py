@@ -1,4 +1,4 @@
-"""Which weights a name means here: `--format`, and what fits the GPU that will be used."""
+"""The weights that a name means on this machine: by `--format`, else by what fits the GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from localq.planner.placement import Wishes
 from localq.settings import Settings
 
 
-def chosen(name: str, format: str | None, settings: Settings, budget: int | None) -> tuple[Target, Choice | None]:
-    """What `name` means, and how that came about: None for what is no name of the catalogue.
+def choose_target(
+    name: str, format: str | None, settings: Settings, budget: int | None
+) -> tuple[Target, Choice | None]:
+    """Return what `name` means, and the choice that led to it: None for a name outside the catalogue.
 
     budget   bytes to plan for, None where there is no GPU (`budget_here`)
     Raises LocalqError: exit 4 for an unknown name, 2 for a format that there is not.

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: embedding, head, KV cache and context, one line each. Torch-free."""
+"""Reasons of a plan, one line each for embedding, head, KV cache and context. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASKED = "as requested"
 
 @dataclass(frozen=True)
 class Line:
-    """what was decided, as what, why, and the option that decides otherwise."""
+    """One decision: its subject, value, reason, and the option that changes it."""
 
     what: str
     value: str

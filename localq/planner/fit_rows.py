@@ -1,4 +1,4 @@
-"""What `localq fit` and the model picker show: the offers of the catalogue, or of files, set against a card, in order.
+"""Rows of `localq fit` and the model picker: each offer on one card, most useful first.
 
 Torch-free; no network but for a repository that is asked for by name.
 """
@@ -143,11 +143,11 @@ def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
 def _reason(offer: Offer, plan: Plan) -> str:
     """Of what fits: whether it runs, what it keeps, what gave way, what else to know."""
     bits = "16 bits" if offer.bits >= 6 else f"{offer.bits:.1f} bits"
-    sized = f"{human_count(offer.arch.parameters)} at {bits}: {kept(offer)}"
+    sized = f"{human_count(offer.arch.parameters)} at {bits}: {quality(offer)}"
     return "; ".join(filter(None, (offer.unsupported, sized, plan.choice, offer.remark)))
 
 
-def kept(offer: Offer) -> str:
+def quality(offer: Offer) -> str:
     """What is left of the quality, in words, and as measured where it was."""
     words = next(words for least, _, words in WORTH if offer.bits >= least)
     known = ratio(offer)
@@ -165,7 +165,7 @@ def worth(offer: Offer) -> float:
     return share * planner.size_class(offer.arch)
 
 
-def ordered(rows: list[Row]) -> list[Row]:
+def sort(rows: list[Row]) -> list[Row]:
     """As a person would choose: what runs and leaves a usable context before the rest, the most capable first.
 
     What gathers its codewords comes behind all that has better kernels. Among models worth the same (`worth` of their

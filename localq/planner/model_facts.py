@@ -1,4 +1,4 @@
-"""What is known of one model: from the catalogue, from its files where they are here, from its last load.
+"""Facts of one model: from the catalogue, its files on this machine, and its last load.
 
 As data, which `localq show --json` prints, and as lines for people, which `localq show` and the model picker show.
 Torch-free, without the network.
@@ -30,7 +30,7 @@ NAME_CELLS = 18  # of `lines`, before what is told
 
 
 def of_name(name: str, settings: Settings) -> dict[str, Any]:
-    """Everything that is known of what `name` means, in the form of `--json`.
+    """Return all facts of what `name` means, in the form of `--json`.
 
     Raises LocalqError: exit 4 for what is neither in the catalogue nor here, 8 for damaged files.
     """

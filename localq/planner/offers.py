@@ -1,9 +1,8 @@
-"""The formats in which a model is to be had, and which of them its bare name means on a given card. Torch-free.
+"""Formats available for a model, and the one that its plain name selects on a card. Torch-free.
 
-What the catalogue says first counts where it leaves a usable context. Where it does not: weights that are on this
-machine before published ones, those with kernels of ours before those that gather their codewords or have none, more
-bits before fewer. What would first have to be made on a calibration text is never chosen by itself: the plan names the
-command.
+The default of the catalogue counts where it leaves a usable context. Else weights on this machine come before published
+ones, fast formats before those that are offered last, more bits before fewer. A format that needs a calibration text is
+never selected before it is made: the plan names the command.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from localq.planner.speed import measurements
 
 @dataclass(frozen=True)
 class Offer:
-    """A shape in a format, before any card is looked at.
+    """A format available for a model, before a card is considered.
 
     source     the published weights; None where they are made here, or are a folder or file
     base       what they are made from then
     unsupported  why localq cannot run it, None when it can
-    preferred  this is what the bare name of the model means
+    preferred  the plain name of the model means this
     block_bytes  exact bytes of the weights but embedding and head, None where they are only computed
     """
 
@@ -103,9 +102,11 @@ def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
 
 
 @dataclass(frozen=True)
-class Considered:
-    """An offer on one card, and where it is on this machine (None: not here); usable: it runs, and leaves a usable
-    context or the one asked for."""
+class FormatCandidate:
+    """An offer on one card, and its place on this machine (None: not here).
+
+    usable   it runs, and leaves a usable context or the one that was asked for
+    """
 
     offer: Offer
     plan: Plan
@@ -115,11 +116,11 @@ class Considered:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is taken, why in one line, and everything that was considered, in the catalogue's order."""
+    """The offer that is used, why in one line, and all candidates in the catalogue's order."""
 
-    taken: Considered
+    taken: FormatCandidate
     why: str
-    considered: tuple[Considered, ...]
+    candidates: tuple[FormatCandidate, ...]
 
     @property
     def target(self) -> Target:
@@ -157,17 +158,17 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
     return Choice(taken, why, considered)
 
 
-def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Considered:
+def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> FormatCandidate:
     from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does without
 
     plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
     wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
     usable = offer.unsupported is None and plan.fits and plan.ctx >= wanted
-    return Considered(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
+    return FormatCandidate(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
 
 
-def making(offer: Offer) -> str:
-    """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
+def making_command(offer: Offer) -> str:
+    """Return the command that makes an offer that is not published, with an estimate of the time."""
     from localq import driver
     from localq.planner import prepare
 

@@ -1,4 +1,4 @@
-"""Where memory is saved: what the user decides of it, and in which order the planner gives way. Torch-free."""
+"""Placement of embedding, head and KV cache: the user's wishes, and the order in which memory is saved. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model needs in memory, component by component, and how much context a budget leaves. Torch-free.
+"""The plan of a load: memory by component, and the context that a budget leaves. Torch-free.
 
 The engine allocates by the plan it gets here at load, with the exact bytes of the weights; `localq fit` asks the same
 functions about models that are not on this machine. Windowed layers are counted like the others, because the engine's

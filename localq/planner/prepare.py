@@ -1,4 +1,4 @@
-"""From a name to files that can be loaded: found, fetched, or quantized on this machine once.
+"""Turn a name into files that can be loaded: found, downloaded, or quantized here once.
 
 Torch-free: quantizing runs as `localq quantize` in a process of its own, so that a front end stays light and a kill
 loses only what that process can resume.
@@ -160,7 +160,7 @@ def quantize(
 
 
 def _run(command: list[str], on_progress: OnProgress | None) -> tuple[int, str]:
-    """Run `command`, which says on stderr how far it is: (exit code, its last line where nobody has seen it).
+    """Run `command`, which says on stderr its progress: (exit code, its last line unless that was shown).
 
     Where stderr leads somewhere it is shown there, by the process itself. A full screen has none: there its lines are
     progress, and an exception of `on_progress` ends the process.

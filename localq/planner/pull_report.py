@@ -1,4 +1,4 @@
-"""What `localq pull --dry-run` says: the files that would come, their bytes, where they lie then, and whether they fit.
+"""The report of `localq pull --dry-run`: files, sizes, origin, and whether the model fits.
 
 Asks the hub for the list of a repository, and for an index of its weights; nothing is left on the disk. Torch-free.
 """
@@ -29,12 +29,12 @@ from localq.wording import human_bytes, table_lines
 MIB = 2**20
 
 
-def chosen(name: str, settings: Settings) -> tuple[Target, str | None]:
+def choose_target(name: str, settings: Settings) -> tuple[Target, str | None]:
     """What `name` means on this machine, as for `localq chat`; and why, where that is not the usual format.
 
     Raises LocalqError as `choosing.chosen`.
     """
-    target, choice = choose.chosen(name, None, settings, _budget(settings))
+    target, choice = choose.choose_target(name, None, settings, _budget(settings))
     unusual = choice is not None and not choice.taken.offer.preferred and target.name != name
     return target, f"{target.name}: {choice.why}" if choice is not None and unusual else None
 
@@ -55,7 +55,7 @@ class Verdict:
     """Whether a model fits (None: not known) and that in one line; refusal (exit 3): why it is not fetched."""
 
     fits: bool | None
-    said: str
+    text: str
     refusal: LocalqError | None = None
 
 
@@ -146,7 +146,7 @@ class PullPlan:
         return sum(each.fetch_bytes for each in self.files)
 
 
-def planned(target: Target, settings: Settings, revision: str | None, *, force: bool) -> PullPlan:
+def plan_pull(target: Target, settings: Settings, revision: str | None, *, force: bool) -> PullPlan:
     """The plan of one model. Raises LocalqError as pulling would, but for what does not fit and a full disk."""
     offline = settings.offline or hub_client.is_offline()
     here = hub.local_path(target) if revision is None else None
@@ -219,7 +219,7 @@ def lines(plan: PullPlan) -> list[str]:
     told = [f"{plan.target.name}: {plan.origin}", *table_lines(["FILE", "SIZE", "TO FETCH"], rows, frozenset({1, 2}))]
     if plan.made:
         told.append(f"then quantized: {plan.made}")
-    return [*told, *([plan.verdict.said] if plan.verdict else [])]
+    return [*told, *([plan.verdict.text] if plan.verdict else [])]
 
 
 def _coming(file: File) -> str:
@@ -238,6 +238,6 @@ def to_dict(plan: PullPlan) -> dict[str, Any]:
         "fetch_bytes": plan.fetch_bytes,
         "made_here": plan.made or None,
         "fits": plan.verdict.fits if plan.verdict else None,
-        "verdict": plan.verdict.said if plan.verdict else None,
+        "verdict": plan.verdict.text if plan.verdict else None,
         "refusal": plan.refusal.to_dict() if plan.refusal else None,
     }

@@ -48,7 +48,7 @@ def test_what_was_asked_for_and_what_the_model_was_made_for():
     assert lines["context"].why == "the most that the model supports"
     _, lines = told("qwen2.5-0.5b", 80 * 2**30, ctx=2000)
     assert (lines["context"].value, lines["context"].why) == ("2,000 tokens", "as requested")
-    assert "the embedding table" in lines["head"].value
+    assert "shared with the embedding" in lines["head"].value
 
 
 @pytest.mark.parametrize("mib", range(900, 2600, 100))

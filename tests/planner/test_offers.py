@@ -56,7 +56,7 @@ def test_a_70b_on_24_gb_is_vptq_until_its_vq2_is_made(monkeypatch):
 def test_what_takes_hours_is_never_begun_by_itself():
     choice = chosen("qwen3-32b", "12")
     assert (choice.taken.offer.format, choice.taken.plan.fits) == ("nf4", False)
-    assert [each.offer.format for each in choice.considered if each.usable] == ["vq2"]
+    assert [each.offer.format for each in choice.candidates if each.usable] == ["vq2"]
 
 
 def test_a_format_may_be_asked_for():
@@ -86,7 +86,7 @@ def test_every_offer_resolves_to_itself():
 
 def test_the_command_that_makes_it_puts_it_where_its_name_finds_it():
     offer = next(each for each in offers.of_entry(catalog.find("llama-3.3-70b")) if each.format == "vq2")
-    command = offers.making(offer)
+    command = offers.making_command(offer)
     assert command.startswith("localq quantize llama-3.3-70b@bf16 --format vq2 --out ")
     assert str(places.quantized_dir() / "llama-3.3-70b@vq2") in command
     assert catalog.resolve("llama-3.3-70b@bf16").format == "bf16"

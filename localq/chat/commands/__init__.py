@@ -149,7 +149,7 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     """The last reply's figures, those of the conversation, and what the engine holds."""
     roof = roofline.of_loaded(session.loaded) if session.loaded is not None else None
     last = session.last
-    lines = [stats_line(last.stats, roof.said(last.stats) if roof else "") if last else "no reply yet"]
+    lines = [stats_line(last.stats, roof.text(last.stats) if roof else "") if last else "no reply yet"]
     given = [turn.stats for turn in session.conversation.replies() if turn.stats is not None]
     if given:
         made, seconds = sum(each.generated_tokens for each in given), sum(each.decode_s for each in given)

@@ -1,4 +1,4 @@
-"""A .gguf file as if it were a Hugging Face folder: configuration, stop tokens, chat template, tensors by their names.
+"""A .gguf file as a Hugging Face folder: configuration, stop tokens, chat template, tensors by name.
 
 Torch-free and numpy-free; the data itself is read by `tensors.py`, the vocabulary by `vocab.py`.
 """

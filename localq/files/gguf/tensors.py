@@ -1,4 +1,4 @@
-"""The data of a .gguf file, dequantized to float32 and brought back to the Hugging Face orientation and convention.
+"""Tensors of a .gguf file, dequantized to float32 in the Hugging Face layout.
 
 Every type that the `gguf` package can dequantize (`gguf.quants`, its numpy definitions of ggml's formats) is read.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _JOINED = 9216  # values of rows that are joined, at most: 16 times as many are 590 kB
 
 
-def mapped(model: GgufModel) -> NDArray[np.uint8]:
+def map_file(model: GgufModel) -> NDArray[np.uint8]:
     """All bytes of the file, which stay there when it is removed. Raises LocalqError (exit 8)."""
     import numpy as np  # start-up cost: headers are read without numpy
 
@@ -37,7 +37,7 @@ def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = No
     tensor = model.tensors.get(name)
     if tensor is None:
         raise bad_file(str(model.path), f"it has no tensor {name!r}", "Download the file again.")
-    values = _dequantized(model, tensor, mapped(model) if data is None else data)
+    values = _dequantized(model, tensor, map_file(model) if data is None else data)
     if model.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
         return _unpermuted(model, values, model.config[key])

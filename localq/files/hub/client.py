@@ -1,8 +1,8 @@
-"""The Hugging Face hub over huggingface_hub: what a repository holds at a commit, and the bytes of one file of it.
+"""Requests to the Hugging Face hub: the files of a repository at a commit, and the bytes of one.
 
 The only module that talks to the hub. The client library gives the metadata, the access token (from where `hf auth
 login` puts it; never read here) and the connection, with the user's proxies and certificates. Redirects of files are
-followed here: the token goes to the configured hub alone. Nobody is followed to an unencrypted address.
+followed here: the token goes to the configured hub alone. Redirects to unencrypted addresses are refused.
 """
 
 from __future__ import annotations

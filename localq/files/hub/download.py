@@ -1,4 +1,4 @@
-"""One file of a repository, from the hub to its place in a cache, in an order that a kill or a power cut cannot hurt.
+"""Download one file of a repository into a cache, safe against kills and power cuts.
 
     bytes -> fsync -> state -> ... -> hash right -> fsync -> renamed to blobs/HASH -> fsync of the folder
           -> linked from snapshots/COMMIT -> fsync of the folder -> recorded (`hub_records`)
@@ -72,7 +72,7 @@ def get(
 
     with disk.disk_errors(store.cache):
         if not _is_here(store, listing, file, tell):
-            with download_parts.claimed(store.parts, file.content_id, waiting) as stem:
+            with download_parts.claim(store.parts, file.content_id, waiting) as stem:
                 if not _is_here(store, listing, file, tell):  # nobody was quicker
                     _fetch(store, listing, file, stem, on_bytes)
     return pointer
@@ -228,4 +228,4 @@ class _Transfer:
     def _translated(self, error: Exception) -> Exception:
         if isinstance(error, _UnusableError | _ShortError):
             return hub_errors.no_hub(self.listing.repo, str(error))
-        return hub_errors.translated(error, self.listing.repo, self.listing.commit, self.file.name)
+        return hub_errors.translate(error, self.listing.repo, self.listing.commit, self.file.name)

@@ -1,4 +1,4 @@
-"""What goes wrong with a hub, in words of ours: every failure is a LocalqError that names the cause.
+"""Failures of the hub as LocalqErrors that name the cause.
 
 Gated (exit 5), not there (4), network (6), disk (9). Messages of the client library, which may hold signed addresses,
 are never shown. Also which failures pass, and how long a server asks to be left alone.
@@ -44,7 +44,7 @@ def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = 
             return call()
         except Exception as error:
             if pause_s is None or not _is_passing(error):
-                known = translated(error, repo, revision, name)
+                known = translate(error, repo, revision, name)
                 if known is error:
                     raise
                 raise known from error
@@ -97,7 +97,7 @@ def _is_passing(error: Exception) -> bool:
     return status_of(error) in PASSING_STATUS or type(error).__name__ == "ReadTimeout"
 
 
-def translated(error: Exception, repo: str, revision: str, name: str) -> Exception:
+def translate(error: Exception, repo: str, revision: str, name: str) -> Exception:
     """The LocalqError for what the client raised; the error itself where it is a bug."""
     from huggingface_hub import errors
 

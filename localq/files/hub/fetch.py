@@ -1,8 +1,9 @@
-"""From a source to verified files on this machine: what to fetch from the hub, in which order, and how it is checked.
+"""Fetch a model: which files of a source, in which order, and how they are verified.
 
-Weights live in the Hugging Face cache (`hub_cache`), the bytes come through `hub_client`, the embedded model through
-`embedded`. A complete model is used without any request. Only files that localq reads are fetched: configuration,
-tokenizer, chat template and safetensors, or the one .gguf that a source names; never pickles, code or subfolders.
+Weights live in the Hugging Face cache (`cache`), the bytes come through `client`, the default model through
+`files.packaged_model`. A complete model is used without any request. Only files that localq reads are fetched:
+configuration, tokenizer, chat template and safetensors, or the one .gguf that a source names; never pickles, code or
+subfolders.
 Everything is pinned to one commit and hashed (`download`), and `config.json` is placed last, so that a fetch that was
 cut off is seen as such. What lies in the cache already, whoever put it there, is hashed once before it is used, and
 again when it was written to. Torch-free.
@@ -121,7 +122,7 @@ class _Fetch:
             raise hub_errors.gated(listing.repo)
         names = files or single_gguf(listing)
         if names and all(name.endswith(".gguf") for name in names):
-            path = self._get(named(listing, names))[0]
+            path = self._get(named_files(listing, names))[0]
         else:
             path = self._folder()
         with disk.disk_errors(places.hub_cache()):
@@ -260,7 +261,7 @@ def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorde
             raise bad_file(repo, why, "The file was replaced: give a --revision that you trust.")
 
 
-def named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
+def named_files(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
     """The files of these names. Raises LocalqError (exit 4) for one that is not there."""
     for name in names:
         if name not in listing.files:

@@ -1,4 +1,4 @@
-"""What a repository is, before its weights are fetched: its configuration, and the headers of its files of weights.
+"""Outlines of repositories: configuration and headers of the weights, before the weights are downloaded.
 
 Laid out as a folder (or a .gguf file) that everything which looks at models can look at: the small files are whole, a
 file of weights has its header and its length and nothing behind it, so it takes no room on the disk. Headers come by
@@ -74,7 +74,7 @@ def to_fetch(listing: Listing, names: tuple[str, ...] = ()) -> list[RemoteFile]:
     """
     names = names or hub.single_gguf(listing)
     if names and all(name.endswith(".gguf") for name in names):
-        return hub.named(listing, names)
+        return hub.named_files(listing, names)
     hub.check_layout(listing)
     small = [file for name, file in sorted(listing.files.items()) if hub.SMALL_FILES.fullmatch(name)]
     index = [] if SINGLE_NAME in listing.files else [listing.files[INDEX_NAME]]
@@ -145,11 +145,11 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's own, -1 without one
         if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
             raise
-        why = f"{file.name} has {file.size:,} bytes by the hub, more than this disk allows ({error})"
+        why = f"the hub lists {file.size:,} bytes for {file.name}, more than a file here can have ({error})"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 
 
-def fetched_bytes(listing: Listing, outlined: Path) -> int:
+def download_bytes(listing: Listing, outlined: Path) -> int:
     """Bytes that fetching `listing` takes, of which `outlined` is the outline."""
     weights = {outlined.name} if outlined.is_file() else {each.name for each in outlined.iterdir()}
     small = set() if outlined.is_file() else {name for name in listing.files if hub.SMALL_FILES.fullmatch(name)}

@@ -1,7 +1,7 @@
-"""A repository whose weights are on the disk one file at a time: fetched when asked for, removed when done with.
+"""Weights of a repository, downloaded file by file when needed and removed after use.
 
 The files lie in a cache of their own, in the layout of the Hugging Face cache, beside what is made of them: a folder
-that holds `MARK`, without which it is somebody's and is refused. Weights that the user's cache holds already are read
+that holds `MARK`, without which it is refused. Weights that the user's cache holds already are read
 there and left there. All is pinned to the commit that the first call found,
 so that one that goes on reads the same bytes. Every file is hashed before it is read. Torch-free.
 """

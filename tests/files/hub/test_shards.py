@@ -60,7 +60,7 @@ def test_a_size_that_no_file_has(hub, tmp_path, monkeypatch, size):
     assert shards is not None
     file = shards._listing.files[shards.names[0]]
     monkeypatch.setattr(hub_client, "first_bytes", lambda listing, asked, count: b"\x02" + bytes(7) + b"{}")
-    with pytest.raises(LocalqError, match="no file here can have"):
+    with pytest.raises(LocalqError, match="more than a file here can have"):
         shards._header(hub_client.RemoteFile(file.name, size, file.sha256, file.git_sha1))
     shards.close(done=True)
 

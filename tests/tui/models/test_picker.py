@@ -39,7 +39,7 @@ def card(monkeypatch, server) -> None:
     gpu = Gpu(0, "NVIDIA GeForce RTX 3090", "GPU-1", (8, 6), 24_564 * MIB, 23_000 * MIB, None)
     monkeypatch.setattr(gpus, "probe", lambda: NvmlReport("580", (gpu,)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(planner_card, "measured", lambda: 8.5e11)
+    monkeypatch.setattr(planner_card, "measure_bandwidth", lambda: 8.5e11)
 
 
 def test_the_names_are_there_before_anything_is_planned(server, monkeypatch):
