@@ -95,7 +95,8 @@ def eval(
 
         wanted = (raw, name, window, max_windows, against, rival, decode, speed_test() if speed else None)
         requests = [
-            EvaluationRequest(each, replace(loading, name=model), *wanted) for model, each in zip(models, files, strict=True)
+            EvaluationRequest(each, replace(loading, name=model), *wanted)
+            for model, each in zip(models, files, strict=True)
         ]
         results, failed = comparison.run_all(requests, on_progress or (lambda stage, done, total: None))
     _tell(results, failed, len(models), json, plot)

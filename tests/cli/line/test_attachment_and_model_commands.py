@@ -215,14 +215,14 @@ def test_the_conversation_goes_on_with_another_model(talk, own_folder):
     assert (out, opened[1].stop_strings, opened[1].sampling.top_k) == ("a\na\n", ("END",), 8)
     record = ConversationStore(own_folder / "sessions.db").find(None)
     assert (record.id, record.model) == (1, "qwen3-8b")
-    assert err.count("kept as 1") == 1
+    assert err.count("Saved as conversation 1") == 1
 
 
 def test_a_model_that_does_not_open_leaves_the_one_at_hand(talk):
     opened, code, out, err = talk("one", "/model qwen3-8b", "two", fails="qwen3-8b")
     assert [session.request.options.name for session in opened] == ["smollm2-135m", "smollm2-135m"]
     assert "it does not fit" in err
-    assert "going on with smollm2-135m" in err
+    assert "staying with smollm2-135m" in err
     assert (code, out) == (0, "a\na\n")
     assert opened[1].client.prompts == ["<user>one<assistant>a<user>two<assistant>"]
     with pytest.raises(LocalqError, match="does not fit"):

@@ -126,7 +126,7 @@ def test_at_a_terminal_it_asks_shows_how_it_ended_and_copies(environment, store)
     child.expect("copied")
     child.expect(">>>")
     child.sendeof()
-    child.expect("kept as 1")
+    child.expect("Saved as conversation 1")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
