@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from localq.models import llama
 from localq.models.config import DecoderConfig, flag, integer, malformed, number, read_windows
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Experts, Mixture, Router
 from localq.models.layers import WideRMSNorm
-from localq.models.llama import rename as rename
 
+rename = llama.rename
 DEFAULTS: dict[str, Any] = {
     "head_dim": 64,
     "num_key_value_heads": 8,

@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from localq.models import llama
 from localq.models.attention import Attention
 from localq.models.config import DecoderConfig, integer
 from localq.models.decoder import Block, Decoder
 from localq.models.layers import GatedMLP
-from localq.models.llama import rename as rename
+
+rename = llama.rename
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class _Conversion:
         request, model = self._request, self._model
         if request.device.type != "cuda" or not (request.layers is None or self._settings.joint_tuning.steps):
             return
-        held = vram.begin(request.device, request.vram_bytes, {})
+        held = vram.open_budget(request.device, request.vram_bytes, {})
         block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
         counted = partial(memory.count, block, hidden, tokens, device="cuda", rotated=model.rotated)
         counted = partial(counted, vocab=model.model.config.vocab_size, made=request.layers is not None)

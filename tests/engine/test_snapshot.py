@@ -153,7 +153,7 @@ def test_loading_tells_the_weights_before_they_are_read(checkpoint):
 
     backend = TorchBackend()
     backend.load(Load(str(checkpoint), LoadOptions(device="cpu")), lambda *_: None)
-    assert backend._weights == snapshot.weights_of(open_model(checkpoint))
+    assert backend._weights == snapshot.weights_id(open_model(checkpoint))
     with pytest.raises(LocalqError, match="nothing is cached"):
         backend.save_cache(SaveCache("7.kv"))
     with pytest.raises(LocalqError, match="snapshot not used: it cannot be read"):

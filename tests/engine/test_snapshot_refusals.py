@@ -169,20 +169,20 @@ def test_tables_behind_the_conversation_do_not_count(written):
 
 def test_weights_are_known_by_path_size_and_time(tmp_path):
     folder = make_checkpoint(tmp_path / "a", dtype=torch.float32)
-    before = snapshot.weights_of(open_model(folder))
-    assert snapshot.weights_of(open_model(folder)) == before
+    before = snapshot.weights_id(open_model(folder))
+    assert snapshot.weights_id(open_model(folder)) == before
     (folder / "README.md").write_text("not read")
-    assert snapshot.weights_of(open_model(folder)) == before
+    assert snapshot.weights_id(open_model(folder)) == before
     seen = {before}
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
     for name in ("config.json", "model.safetensors.index.json", shards[-1]):
         changed = (folder / name).stat().st_mtime_ns + 1000
         os.utime(folder / name, ns=(changed, changed))
-        seen.add(snapshot.weights_of(open_model(folder)))
+        seen.add(snapshot.weights_id(open_model(folder)))
     with (folder / "config.json").open("a") as file:
         file.write(" ")
     os.utime(folder / "config.json", ns=(changed, changed))
-    seen.add(snapshot.weights_of(open_model(folder)))
+    seen.add(snapshot.weights_id(open_model(folder)))
     folder.rename(tmp_path / "b")
-    seen.add(snapshot.weights_of(open_model(tmp_path / "b")))
+    seen.add(snapshot.weights_id(open_model(tmp_path / "b")))
     assert len(seen) == 6

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.processes import last_words
+from localq.processes import last_message
 from localq.worker.client import COMMAND, EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Progress, Tokens, encode
 from localq.worker.recovery import Recovery
@@ -297,7 +297,7 @@ def test_modules_of_the_current_folder_are_not_imported(tmp_path):
     ],
 )
 def test_last_words(log, words):
-    assert last_words(log) == words
+    assert last_message(log) == words
 
 
 def _environment() -> dict[str, str]:

@@ -19,7 +19,7 @@ import torch
 
 from localq.chat.session import ChatSession, Message, Reply
 from localq.engine.generate import Engine
-from localq.engine.load.device import Choice
+from localq.engine.load.device import DeviceChoice
 from localq.engine.load.load import load
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
@@ -119,7 +119,7 @@ def folder(tmp_path_factory):
 def unbroken(folder) -> Callable[[list[int]], str]:
     """What an engine that never failed says to a prompt that it has read nothing of."""
     options = LoadOptions(device="cuda", ctx=CONTEXT)
-    engine = Engine(load(open_model(folder), options, pick=lambda word: Choice(torch.device("cuda", 0))))
+    engine = Engine(load(open_model(folder), options, pick=lambda word: DeviceChoice(torch.device("cuda", 0))))
 
     def answer(prompt: list[int]) -> str:
         ids_of(engine, [7], GREEDY, max_tokens=1)  # no prompt begins so: nothing of the last one is taken up

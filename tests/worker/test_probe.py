@@ -54,10 +54,10 @@ def test_a_driver_that_does_not_answer():
 def test_what_the_driver_and_nvml_say(monkeypatch, found, told, why):
     monkeypatch.setattr(driver, "probe_driver", lambda: found)
     monkeypatch.setattr(gpus, "probe", lambda: told)
-    assert probe.look() == why
+    assert probe.check_here() == why
 
 
 def test_the_real_question_is_answered_in_time():
     started = time.monotonic()
-    assert probe.why_lost(60.0) == probe.look()
+    assert probe.why_lost(60.0) == probe.check_here()
     assert time.monotonic() - started < 60

@@ -78,7 +78,7 @@ def throttle(device: torch.device) -> Throttle:
     return Throttle(*(card(device) or (None, None)))
 
 
-def told(shares: dict[str, float]) -> str:
+def summary(shares: dict[str, float]) -> str:
     """For people: "power 62 %"; empty where it is not worth a word."""
     return ", ".join(f"{cause} {share:.0%}" for cause, share in shares.items() if share >= WORTH_SAYING)
 

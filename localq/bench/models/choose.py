@@ -24,7 +24,7 @@ CPU_MODEL = "smollm2-135m"
 
 
 @dataclass(frozen=True)
-class Choice:
+class BenchChoice:
     """path: of a model on the disk; name: of a catalogue entry where `path` is "". note: what the user must be told."""
 
     name: str
@@ -33,15 +33,15 @@ class Choice:
     note: str = ""
 
 
-def bare(
+def choose(
     ctx: int, device: str = "auto", vram_bytes: int | None = None, synthetic: bool = False, reserve_bytes: int = 0
-) -> Choice:
+) -> BenchChoice:
     """The choice for this machine. `ctx`: what the tests need; `synthetic`: random weights are asked for."""
     if device == "cpu":
-        return Choice(CPU_MODEL, synthetic=synthetic, note=f"no model named: measuring {CPU_MODEL} on the CPU")
+        return BenchChoice(CPU_MODEL, synthetic=synthetic, note=f"no model named: measuring {CPU_MODEL} on the CPU")
     if not driver.probe_driver().present:
         note = f"no NVIDIA driver found: measuring {CPU_MODEL} on the CPU"
-        return Choice(CPU_MODEL, synthetic=synthetic, note=note)
+        return BenchChoice(CPU_MODEL, synthetic=synthetic, note=note)
     free = max(0, card_bytes() - reserve_bytes)
     budget = free if vram_bytes is None else min(free, vram_bytes)
     local = [] if synthetic else local_models.list_local()
@@ -73,7 +73,7 @@ def from_facts(
     local: Iterable[LocalModel],
     entries: Iterable[ModelEntry],
     shape: Callable[[LocalModel], Architecture | None],
-) -> Choice:
+) -> BenchChoice:
     """As the module says, for a card with `budget` bytes. Raises LocalqError (exit 2) where nothing fits."""
     on_disk, order = [], quantized()
     for model in local:
@@ -84,14 +84,14 @@ def from_facts(
             on_disk.append((arch.parameters, -order.index(model.format), model.name, model))
     if on_disk:
         chosen = max(on_disk, key=lambda each: each[:3])[3]
-        return Choice(chosen.name, path=str(chosen.path))
+        return BenchChoice(chosen.name, path=str(chosen.path))
     in_nf4 = (each for each in entries if not format_facts.unsupported(each.arch, "nf4"))
     catalogued = [each for each in in_nf4 if _fits(each.arch, budget, ctx)]
     if not catalogued:
         raise usage_error("bench", "no catalogued model fits this card in fp16", "Name a model: `localq bench MODEL`.")
     entry = max(catalogued, key=lambda each: planner.size_class(each.arch))  # the first of equals
     note = f"no quantized model found that fits in fp16 too: random weights of the shape of {entry.name}"
-    return Choice(entry.name, synthetic=True, note=note)
+    return BenchChoice(entry.name, synthetic=True, note=note)
 
 
 def quantized() -> list[str]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localq.bench.models.measure import Measured, Run
+from localq.bench.models.measure import Measurement, Run
 from localq.errors import ExitCode, LocalqError
 
 # Numbers of layers to time, the most telling first; smaller pairs for smaller cards. Six is gemma3's pattern.
 PAIRS = ((6, 12), (2, 4), (1, 2))
-Timed = dict[str, list[Measured]]  # subject -> its cases
+Timed = dict[str, list[Measurement]]  # subject -> its cases
 
 
-def extrapolated(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tuple[int, int]]:
+def extrapolate(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tuple[int, int]]:
     """What `timed(n)`, which measures the model cut to n layers, says about `layers`; and the pair it was taken from.
 
     A pair that does not fit gives way to the next. Raises LocalqError (exit 3) when none fits.
@@ -40,11 +40,11 @@ def extrapolated(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tup
     raise LocalqError("bench", f"a model of {layers} layers is too small to cut", "", ExitCode.DOES_NOT_FIT)
 
 
-def _line(at_few: Measured, at_more: Measured, few: int, more: int, layers: int) -> Measured:
+def _line(at_few: Measurement, at_more: Measurement, few: int, more: int, layers: int) -> Measurement:
     """Medians onto the line; the spread of two medians would be no spread of the sum, so there is one run."""
     tokens = at_few.case.tokens
     seconds = line(at_few.seconds_per_token * tokens, at_more.seconds_per_token * tokens, few, more, layers)
-    return Measured(at_few.case, (Run(seconds),), extrapolated=True)
+    return Measurement(at_few.case, (Run(seconds),), extrapolated=True)
 
 
 def line(at_few: float, at_more: float, few: int, more: int, layers: int) -> float:

@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class FormatCandidates:
     """A model: its name, the best weights of it that are here, and every format."""
 
     name: str
@@ -70,17 +70,17 @@ def random() -> tuple[Candidate, ...]:
     return tuple(Candidate(each.name) for each in format_facts.FORMATS.values() if each.is_quantized)
 
 
-def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> Found:
+def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> FormatCandidates:
     """The formats of the model `name`. Its own weights are fetched if need be; raises as `prepare.source_path` does."""
     target = catalog.resolve(name)
     base = _full_precision(target) or prepare.model_path(target, say, on_progress, offline)
     if target.entry:
-        return Found(target.entry.name, base, tuple(_candidate(format, target, base) for format in names()))
+        return FormatCandidates(target.entry.name, base, tuple(_candidate(format, target, base) for format in names()))
     with contextlib.suppress(LocalqError):  # of what cannot be read every line says why
         own = stored_format.format_of_config(open_model(base).config)
         candidates = (Candidate(each, base) if each == own else _candidate(each, target, base) for each in names())
-        return Found(target.name, base, tuple(candidates))
-    return Found(target.name, base, tuple(_candidate(format, target, base) for format in names()))
+        return FormatCandidates(target.name, base, tuple(candidates))
+    return FormatCandidates(target.name, base, tuple(_candidate(format, target, base) for format in names()))
 
 
 def to_make(words: str) -> tuple[str, ...]:
@@ -93,7 +93,9 @@ def to_make(words: str) -> tuple[str, ...]:
     return named
 
 
-def make(found: Found, wanted: Sequence[str], say: Say, on_progress: OnProgress | None, offline: bool) -> Found:
+def make(
+    found: FormatCandidates, wanted: Sequence[str], say: Say, on_progress: OnProgress | None, offline: bool
+) -> FormatCandidates:
     """The same, with the formats `wanted` made where they are missing; what cannot be made has the reason."""
     made = (
         _made(each, found, say, on_progress, offline) if each.format in wanted else each for each in found.candidates
@@ -137,7 +139,9 @@ def _folder(format: str, target: Target) -> Path:
     return places.quantized_dir() / f"{name}@{format}"
 
 
-def _made(each: Candidate, found: Found, say: Say, on_progress: OnProgress | None, offline: bool) -> Candidate:
+def _made(
+    each: Candidate, found: FormatCandidates, say: Say, on_progress: OnProgress | None, offline: bool
+) -> Candidate:
     if each.path is not None or each.folder is None:
         return each
     target = catalog.resolve(each.made_as) if each.made_as else None

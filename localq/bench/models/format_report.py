@@ -23,7 +23,7 @@ PEOPLE = ("table", "md")
 LARGEST_SPOT = 900.0  # points squared, of the most memory in a plot
 
 
-class Point(NamedTuple):
+class PlotPoint(NamedTuple):
     """A spot: x and y of a format, and the bytes that its area stands for."""
 
     name: str
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class FormatLine:
     """One format. None = not measured, or not known.
 
     format             one of `format_list.names()`, or `SIXTEEN`
@@ -71,7 +71,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class FormatTable:
     """A whole run.
 
     decode, prefill   the tests
@@ -82,7 +82,7 @@ class Table:
     """
 
     model: str
-    lines: tuple[Line, ...]
+    lines: tuple[FormatLine, ...]
     decode: str
     prefill: str
     synthetic: bool
@@ -96,7 +96,7 @@ class Table:
     stopped: bool = False
 
     @property
-    def measured(self) -> list[Line]:
+    def measured(self) -> list[FormatLine]:
         """The lines with a speed."""
         return [line for line in self.lines if line.tok_per_s is not None]
 
@@ -133,7 +133,7 @@ class Table:
         }
 
 
-def write(table: Table, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
+def write(table: FormatTable, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
     """Write `table` in one of `report.FORMATS`; returns the object of the last line."""
     body = table.to_dict()
     print(table.first_line(), file=out if format in PEOPLE else err)
@@ -151,9 +151,9 @@ def write(table: Table, format: str, out: TextIO, err: TextIO) -> dict[str, Any]
     return body
 
 
-def columns(table: Table) -> tuple[list[str], list[list[str]]]:
+def columns(table: FormatTable) -> tuple[list[str], list[list[str]]]:
     """Headers and cells of the lines that were measured; a column without any figure is left out."""
-    every: list[tuple[str, Callable[[Line], str]]] = [
+    every: list[tuple[str, Callable[[FormatLine], str]]] = [
         ("format", lambda line: line.name),
         ("bits/weight", lambda line: _shown(line.bits_per_weight, 1, ".3f")),
         ("weights MB", lambda line: _shown(line.weights_bytes, 1e-6, ",.1f")),
@@ -171,7 +171,7 @@ def columns(table: Table) -> tuple[list[str], list[list[str]]]:
     return [name for name, _ in kept], [[cell(line) for _, cell in kept] for line in table.measured]
 
 
-def _below(table: Table) -> list[str]:
+def _below(table: FormatTable) -> list[str]:
     """What was not measured and why, what quality was judged on, conditions and notes."""
     lines = []
     for line in table.lines:
@@ -193,7 +193,7 @@ def _shown(value: float | None, scale: float, form: str) -> str:
 # ---- quality against speed
 
 
-def draw(table: Table, target: str, out: TextIO) -> None:
+def draw(table: FormatTable, target: str, out: TextIO) -> None:
     """Perplexity over tok/s, or where quality was not judged bits per weight; the area of a spot is its memory.
 
     To `out` for "-", else a PNG, as `plot.draw` does. Where all is dequantized it is over the size of the weights, for
@@ -207,7 +207,7 @@ def draw(table: Table, target: str, out: TextIO) -> None:
         x = (line.weights_bytes or 0) / 1e6 if table.dequantized else line.tok_per_s
         y = line.perplexity if judged else line.bits_per_weight
         if x and y:
-            points.append(Point(line.name, x, y, line.memory_bytes or 0))
+            points.append(PlotPoint(line.name, x, y, line.memory_bytes or 0))
     if not points:
         return
     title = f"{table.model}: {what} over {across}; area = memory"
@@ -217,7 +217,7 @@ def draw(table: Table, target: str, out: TextIO) -> None:
         plot.to_png(target, lambda axes: _spots(axes, points, title, (across, what)), (8, 5))
 
 
-def _in_terminal(points: Sequence[Point], across: str) -> list[str]:
+def _in_terminal(points: Sequence[PlotPoint], across: str) -> list[str]:
     """Lines of text; memory is told beside the names."""
     xs, ys = [point.x for point in points], [point.y for point in points]
     places = [(point.x, math.log(point.y)) for point in points]
@@ -226,7 +226,7 @@ def _in_terminal(points: Sequence[Point], across: str) -> list[str]:
     return [*drawn, *plot.legend(list(named))]
 
 
-def _spots(axes: Any, points: Sequence[Point], title: str, names: tuple[str, str]) -> None:
+def _spots(axes: Any, points: Sequence[PlotPoint], title: str, names: tuple[str, str]) -> None:
     most = max((point.area for point in points), default=0) or 1
     for point, colour in zip(points, itertools.cycle(f"C{number}" for number in range(10)), strict=False):
         area = LARGEST_SPOT * max(point.area, 0.01 * most) / most

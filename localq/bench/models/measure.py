@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from localq.bench.conditions.power import Throttle
-from localq.bench.models.plan import Case, Plan
+from localq.bench.models.plan import Case, TestPlan
 from localq.engine.generate import Engine
 from localq.errors import LocalqError
 from localq.sampling import Sampling
@@ -33,7 +33,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """All runs of a case. joules: over all of them, None where the device does not tell; held_down: see `throttle`."""
 
     case: Case
@@ -139,13 +139,13 @@ def prompt(count: int, vocab: int, seed: int) -> list[int]:
 
 
 def measure(
-    subjects: dict[str, Subject], plan: Plan, meter: Meter, limits: Throttle, on_run: OnRun
-) -> dict[str, list[Measured]]:
+    subjects: dict[str, Subject], plan: TestPlan, meter: Meter, limits: Throttle, on_run: OnRun
+) -> dict[str, list[Measurement]]:
     """Every case on every subject: a warm-up each, then the repetitions in turn, so that a slow minute hits all alike.
 
     Energy is told only where one subject is measured alone, and does nothing else meanwhile.
     """
-    results: dict[str, list[Measured]] = {name: [] for name in subjects}
+    results: dict[str, list[Measurement]] = {name: [] for name in subjects}
     for case in plan.cases:
         able = {name: subject for name, subject in subjects.items() if subject.can(case)}
         for name, subject in able.items():
@@ -161,7 +161,7 @@ def measure(
         joules, held_down = meter.stop(), limits.stop()
         for name, subject in able.items():
             known = len(subjects) == 1 and subject.metered(case)
-            results[name].append(Measured(case, tuple(runs[name]), joules if known else None, held_down=held_down))
+            results[name].append(Measurement(case, tuple(runs[name]), joules if known else None, held_down=held_down))
     return results
 
 

@@ -20,10 +20,10 @@ from localq.bench.conditions import power
 from localq.bench.conditions.conditions import conditions
 from localq.bench.kernels.roofline import read_bytes_per_s
 from localq.bench.models import measure, rivals
-from localq.bench.models.extrapolate import Timed, extrapolated
+from localq.bench.models.extrapolate import Timed, extrapolate
 from localq.bench.models.measure import EngineSubject, Subject
-from localq.bench.models.plan import RIVALS, Case, Plan
-from localq.bench.models.report import BASELINE, OURS, Report, Row
+from localq.bench.models.plan import RIVALS, Case, TestPlan
+from localq.bench.models.report import BASELINE, OURS, BenchReport, BenchRow
 from localq.bench.models.rows import rows_of
 from localq.bench.synthetic.checkpoint import checkpoint, with_layers
 from localq.engine.generate import Engine
@@ -42,7 +42,7 @@ OnState = Callable[[str], None]  # what is going on now
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What to measure.
 
     opened     gives the weights of `files`, or random ones, on that device
@@ -53,7 +53,7 @@ class Request:
     files: ModelFiles
     opened: Callable[[ModelFiles, torch.device], Checkpoint]
     options: LoadOptions
-    plan: Plan
+    plan: TestPlan
     against: tuple[str, ...] = ()
     baseline: bool = True
 
@@ -72,7 +72,7 @@ class Request:
         return self.options.ctx
 
 
-def run(request: Request, on_state: OnState) -> Report:
+def run(request: BenchRequest, on_state: OnState) -> BenchReport:
     """Measure. Raises LocalqError as `load` does, and where the graph and the eager step disagree (exit 1)."""
     options = replace(request.options, ctx=request.ctx)
     device = devices.pick(request.options.device).device
@@ -86,7 +86,7 @@ def run(request: Request, on_state: OnState) -> Report:
     if not plain and (request.baseline or TRANSFORMERS in request.against):
         with bench.noting("16 bit"):
             bench.in_16_bit(dtype)
-    return Report(
+    return BenchReport(
         model=request.files.name,
         rows=tuple(bench.rows),
         headline=request.plan.headline,
@@ -139,11 +139,11 @@ def name_of(dtype: torch.dtype) -> str:
 class _Bench:
     """One run: what it is about, and what it gathers."""
 
-    def __init__(self, request: Request, device: torch.device, roof: float, on_state: OnState) -> None:
+    def __init__(self, request: BenchRequest, device: torch.device, roof: float, on_state: OnState) -> None:
         self.request, self.device, self.roof, self._on_state = request, device, roof, on_state
         self._meter, self._limits = power.meter(device), power.throttle(device)
         self._seed = request.plan.seed
-        self.rows: list[Row] = []
+        self.rows: list[BenchRow] = []
         self.notes: list[str] = []
         self.ledger: dict[str, int] = {}
         self.same_tokens: dict[str, int] = {}
@@ -198,7 +198,7 @@ class _Bench:
             return
         free_memory()
         layers = int(request.files.text_config["num_hidden_layers"])
-        timed, pair = extrapolated(layers, lambda count: self._timed_cut(count, options, dtype))
+        timed, pair = extrapolate(layers, lambda count: self._timed_cut(count, options, dtype))
         how = f"from cuts of {pair[0]} and {pair[1]} of its {layers} layers, on random weights"
         self.notes.append(f"16 bit does not fit: extrapolated {how}")
         for name, measured in timed.items():

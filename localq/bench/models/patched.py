@@ -34,7 +34,7 @@ MODULES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_pr
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """Widths of a model whose heads have 128 columns."""
 
     hidden: int
@@ -43,7 +43,11 @@ class Size:
     kv_heads: int
 
 
-SIZES = {"8B": Size(4096, 14336, 32, 8), "27B": Size(5376, 21504, 32, 16), "70B": Size(8192, 28672, 64, 8)}
+SIZES = {
+    "8B": ModelSize(4096, 14336, 32, 8),
+    "27B": ModelSize(5376, 21504, 32, 16),
+    "70B": ModelSize(8192, 28672, 64, 8),
+}
 KERNEL_SIZES = ("27B", "70B")
 
 
@@ -84,7 +88,7 @@ def _measured(name: str, model: Any, roof: float, tokens: int, repeat: int, out:
     return found
 
 
-def random_model(size: Size, layers: int, device: torch.device) -> Any:
+def random_model(size: ModelSize, layers: int, device: torch.device) -> Any:
     """A llama in float16 whose Linears are `Linear4bit` (double-quantized NF4), the head a plain one."""
     from transformers import LlamaConfig, LlamaForCausalLM  # 3 s of start-up: only benchmarks need it
 

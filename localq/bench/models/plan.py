@@ -49,7 +49,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TestPlan:
     """Every test, and how often each is repeated after one warm-up; medians count."""
 
     cases: tuple[Case, ...]
@@ -72,7 +72,7 @@ class Plan:
         return next((case for case in self.cases if case.generate), self.cases[0])
 
 
-def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS, seed: int = 0) -> Plan:
+def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS, seed: int = 0) -> TestPlan:
     """From the words of the command line. Raises LocalqError (exit 2)."""
     prompts, generates = _counts("-p", prompt), _counts("-n", generate)
     cases = []
@@ -83,7 +83,7 @@ def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS,
         raise usage_error("bench", "-p 0 -n 0 leaves nothing to measure", "Give one of them a number of tokens.")
     if short := next((case for case in cases if case.generate == 1), None):
         raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more.")
-    return Plan(tuple(dict.fromkeys(cases)), repetitions, seed)
+    return TestPlan(tuple(dict.fromkeys(cases)), repetitions, seed)
 
 
 def rivals(words: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Way:
+class Method:
     """One of the ways to quantize: how hard, on how many windows of so many tokens."""
 
     effort: Effort
@@ -46,7 +46,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuantizingRequest:
     """What to measure, on which device ("auto", "cpu", "cuda"), in how much of its memory."""
 
     model: str
@@ -77,7 +77,7 @@ class Stopwatch:
         self.peaks.pop("", None)
 
 
-def run(out: TextIO, asked: Asked, ways: Mapping[str, Way]) -> dict[str, Any]:
+def run(out: TextIO, asked: QuantizingRequest, ways: Mapping[str, Method]) -> dict[str, Any]:
     """Measure all `ways`, tell `out`, and return what its last line says as JSON.
 
     Raises LocalqError: exit 4 for an unknown model, 2 for one that this cannot be done with, 3 where a layer does not
@@ -101,7 +101,7 @@ def run(out: TextIO, asked: Asked, ways: Mapping[str, Way]) -> dict[str, Any]:
     return result
 
 
-def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[str, Any]:
+def _measure(asked: QuantizingRequest, way: Method, device: torch.device, layers: int) -> dict[str, Any]:
     files, format = synthetic.files_of(f"{asked.model}@bf16")
     files = replace(files, config=synthetic.with_layers(files.config, 1))
     checkpoint = synthetic.checkpoint(files, format, device, asked.seed)
@@ -118,7 +118,7 @@ def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[
             memory.count, source.meta_block(0), hidden, way.tokens, device=device.type, rotated=source.rotated
         )
         if device.type == "cuda":
-            held = vram.begin(device, asked.vram_bytes, {})
+            held = vram.open_budget(device, asked.vram_bytes, {})
             settings = memory.place(asked.model, counted, settings, held.budget)
             held.hold(held.context)
         streams = _noise(source, way, device)
@@ -129,7 +129,7 @@ def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[
     return _facts(watch, way, counted(settings), settings.on_host, device, layers)
 
 
-def _noise(source: SourceModel, way: Way, device: torch.device) -> Streams:
+def _noise(source: SourceModel, way: Method, device: torch.device) -> Streams:
     """A text of random rows."""
     source.model.make_tables(way.tokens, device)
     hidden, generator = source.model.config.hidden, torch.Generator(device).manual_seed(0)
@@ -139,7 +139,7 @@ def _noise(source: SourceModel, way: Way, device: torch.device) -> Streams:
 
 
 def _facts(
-    watch: Stopwatch, way: Way, counted: memory.MemoryCount, on_host: bool, device: torch.device, layers: int
+    watch: Stopwatch, way: Method, counted: memory.MemoryCount, on_host: bool, device: torch.device, layers: int
 ) -> dict[str, Any]:
     seconds = dict(watch.seconds)
     if way.tuning.steps > TIMED_STEPS:

@@ -24,7 +24,7 @@ COLUMNS = ("engine", "format", "test", "tok/s", "min-max", "ms/token", "first ms
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One engine on one test. None = not measured, not told, or without meaning for this test.
 
     tok_per_s            median of `samples`, tok/s of every run
@@ -80,7 +80,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """A whole run.
 
     same_tokens      per comparison, how many leading greedy tokens of `checked_tokens` agree
@@ -89,7 +89,7 @@ class Report:
     """
 
     model: str
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     headline: Case
     conditions: dict[str, Any]
     roof_bytes_per_s: float
@@ -100,7 +100,7 @@ class Report:
     notes: tuple[str, ...] = ()
     why_no_fp16: str = "nothing quantized to set against fp16"
 
-    def row(self, engine: str, case: Case) -> Row | None:
+    def row(self, engine: str, case: Case) -> BenchRow | None:
         """Of that engine and test."""
         return next((row for row in self.rows if row.engine == engine and row.case == case), None)
 
@@ -143,7 +143,7 @@ class Report:
 
     def clocks_line(self) -> str:
         """Which rows ran with lowered clocks; empty where none did."""
-        said = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := power.told(row.held_down))]
+        said = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := power.summary(row.held_down))]
         return f"clocks held down by the driver, of the time: {'; '.join(said)}" if said else ""
 
     def first_line(self) -> str:
@@ -189,7 +189,7 @@ class Report:
         }
 
 
-def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
+def write(report: BenchReport, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
     """Write `report` in one of `FORMATS`; returns the object of the last line."""
     body, people = report.to_dict(), format in ("table", "md")
     print(report.first_line(), file=out if people else err)
@@ -209,7 +209,7 @@ def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, An
     return body
 
 
-def _cells(row: Row, report: Report) -> list[str]:
+def _cells(row: BenchRow, report: BenchReport) -> list[str]:
     factor = report.speedup(BASELINE, row.case) if row.engine == OURS else None
     fp16 = report.row(BASELINE, row.case)
     about = "~" if factor and fp16 and fp16.extrapolated else ""

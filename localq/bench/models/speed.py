@@ -7,7 +7,7 @@ from typing import Any
 
 from localq.bench.conditions import power
 from localq.bench.models import measure
-from localq.bench.models.plan import GENERATE, REPETITIONS, Case, Plan
+from localq.bench.models.plan import GENERATE, REPETITIONS, Case, TestPlan
 from localq.bench.models.report import OURS
 from localq.bench.quality.evaluation import SpeedTest
 from localq.engine.generate import Engine
@@ -34,7 +34,7 @@ def measured(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, An
     engine = Engine(model)
     if eager is not None and eager != measure.greedy_ids(engine, 0):
         raise LocalqError("eval", "the captured graph and the eager step give different tokens", "Report this.")
-    plan = Plan((CASE,), repetitions)
+    plan = TestPlan((CASE,), repetitions)
     meter, limits = power.meter(model.device), power.throttle(model.device)
     subjects: dict[str, measure.Subject] = {OURS: measure.EngineSubject(engine, plan.seed)}
     (found,) = measure.measure(subjects, plan, meter, limits, lambda name, case: None)[OURS]

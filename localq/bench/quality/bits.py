@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from localq.engine.load import weights
+from localq.engine.load.placing import HEAD, TABLE
 from localq.files.model_folder import ModelFiles
 from localq.formats import int8, nf4
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
@@ -17,7 +18,7 @@ UNQUANTIZED = 16.0
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelBits:
     """bits_per_weight: over all quantized linears and experts: codes, scales and tables; 16 where none is quantized.
     weights_bytes: of all weights, what is not quantized in 16 bit."""
 
@@ -38,7 +39,9 @@ def dense_bytes(files: ModelFiles) -> int:
     return sum(2 * each.numel() for each in model.parameters())
 
 
-def size_of(files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint) -> Size:
+def size_of(
+    files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint
+) -> ModelBits:
     """Of a model.
 
     head    "8" or "nf4" where the head is quantized while the model is loaded, as in `placement.Placement`
@@ -63,10 +66,10 @@ def size_of(files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], 
             stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)
             shared |= {key: checkpoint.tensors[key].nbytes for key in entry.shared}
     stored += sum(shared.values())
-    if head != "16" and weights.HEAD not in linears:
-        out, columns = shapes[weights.TABLE].shape
+    if head != "16" and HEAD not in linears:
+        out, columns = shapes[TABLE].shape
         count += out * columns
         stored += (nf4 if head == "nf4" else int8).bytes(out, columns)
-        dense.pop(f"{weights.HEAD}.weight", None)
+        dense.pop(f"{HEAD}.weight", None)
     bits = 8 * stored / count if count else UNQUANTIZED
-    return Size(bits, stored + 2 * sum(dense.values()))
+    return ModelBits(bits, stored + 2 * sum(dense.values()))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from localq.bench import plot
-from localq.bench.quality.evaluation import REFERENCE, Request, run
+from localq.bench.quality.evaluation import REFERENCE, EvaluationRequest, run
 from localq.engine.load.load import free_memory
 from localq.errors import LocalqError
 from localq.wording import OnProgress
@@ -21,7 +21,9 @@ from localq.wording import OnProgress
 Point = tuple[str, float, float]  # what, bytes, perplexity
 
 
-def run_all(requests: Sequence[Request], on_progress: OnProgress) -> tuple[list[dict[str, Any]], list[LocalqError]]:
+def run_all(
+    requests: Sequence[EvaluationRequest], on_progress: OnProgress
+) -> tuple[list[dict[str, Any]], list[LocalqError]]:
     """What `evaluation.run` says of each, and what went wrong with the rest; one alone fails as it does there."""
     first = requests[0]
     if first.against in (None, REFERENCE) and len(requests) > 1:

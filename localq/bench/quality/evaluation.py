@@ -38,7 +38,7 @@ class SpeedTest:
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluationRequest:
     """What to judge.
 
     raw        the text; `text` is what to call it
@@ -61,7 +61,7 @@ class Request:
     speed: SpeedTest | None = None
 
 
-def run(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> dict[str, Any]:
+def run(request: EvaluationRequest, on_progress: OnProgress = lambda stage, done, total: None) -> dict[str, Any]:
     """Everything that `--json` prints.
 
     Raises LocalqError: exit 2 for a text, a window or a reference that does not do, and as `load` does.
@@ -112,7 +112,7 @@ def run(request: Request, on_progress: OnProgress = lambda stage, done, total: N
 
 
 def _judged(
-    request: Request,
+    request: EvaluationRequest,
     model: LoadedModel,
     reference: LoadedModel | None,
     gptq: Windows,
@@ -146,7 +146,7 @@ def _name(dtype: torch.dtype) -> str:
 # ---- what is judged, on what, and against what
 
 
-def _windows(request: Request) -> tuple[Windows, Windows]:
+def _windows(request: EvaluationRequest) -> tuple[Windows, Windows]:
     """The text in both conventions. All that can be wrong with it is found before weights are read."""
     if not request.raw.strip():
         raise usage_error(request.text, "it is empty", "Give a text of at least one window.")
@@ -164,7 +164,7 @@ def _windows(request: Request) -> tuple[Windows, Windows]:
     return token_windows.gptq(*of), token_windows.llamacpp(*of)
 
 
-def _check_vocabulary(request: Request, rival: ModelFiles, ours: Tokenizer) -> None:
+def _check_vocabulary(request: EvaluationRequest, rival: ModelFiles, ours: Tokenizer) -> None:
     """Raises LocalqError (exit 2) unless every token means the same to both models, and both have as many logits."""
     widths = [files.text_config.get("vocab_size") for files in (request.files, rival)]
     known = [tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (ours, Tokenizer.load(rival))]
@@ -178,7 +178,7 @@ def _check_vocabulary(request: Request, rival: ModelFiles, ours: Tokenizer) -> N
     raise usage_error(subject, why, "Compare models with the same tokenizer.")
 
 
-def _options(request: Request) -> LoadOptions:
+def _options(request: EvaluationRequest) -> LoadOptions:
     """With the context that a window and a timed reply take, unless a larger one is asked for."""
     needed = max(request.window, 0 if request.speed is None else request.speed.positions)
     if request.options.ctx is None:
@@ -193,7 +193,7 @@ def _options(request: Request) -> LoadOptions:
 
 
 def _reference(
-    request: Request, model: LoadedModel, on_progress: OnProgress
+    request: EvaluationRequest, model: LoadedModel, on_progress: OnProgress
 ) -> tuple[LoadedModel | None, tuple[str, ...]]:
     """The model to compare with, loaded beside `model` with nothing saved on it, and what must be told about it.
 

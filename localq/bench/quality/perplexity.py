@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.engine.scoring import Source, rows_at_a_time
+from localq.engine.scoring import LogitSource, rows_at_a_time
 from localq.errors import LocalqError
 from localq.text.token_windows import Windows
 
@@ -36,8 +36,8 @@ class Scores:
 
 
 def score(
-    tested: Source,
-    reference: Source | None,
+    tested: LogitSource,
+    reference: LogitSource | None,
     text: Windows,
     vocab: int,
     on_window: OnWindow = lambda done, total: None,

@@ -148,7 +148,7 @@ def _adjust(device: torch.device) -> None:
     states, logits = replies.states_of(3001, 700, device), 3 * normal(3001)
     got, state = logits.to(device, copy=True), replies.found(states)
     logit_adjust.adjust(got, state)
-    same(got, sampler.adjusted(logits, states[0]))
+    same(got, sampler.adjust(logits, states[0]))
     same(state.matches, torch.zeros(3001, dtype=torch.int32))
 
 

@@ -183,7 +183,7 @@ def test_notes_of_the_device_are_kept(checkpoint):
 
 def test_a_budget_for_a_gpu_is_noted_where_there_is_none(checkpoint):
     assert load(open_model(checkpoint), LoadOptions(device="cpu", vram_bytes=2**33)).notes == (
-        "--vram has no meaning on the CPU",
+        "--vram has no effect on the CPU",
     )
 
 
