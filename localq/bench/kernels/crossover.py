@@ -61,7 +61,7 @@ def run(
     points = [[point for shape in each for point in _measure(bench, shape, rows, out)] for each in shapes]
     found = tuple(rows_from(each) for each in points)
     gpu = torch.cuda.get_device_name(device)
-    print(f"\nlocalq/quant/nf4_crossover.py, MEASURED:\n    {line(gpu, found)}", file=out)
+    print(f"\nlocalq/formats/nf4/crossover.py, MEASURED:\n    {line(gpu, found)}", file=out)
     result = {
         "schema": 1,
         **conditions(device, SEED),

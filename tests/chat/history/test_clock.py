@@ -31,14 +31,14 @@ from tests.support.tui.tui_pilot import drive_chat, say, screen_text, until
 ROOT = Path(localq.__file__).parent
 YEAR_S = 365 * 86400.0
 WALL = {  # who may ask what time it is, and what for
-    "conversation.py": "when a turn was said",
-    "sessions.py": "when a conversation was used, and for how long one that was deleted is kept",
-    "snapshots.py": "how old a part is that nobody writes to, beside a lock that says so",
-    "hub_errors.py": "how long a server wants to be left alone, which it says as a date; capped",
-    "tui/sessions_panel.py": "how long ago that was, in words",
-    "input_history.py": "a remark beside what was typed",
-    "template_child.py": "the date that a template writes",
-    "bench/conditions.py": "the date of a measurement",
+    "chat/history/conversation.py": "when a turn was said",
+    "chat/history/store.py": "when a conversation was used, and for how long one that was deleted is kept",
+    "chat/history/snapshot_files.py": "how old a part is that nobody writes to, beside a lock that says so",
+    "files/hub/errors.py": "how long a server wants to be left alone, which it says as a date; capped",
+    "tui/chat/sessions_panel.py": "how long ago that was, in words",
+    "chat/terminal/input_history.py": "a remark beside what was typed",
+    "text/template_child.py": "the date that a template writes",
+    "bench/conditions/conditions.py": "the date of a measurement",
 }
 
 

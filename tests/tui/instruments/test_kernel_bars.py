@@ -8,7 +8,7 @@ import pytest
 
 from localq.gpus import Reading
 from localq.tui.instruments.card_line import CardLine
-from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_facts import InstrumentFacts
 from localq.tui.instruments.instrument_widget import bar, figure
 from localq.tui.instruments.kernel_bars import KernelBars, age
 from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, READING, Clock, Watch, reply
@@ -16,17 +16,17 @@ from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, READING, Clock,
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def facts_of(loaded=GPU, clock: Clock | None = None) -> Facts:
-    facts = Facts(clock or Clock(), Watch())
+def facts_of(loaded=GPU, clock: Clock | None = None) -> InstrumentFacts:
+    facts = InstrumentFacts(clock or Clock(), Watch())
     facts.load(loaded)
     return facts
 
 
-def kernels(facts: Facts, width: int = 36) -> list[str]:
+def kernels(facts: InstrumentFacts, width: int = 36) -> list[str]:
     return [each.plain for each in KernelBars(facts, "kernels").lines(width)]
 
 
-def card(facts: Facts, width: int = 36) -> list[str]:
+def card(facts: InstrumentFacts, width: int = 36) -> list[str]:
     return [each.plain for each in CardLine(facts, "card").lines(width)]
 
 
@@ -86,7 +86,7 @@ def test_why_there_is_no_profile():
     facts.profiled(PROFILE)
     facts.failed("the engine is busy")
     assert "not timed again: the engine is busy" in kernels(facts)
-    assert kernels(Facts()) == []
+    assert kernels(InstrumentFacts()) == []
 
 
 def test_ages():

@@ -83,7 +83,7 @@ def test_a_block_that_grows_has_the_lines_of_the_whole(language, step):
 def test_what_is_finished_is_coloured_once_and_python_as_in_the_whole():
     growing, coloured, code = Growing(Look("python", False, True)), [], "\n".join(LONG)
 
-    async def grow() -> list[code_colours.Line]:
+    async def grow() -> list[code_colours.ColouredLine]:
         found = []
         for end in range(0, len(LONG) + 5, 5):
             before = set(map(id, found))
@@ -119,7 +119,7 @@ def test_keys_go_first():
 
     async def colour() -> None:
         task = asyncio.create_task(others())
-        await code_colours.prepared("\n".join(LONG) + "\nkeys = 1", Look("python", False, True), lambda: next(waits))
+        await code_colours.prepare("\n".join(LONG) + "\nkeys = 1", Look("python", False, True), lambda: next(waits))
         task.cancel()
 
     asyncio.run(colour())
