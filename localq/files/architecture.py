@@ -6,6 +6,7 @@ Knows no format and no memory: bytes are the planner's. Counts follow the tensor
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +92,7 @@ class Architecture:
         """Of its model type."""
         return MODEL_TYPES[self.model_type]
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linears, ...]:
         """The block matrices that formats may quantize (no embedding, head, norm, router), over all layers."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
