@@ -110,7 +110,7 @@ def test_scales_are_the_least_squares(zero_point: bool, weighted: bool) -> None:
         columns = [(numbers[group] >> plane & 1).double() * 2 - 1 for plane in range(3)]
         columns += [torch.ones(40, dtype=torch.float64)] * zero_point
         system = torch.stack(columns, 1) * each.sqrt()[:, None]
-        # Not gelsy, the default: torch 2.13 leaves its pivots unset, so systems that lack rank are solved wrongly at times.
+        # Not gelsy, the default: torch 2.13 leaves its pivots unset, and solves systems that lack rank wrongly.
         expected = torch.linalg.lstsq(system, (each.sqrt() * weight[group])[:, None], driver="gelsd").solution[:, 0]
         # Signs that are equal everywhere leave the scales open, but not what they come to.
         torch.testing.assert_close(system @ got[group].double(), system @ expected, rtol=1e-5, atol=1e-5)
