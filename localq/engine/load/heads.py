@@ -27,7 +27,7 @@ def quantize_head(weight: Tensor, head: str, dtype: torch.dtype, device: torch.d
     coded = int8.quantize(weight, device)
     if device.type == "cpu":
         return _plain(int8.dequantize(coded, dtype))
-    return int8.Linear(coded.codes, coded.scales, None)
+    return int8.Linear(coded)
 
 
 def _plain(weight: Tensor) -> nn.Module:

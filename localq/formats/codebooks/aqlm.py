@@ -109,6 +109,12 @@ def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
     return Packed(codes, codebooks, random.scales(columns**-0.5, out, 1, 1, 1))
 
 
+def multiplied(packed: Packed) -> Tensor:
+    """f32 [out, in]: the weights as products take them, codeword times scale, not rounded to 16 bit."""
+    unscaled = dequantize(replace(packed, scales=torch.ones_like(packed.scales)), torch.float32)
+    return unscaled.mul_(packed.scales.view(-1, 1).float())
+
+
 def stored(packed: Packed) -> dict[str, Tensor]:
     """The checkpoint tensors of a matrix by suffix, where they lie; `from_checkpoint` reads them."""
     return dict(zip(suffixes, (packed.codes, packed.codebooks, packed.scales), strict=True))
@@ -213,19 +219,22 @@ class Linear(VqLinear):
         """See `SlabLinear`."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        if (done := self.dequantized_tiles(first, out, rounded=True)) is not None:
-            return done
-        books, entries, out_group, in_group = self.codebooks.shape
-        packed = Packed(self.codes, self.codebooks, self.scales)
+        books, _, out_group, in_group = self.codebooks.shape
+        readable = books <= unpack_kernel.MOST_BOOKS and out_group * in_group <= unpack_kernel.LONGEST
+        if out.is_cuda and (readable or self.tiles is not None):
+            return self.unpack(first, out)
+        if self.tiles is None:
+            return dequantize_rows(self.packed, first, out)
+        part = self.scales[first : first + count]
+        return dequantize_rows(Packed(self.codes_of("codes", first, count), self.codebooks, part), 0, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tiles, or of codes as they are stored."""
         if self.tiles is not None:
-            part = self.scales[first : first + count]
-            packed, first = Packed(self.codes_of("codes", first, count), self.codebooks, part), 0
-        if not out.is_cuda:
-            return dequantize_rows(packed, first, out)
-        if books > unpack_kernel.MOST_BOOKS or out_group * in_group > unpack_kernel.LONGEST:
-            return dequantize_rows(packed, first, out)
-        codes = unpack_kernel.CodeSet(packed.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
-        return unpack_kernel.additive_dequantize([codes], packed.scales, first, out, out_group=out_group, rounded=True)
+            return self.unpack_tiles(self.tiles, first, out, rounded=True)
+        books, entries, out_group, in_group = self.codebooks.shape
+        codes = unpack_kernel.CodeSet(self.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
+        return unpack_kernel.additive_dequantize([codes], self.scales, first, out, out_group=out_group, rounded=True)
 
 
 # ---- checkpoints

@@ -86,15 +86,10 @@ class VqLinear(SlabLinear):
         fragments = _fragments_of(book, factor)
         return VqBook(tiles, fragments, self.in_features // positions, book.number * positions, together * positions)
 
-    def dequantized_tiles(self, first: int, out: Tensor, *, rounded: bool) -> Tensor | None:
-        """Rows from `first` on, a multiple of 16, into `out` [count, in] on a GPU, and `out`; see `vq_dequantize`.
-
-        None where codes do not lie in tiles, or on the CPU.
-        """
-        if self.tiles is None or not out.is_cuda:
-            return None
+    def unpack_tiles(self, tiles: VqOperand, first: int, out: Tensor, *, rounded: bool) -> Tensor:
+        """Rows from `first` on, a multiple of 16, into `out` [count, in], and `out`: see `vq_dequantize`."""
         codebooks = [book.values for book in self.books()]
-        return dequantize_kernel.vq_dequantize(self.tiles, codebooks, first, out, rounded=rounded)
+        return dequantize_kernel.vq_dequantize(tiles, codebooks, first, out, rounded=rounded)
 
     def codes_of(self, name: str, first: int = 0, count: int | None = None) -> Tensor:
         """Rows first .. first + count - 1 (all by default) of the buffer `name`, row by row; first a multiple of 16."""

@@ -95,6 +95,11 @@ class VqOperand(Operand):
         """On a GPU, in 16 bit."""
         return self.codes.is_cuda and dtype in HALF_TYPES
 
+    def copy(self) -> VqOperand:
+        """Codes and scales of its own; the fragments of codewords are shared."""
+        books = tuple(replace(book, codes=book.codes.clone()) for book in self.books)
+        return replace(self, books=books, scales=self.scales.clone())
+
     def sharing(self, first: VqOperand) -> VqOperand:
         """The signs of the rotation."""
         return replace(self, signs=first.signs) if equal(self.signs, first.signs) else self

@@ -225,11 +225,13 @@ class Linear(VqLinear):
         """See `SlabLinear`; of the decoded matrix, for an x that has been rotated."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        if (done := self.dequantized_tiles(first, out, rounded=False)) is not None:
-            return done
-        packed = self._packed_rows(first, count)
-        if not out.is_cuda:
-            return decode_rows(packed, 0, out)
+        return self.unpack(first, out) if out.is_cuda else decode_rows(self._packed_rows(first, count), 0, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tiles, or of codes as they are stored; the decoded matrix."""
+        if self.tiles is not None:
+            return self.unpack_tiles(self.tiles, first, out, rounded=False)
+        packed = self._packed_rows(first, len(out))
         sets = [
             unpack_kernel.CodeSet(codes.unsqueeze(-1), codebook.unsqueeze(0), stride)
             for (codes, codebook), stride in zip(packed.books, packed.strides, strict=True)

@@ -89,6 +89,11 @@ def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
     return Packed(codes, scales, low | high << 4, order, group, not ordered)
 
 
+def multiplied(packed: Packed) -> Tensor:
+    """f32 [out, in]: the weights as products take them, without the rounding of the definition to 16 bit."""
+    return dequantize(replace(packed, scales=packed.scales.float()), torch.float32)
+
+
 def nibbles(stored: Tensor) -> Tensor:
     """u8 [..., n] -> u8 [..., 2n]: the low nibble of a byte, then the high one."""
     return torch.stack((stored & 15, stored >> 4), -1).flatten(-2)

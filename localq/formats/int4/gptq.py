@@ -36,13 +36,23 @@ from torch import Tensor
 from localq.files import schemes
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.int4 import read as int4_read
-from localq.formats.int4.codec import ORDERED, Packed, as_order, bytes_of, columns_of, dequantize, nibbles, sample
+from localq.formats.int4.codec import (
+    ORDERED,
+    Packed,
+    as_order,
+    bytes_of,
+    columns_of,
+    dequantize,
+    multiplied,
+    nibbles,
+    sample,
+)
 from localq.formats.int4.codec import VARIANTS as GROUPS
 from localq.formats.int4.linear import Int4Linear
 
 __all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "from_checkpoint", "idle_biases",
-           "is_quantized", "layout", "placed_bytes", "quant_method", "quantization_config", "sample", "stored",
-           "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
+           "is_quantized", "layout", "multiplied", "placed_bytes", "quant_method", "quantization_config", "sample",
+           "stored", "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
 
 quant_method = "gptq"
 BLOCK = 64  # columns are a multiple of it in what `sample` makes

@@ -110,7 +110,13 @@ class Linear(SlabLinear):
         """See `SlabLinear`."""
         if not self.codes.is_cuda:
             return dequantize(self.packed.rows(slice(first, first + count)), dtype, out)
-        return mxfp4_kernel.mxfp4_dequantize(self._operand, dtype, out, (first, count))
+        if out is None:
+            out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
+        return self.unpack(first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Every layout."""
+        return mxfp4_kernel.mxfp4_dequantize(self._operand, out.dtype, out, (first, len(out)))
 
 
 def bytes(out: int, columns: int) -> int:

@@ -262,4 +262,8 @@ class Linear(SlabLinear):
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         if not out.is_cuda:
             return dequantize_rows(Packed(self.codes, self.table), first, out, self.tiled)
+        return self.unpack(first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Every layout."""
         return squeezellm_kernel.rowlut_dequantize(self._operand, first, out)

@@ -187,7 +187,10 @@ class Linear(SlabLinear):
         """See `SlabLinear`. The kernel reads tables and norms of one type; torch does the rest."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.indices.device)
-        operand = self._operand
-        if not out.is_cuda or len(operand.dtypes()) > 1:
+        if not out.is_cuda or len(self._operand.dtypes()) > 1:
             return dequantize_rows(self.packed, first, count, dtype, out)
-        return vptq_kernel.vptq_dequantize(operand, first, out)
+        return self.unpack(first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tables and norms of one type."""
+        return vptq_kernel.vptq_dequantize(self._operand, first, out)

@@ -88,8 +88,9 @@ def nf4_weight(matrix: nf4_kernel.Nf4Operand, dtype: torch.dtype) -> Tensor:
     return nf4_values(packed, dtype)
 
 
-def nf4_dequantize(matrix, dtype, out=None):
+def nf4_dequantize(matrix, dtype, out=None, rows=None):
     weight = nf4_weight(matrix, dtype)
+    weight = weight if rows is None else weight[rows[0] : sum(rows)]
     return weight if out is None else out.copy_(weight)
 
 
