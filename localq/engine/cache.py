@@ -118,7 +118,7 @@ def stored_parts(layer: KVLayer) -> list[Tensor]:
 
 def _check(layout: Layout, bits: KvBits) -> None:
     if bits not in KV_BITS:
-        raise usage_error("--kv", f"a KV cache of {bits} bits is not defined", "Use 16, 8, k8v4 or 4.")
+        raise usage_error("--kv", f"a KV cache of {bits} bits is not supported", "Use 16, 8, k8v4 or 4.")
     for _, width in layout:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
             why = f"heads of {width} columns cannot be stored in {kv_bits.text(bits)} (a multiple of 8 up to 256 can)"

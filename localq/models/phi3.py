@@ -34,7 +34,7 @@ class Config(DecoderConfig):
 
 
 class FusedAttention(Attention):
-    """One projection for queries, keys and values, which lie behind each other."""
+    """One projection for queries, keys and values, in this order."""
 
     def add_projections(self, config: DecoderConfig) -> None:
         """The linears of this layer."""
@@ -53,7 +53,7 @@ class FusedAttention(Attention):
 
 
 class FusedMLP(GatedMLP):
-    """One projection for gate and up, which lie behind each other."""
+    """One projection for gate and up, in this order."""
 
     def add_projections(self, hidden: int, intermediate: int, bias: bool) -> None:
         """The linears of this layer."""

@@ -69,7 +69,7 @@ class GrammarConstraint:
         begun_ids = vocabulary.tokens.tokenize_str(begun)
         if self._matcher.try_consume_tokens(begun_ids) < len(begun_ids):
             why = "the start of the reply does not match it"
-            raise usage_error(wanted.called, why, "Regenerate the reply (/regen), or remove the grammar.")
+            raise usage_error(wanted.label, why, "Regenerate the reply (/regen), or remove the grammar.")
 
     def mask(self) -> Tensor:
         """Return i32 [ceil(rows / 32)]: bit i % 32 of word i // 32 is set where token i may follow."""
@@ -82,7 +82,7 @@ class GrammarConstraint:
         words = words[: len(known)] & known
         if not words.any():
             why = f"the model has no token that may follow token {self._count} of the reply"
-            raise usage_error(self._wanted.called, why, "Relax the grammar.")
+            raise usage_error(self._wanted.label, why, "Relax the grammar.")
         return words
 
     def accept(self, token: int) -> None:

@@ -101,7 +101,7 @@ def test_damage_is_found_behind_a_mask(engine, value):
 
 
 def test_a_mask_that_allows_nothing_is_an_error_with_a_way_out(engine):
-    with pytest.raises(LocalqError, match="it allows no token at this place") as caught:
+    with pytest.raises(LocalqError, match="no token is allowed here") as caught:
         steps_of(engine, prompt_of(5), constraint=Script({3}, set()))
     assert caught.value.next_step
 

@@ -156,7 +156,7 @@ def test_watchdog_ends_a_hanging_step():
     with EngineClient((*SCRIPTED, "0.4"), Recovery(lost=lambda: "")) as client:
         client.load(Load("tiny"))
         started = time.monotonic()
-        with pytest.raises(LocalqError, match=r"GPU: it finished no step within 0\.4 s"):
+        with pytest.raises(LocalqError, match=r"GPU: no step finished within 0\.4 s"):
             reply(client, 1006)
         assert time.monotonic() - started < 5
         assert not client.alive

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from localq.chat.session import ChatSession, Message, Reply
+from localq.chat.history.conversation import Message
+from localq.chat.reply import Reply
+from localq.chat.session import ChatSession
 from localq.engine.generate import Engine
 from localq.engine.load.device import DeviceChoice
 from localq.engine.load.load import load
@@ -153,7 +155,7 @@ def injected(library: Path, folder: Path, order: Path, way: str, words: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("way", "words"), [("bad_store", "illegal memory access"), ("hang", "finished no step within 2 s")]
+    ("way", "words"), [("bad_store", "illegal memory access"), ("hang", "no step finished within 2 s")]
 )
 def test_a_fault_on_the_gpu_ends_the_process_and_the_conversation_goes_on(
     way, words, library, folder, unbroken, tmp_path

@@ -129,7 +129,7 @@ def test_a_place_where_no_token_can_follow_is_an_error(tiny):
     vocabulary = Vocabulary(tiny, tiny.token_to_id("z"), [256])  # a model that has no z
     constraint = GrammarConstraint(regex("az"), vocabulary)
     constraint.accept(tiny.token_to_id("a"))
-    with pytest.raises(LocalqError, match="the regular expression: no token of this model can follow after token 1"):
+    with pytest.raises(LocalqError, match="the regular expression: the model has no token that may follow token 1"):
         constraint.mask()
 
 
@@ -159,7 +159,7 @@ def test_a_reply_is_gone_on_with_where_it_was_cut(tiny):
     schema = json_schema('{"type": "object", "properties": {"a": {"const": "ü"}}, "required": ["a"]}')
     constraint = GrammarConstraint(schema, vocabulary, begun='{"a": "')
     assert allowed(constraint, 264) == {tiny.encode("ü").ids[0]}
-    with pytest.raises(LocalqError, match="the JSON schema: what there is of the reply does not keep to it"):
+    with pytest.raises(LocalqError, match="the JSON schema: the start of the reply does not match it"):
         GrammarConstraint(schema, vocabulary, begun="[")
     assert GrammarConstraint(regex("ja"), vocabulary, begun="ja").stopped
 

@@ -1,8 +1,8 @@
 """`localq bench --formats MODEL`: every format of one model in one table: size, speed, quality, time to make.
 
-Each format is timed as `bench MODEL` does and judged as `eval --against reference` does, alone on the device. On a GPU
-the 16-bit model is timed in the run of the first quantized format, on the same weights (`whole`); on the CPU, where
-nothing else is different, by itself. A format that fails is a line with the reason.
+Each format is timed like `bench MODEL` and evaluated like `eval --against reference`, alone on the device. On a GPU the
+16-bit model is timed in the run of the first quantized format, on the same weights (`model_bench.py`); on the CPU
+separately. A format that fails has a row with the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STOPPED = "stopped by Ctrl-C"
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """What quality is judged on: the bytes, what to call them, and how many windows of how many tokens at most."""
+    """The evaluation text: its bytes, its name, and the most windows of `window` tokens."""
 
     raw: bytes
     name: str
@@ -48,10 +48,10 @@ class EvaluationText:
 
 @dataclass(frozen=True)
 class FormatsRequest:
-    """What to measure.
+    """A run of `bench --formats`.
 
-    base   the weights that others are made from; None = random ones of the catalogued model `name`
-    text   None = quality is not judged
+    base   weights that the formats are made from; None = random weights of the catalogued model `name`
+    text   None = quality is not measured
     """
 
     name: str
@@ -63,22 +63,22 @@ class FormatsRequest:
 
 
 def run(asked: FormatsRequest, on_state: OnState) -> FormatTable:
-    """Measure all that is there. Raises LocalqError where no format could be measured: the first reason.
+    """Measure all available formats. Raises LocalqError where none could be measured: the first reason.
 
-    Ctrl-C ends it with what was measured until then; KeyboardInterrupt where that is nothing.
+    Ctrl-C ends the run with the results so far, or KeyboardInterrupt without any.
     """
     return _Formats(asked, on_state).run()
 
 
 class _Formats:
-    """One run: what it is about, and what it gathers."""
+    """One run: its request and its results so far."""
 
     def __init__(self, asked: FormatsRequest, on_state: OnState) -> None:
         self._asked, self._on_state = asked, on_state
         self._device = devices.pick(asked.options.device).device
         self._plain: FormatLine | None = None  # the 16-bit model
-        self._tried = False  # it was to be timed beside a format
-        self._judged: dict[str, Any] = {}  # what `evaluation` says of the last format
+        self._tried = False  # its timing beside a format was tried
+        self._judged: dict[str, Any] = {}  # evaluation of the last format
         self._conditions: dict[str, Any] = {}
         self._notes: list[str] = []
         self._failures: list[str] = []
@@ -99,7 +99,7 @@ class _Formats:
         if plain.tok_per_s is None and all(line.tok_per_s is None for line in lines):
             if self._stopped:
                 raise KeyboardInterrupt
-            raise self._first or LocalqError(self._asked.name, "no format of it is here", lines[0].command)
+            raise self._first or LocalqError(self._asked.name, "no format of it is on this machine", lines[0].command)
         text = self._asked.text if self._judged else None
         return FormatTable(
             model=self._asked.name,
@@ -120,7 +120,7 @@ class _Formats:
     # ---- a format
 
     def _guarded(self, each: Candidate, measured: Callable[[], FormatLine]) -> FormatLine:
-        """What goes wrong is a line with its reason, and no end of the others."""
+        """Measure a format; a failure becomes a row with its reason."""
         if each.reason:
             self._failures += [f"{each.format}: {each.reason}"] if each.failed else []
             return FormatLine(each.format, reason=each.reason, command=each.command)
@@ -128,14 +128,14 @@ class _Formats:
             return FormatLine(each.format, reason=STOPPED, quantize_s=each.seconds)
         try:
             return measured()
-        except KeyboardInterrupt:  # what was measured before is told
+        except KeyboardInterrupt:  # earlier results are still reported
             self._stopped = True
             return FormatLine(each.format, reason=STOPPED, quantize_s=each.seconds)
         except LocalqError as error:
             error.__context__ = error.__cause__ = None
             self._first = self._first or error.with_traceback(None)  # whose frames hold the model
             return FormatLine(each.format, reason=str(error), quantize_s=each.seconds)
-        except Exception as error:  # a defect of one format: hours of others shall not be lost
+        except Exception as error:  # a defect of one format must not lose hours of others
             return FormatLine(each.format, reason=self._defect(each.format, error), quantize_s=each.seconds)
         finally:
             free_memory()
@@ -193,7 +193,7 @@ class _Formats:
     # ---- 16 bit
 
     def _sixteen(self) -> FormatLine:
-        """The 16-bit model by itself: nothing saved on it."""
+        """Measure the 16-bit model alone, without memory savings."""
         base, options = self._asked.base, self._asked.options
         options = replace(options, kv_bits=16, vram_bytes=None, embed="device", head="16", force=False)
         if base is None:
@@ -213,7 +213,7 @@ class _Formats:
         return replace(line, bits_per_weight=bits.UNQUANTIZED, weights_bytes=bits.dense_bytes(files))
 
     def _with_reference(self, line: FormatLine) -> FormatLine:
-        """What was judged against the reference says how good that is; where nothing was, the model itself is read."""
+        """Add the perplexity of the 16-bit model: from the comparisons, or measured now."""
         if (known := self._judged.get("perplexity_reference")) is not None:
             return replace(line, perplexity=known)
         if self._asked.text is None or self._asked.base is None or line.tok_per_s is None or self._stopped:
@@ -225,7 +225,7 @@ class _Formats:
     def _with_quality(
         self, line: FormatLine, files: ModelFiles | None, against: str | None = evaluation.REFERENCE
     ) -> FormatLine:
-        """files: None = the model that others are made from."""
+        """Add the quality of `files`; None = the base model."""
         text, base = self._asked.text, self._asked.base
         if text is None or base is None:
             return line
@@ -240,7 +240,7 @@ class _Formats:
         except KeyboardInterrupt:
             self._stopped = True
             return replace(line, reason=STOPPED)
-        except LocalqError as error:  # its speed is known all the same
+        except LocalqError as error:  # its speed is still known
             return replace(line, reason=f"{error}")
         except Exception as error:
             return replace(line, reason=self._defect(line.format, error))
@@ -253,13 +253,13 @@ def _variant(each: Candidate, files: ModelFiles) -> str:
 
 
 def _memory(row: BenchRow, report: BenchReport | None) -> int | None:
-    """Bytes: of the process as the driver says, else of the ledger."""
-    told = row.process_vram_bytes or row.peak_vram_bytes
-    return told or (sum(report.ledger_bytes.values()) or None if report is not None else None)
+    """Return the memory of the process (driver), else of the ledger."""
+    used = row.process_vram_bytes or row.peak_vram_bytes
+    return used or (sum(report.ledger_bytes.values()) or None if report is not None else None)
 
 
 def _beside(line: FormatLine, plain: FormatLine) -> FormatLine:
-    """With its speedup over 16 bit."""
+    """Add the speedup over 16 bit."""
     if line.tok_per_s is None or plain.tok_per_s is None:
         return line
     return replace(line, speedup_over_fp16=line.tok_per_s / plain.tok_per_s)

@@ -1,4 +1,4 @@
-"""`localq bench --profile`: where the time of one decode step goes, operation by operation."""
+"""`localq bench --profile`: the time of one decode step, operation by operation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from localq.errors import ExitCode, LocalqError
 
 
 def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]:
-    """Load, profile one step behind the first depth of the plan, print, and end with one JSON line.
+    """Load, profile one step after the first depth of the plan, print, and end with one JSON line.
 
     Raises LocalqError as `load` does, and exit 7 where no fused step runs (no GPU).
     """
     device = devices.pick(request.options.device).device
     if device.type != "cuda":
-        why = "it times the kernels of a step, and there are none on the CPU"
+        why = "it times GPU kernels, which do not run on the CPU"
         raise LocalqError("bench --profile", why, "Use a machine with an NVIDIA GPU.", ExitCode.NO_DEVICE)
     on_state("measuring the read bandwidth")
     roof = read_bytes_per_s(device)

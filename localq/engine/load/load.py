@@ -27,7 +27,7 @@ from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.formats.codebooks import linear as codebook_linear
 from localq.formats.linear import SlabLinear
 from localq.kv_bits import KvBits
-from localq.models import ARCHITECTURES
+from localq.models import architecture
 from localq.models.decoder import Decoder
 from localq.planner import footprint
 from localq.planner import plan as planner
@@ -104,13 +104,13 @@ def _load(
     on_progress: OnProgress,
 ) -> LoadedModel:
     name, device = options.name or files.name, choice.device
-    architecture = _architecture(files, name)
-    config = architecture.Config.from_dict(files.config)
+    family = _architecture(files, name)
+    config = family.Config.from_dict(files.config)
     held = _begin(device, options, before) if device.type == "cuda" else None
     on_progress("planning", 0, 0)
     with torch.device("meta"):
-        model = architecture.Model(config)
-    assignment = weights.assign(checkpoint, model, architecture.rename, name)
+        model = family.Model(config)
+    assignment = weights.assign(checkpoint, model, family.rename, name)
     sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
     scheme = stored_format.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()})
     plan, held = planning.plan_load(files, options, assignment, sum(sizes), dtype, held, scheme)
@@ -185,20 +185,17 @@ def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
 
 
 def _architecture(files: ModelFiles, name: str) -> ModuleType:
-    model_type = files.config.get("model_type")
-    if model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise LocalqError(name, f"the architecture {repr(model_type)[:80]} is not supported", f"Supported: {known}.")
+    found = architecture(files.config, name)
     quantization = files.config.get("quantization_config") or files.text_config.get("quantization_config") or {}
     method = quantization.get("quant_method", nf4.quant_method) if isinstance(quantization, dict) else quantization
     in_8_bit = method == nf4.quant_method and quantization and not quantization.get("load_in_4bit")
     if in_8_bit or method not in [module.quant_method for module in FORMATS.values()]:
         what = "bitsandbytes in 8 bit" if in_8_bit else f"{method!r}"
         step = f"Use {', '.join(FORMATS)} or bf16."
-        raise LocalqError(name, f"its weights are quantized by {what[:80]}, which localq does not read", step)
+        raise LocalqError(name, f"its weights are quantized by {what[:80]}, which is not supported", step)
     if isinstance(quantization, dict) and (variant := stored_format.unreadable(quantization)):
         raise LocalqError(name, f"its weights are {variant}", "Use another repository of this model.")
-    return ARCHITECTURES[model_type]
+    return found
 
 
 def pick_dtype(wanted: str, files: ModelFiles, device: torch.device) -> torch.dtype:

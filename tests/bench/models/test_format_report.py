@@ -51,7 +51,7 @@ def test_every_output_ends_with_one_object(format):
         assert lines[3].startswith("| 16 bit bf16 | 16.000 | 16.0 | ~100.0 | 1.00 | 90% | 1,000 |")
     if format == "table":
         assert "awq: not measured: not fetched (localq pull m@awq)" in lines
-        assert "bcq: quality not judged: no text" in lines
+        assert "bcq: quality not measured: no text" in lines
         assert lines[-3:-1] == ["device a card", "a note"]
 
 

@@ -80,7 +80,7 @@ def test_what_is_made_is_found_by_its_name_and_the_rest_has_its_command(model):
     assert candidates["nf4"].path == model.with_name("tiny@nf4")
     assert candidates["nf4"].reason == ""
     missing = candidates["mxfp4"]
-    assert (missing.path, missing.reason) == (None, "not made")
+    assert (missing.path, missing.reason) == (None, "not quantized yet")
     assert missing.command == f"localq quantize {model} --format mxfp4 --out {model}@mxfp4"
     assert (candidates["vptq"].reason, candidates["vptq"].command) == ("localq does not write it", "")
 
@@ -92,7 +92,7 @@ def test_a_catalogued_model_has_published_and_made_formats(monkeypatch, tmp_path
     candidates = {each.format: each for each in listed.candidates}
     assert listed.name == "llama-3.1-8b"
     assert candidates["nf4"].command == "localq pull llama-3.1-8b@nf4"
-    assert candidates["nf4"].reason == "not fetched"
+    assert candidates["nf4"].reason == "not downloaded"
     made = candidates["bcq"]
     assert made.folder == places.quantized_dir() / "llama-3.1-8b@bcq"
     assert "--format bcq" in made.command
@@ -119,7 +119,7 @@ def test_only_what_is_asked_for_is_made_and_its_time_is_remembered(model, monkey
     assert after["mxfp4"].path == folder
     assert after["mxfp4"].seconds == pytest.approx(local_measurements.quantizing(folder), abs=1e-3)
     assert "no room" in after["squeezellm"].reason
-    assert after["nf4"].reason == "not made"
+    assert after["nf4"].reason == "not quantized yet"
     again = found(base)["mxfp4"]
     assert (again.path, again.seconds) == (folder, local_measurements.quantizing(folder))
 
@@ -163,7 +163,7 @@ def test_a_defect_while_one_format_is_made_ends_no_other(model, monkeypatch):
 def test_what_cannot_be_made_is_a_wrong_use():
     assert format_list.to_make("") == ()
     assert format_list.to_make("all") == tuple(format_facts.writable())
-    with pytest.raises(LocalqError, match="'awq' is not made here") as caught:
+    with pytest.raises(LocalqError, match="cannot make 'awq'") as caught:
         format_list.to_make("nf4,awq")
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -190,7 +190,7 @@ def test_every_format_has_a_line_with_size_speed_and_quality(model, capsys):
     assert plain["kl"] is None
     assert plain["speedup_over_fp16"] is None  # on the CPU all weights are dequantized
     assert rows["awq"]["tok_per_s"] is None
-    assert "all are dequantized" in shown.out.splitlines()[0]
+    assert "dequantizes all" in shown.out.splitlines()[0]
     assert "mxfp4: not measured: not made (localq quantize" in shown.out
     assert "1 window of 512 tokens" in shown.out
     assert "perplexity over weights in MB" in shown.err
@@ -292,7 +292,7 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
         (["--formats", "x", "--synthetic", "--make", "nf4"], "--make has no effect on random"),
         (["--formats", "x", "--synthetic", "--max-windows", "1"], "--max-windows has no effect on random"),
         (["--formats", "x", "-n", "0"], "about decode"),
-        (["--formats", "x", "--make", "fp8"], "'fp8' is not made here"),
+        (["--formats", "x", "--make", "fp8"], "cannot make 'fp8'"),
         (["--formats", "--kernels"], "two benchmarks"),
         (["--formats", "x", "--against", "none"], "--against has no effect with --formats"),
         (["--make", "nf4", "x"], "--make has no effect without --formats"),

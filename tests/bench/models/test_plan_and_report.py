@@ -46,7 +46,7 @@ def test_whom_to_measure_besides(monkeypatch):
     assert plans.rivals(["none"], ["transformers"]) == ()
     monkeypatch.setattr(plans.importlib.util, "find_spec", lambda name: name == "transformers" or None)
     assert plans.rivals(["transformers,none", "transformers"], []) == ("transformers",)
-    for words, named in ((["ollama"], "'ollama' is not known"), (["transformers,bitsandbytes"], "not installed")):
+    for words, named in ((["ollama"], "unknown engine 'ollama'"), (["transformers,bitsandbytes"], "not installed")):
         with pytest.raises(LocalqError, match=named) as caught:
             plans.rivals(words, [])
         assert caught.value.exit_code == ExitCode.USAGE
@@ -182,7 +182,7 @@ def test_every_format_parses_and_ends_with_the_whole_as_json(format):
     assert body["speedups"] == {"tg128": {BASELINE: 3.1}, "pp512 @ d4096": {}}
     assert body["rows"][0]["joules_per_token"] == 0.5
     said = lines[0] if format in ("table", "md") else err.getvalue()
-    assert said.startswith("3.10x of the same engine in fp16 (100.0 tok/s, extrapolated)")
+    assert said.startswith("3.10x the same engine in fp16 (100.0 tok/s, extrapolated)")
     if format == "json":
         assert len(lines) == 1
     if format == "jsonl":
@@ -206,7 +206,7 @@ def test_memory_as_predicted_and_as_taken(told):
     ours = BenchRow(OURS, "nf4", TG, (1.0,), 1.0, process_vram_bytes=told)
     ledger, predicted = {"weights": 2 * 2**30, "cuda_context": 2**30}, {"weights": 2 * 2**30, "cuda_context": 2**29}
     measured = BenchReport("m", (ours,), TG, {}, 1e12, ledger_bytes=ledger, predicted_bytes=predicted)
-    line = "memory: predicted 2.50 GiB, taken 3.00 GiB (+512 MiB, +20.0%)"
+    line = "memory: predicted 2.50 GiB, used 3.00 GiB (+512 MiB, +20.0%)"
     assert measured.memory_line() == line
     out = io.StringIO()
     body = write(measured, "table", out, io.StringIO())
@@ -218,5 +218,5 @@ def test_memory_as_predicted_and_as_taken(told):
 
 def test_the_first_line_without_a_baseline_says_why():
     alone = BenchReport("m", (BenchRow(OURS, "bf16", TG, (10.0,), 10.0),), TG, {}, 1e12)
-    assert "nothing quantized" in alone.first_line()
+    assert "not quantized" in alone.first_line()
     assert alone.to_dict()["speedup_over_fp16"] is None

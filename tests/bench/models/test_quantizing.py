@@ -35,14 +35,14 @@ def test_a_layer_of_smollm2_on_the_cpu(monkeypatch):
         assert each["hours"] == pytest.approx(each["layer_s"] * 30 / 3600, abs=0.001)
         assert (each["reserved_bytes"], each["weights_on_host"]) == (None, False)
         assert each["counted_bytes"] > 8 * 3_000_000
-    assert "smollm2-135m, best: 3 windows of 32 tokens, 3 paths a row" in out.getvalue()
+    assert "smollm2-135m, best: 3 windows of 32 tokens, beam 3" in out.getvalue()
 
 
 def test_steps_that_were_not_timed_count(monkeypatch):
     watch = Stopwatch(torch.device("cpu"))
     watch.seconds.update({"search": 4.0, "fine-tuning": 2.0})
     way = Method(Effort(), Tuning(steps=3 * quantizing.TIMED_STEPS), 1, 8)
-    counted = quantizing.memory.Count({"a pass": 5}, 2)
+    counted = quantizing.memory.MemoryCount({"a pass": 5}, 2)
     found = quantizing._facts(watch, way, counted, False, torch.device("cpu"), 80)
     assert (found["layer_s"], found["hours"]) == (10.0, pytest.approx(800 / 3600, abs=0.001))
 

@@ -116,7 +116,7 @@ def test_a_reference_that_does_not_fit_in_float32_is_told(nf4_folder, monkeypatc
 
 def test_another_vocabulary_is_refused_by_name(plain, tmp_path):
     wider = make_checkpoint(tmp_path / "wider", vocab_size=384)
-    with pytest.raises(LocalqError, match=r"wider is not that of .* \(384 and 320 tokens\)") as caught:
+    with pytest.raises(LocalqError, match=r"wider differs from that of .* \(384 and 320 tokens\)") as caught:
         evaluated(plain, against=str(wider))
     assert caught.value.exit_code == ExitCode.USAGE
     renamed = make_checkpoint(tmp_path / "renamed")
@@ -130,11 +130,11 @@ def test_another_vocabulary_is_refused_by_name(plain, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"raw": b""}, "LICENSE: it is empty"),
-        ({"raw": b" \n\n"}, "LICENSE: it is empty"),
+        ({"raw": b""}, "LICENSE: the text is empty"),
+        ({"raw": b" \n\n"}, "LICENSE: the text is empty"),
         ({"raw": b"\xff\xfe" * 400}, "not UTF-8"),
         ({"raw": b"a few words"}, r"tokens, fewer than one window of 96"),
-        ({"options": {"ctx": 95}}, "a context of 95 does not hold a window of 96"),
+        ({"options": {"ctx": 95}}, "a context of 95 is too short for a window of 96"),
         ({"window": 513}, "512"),
         ({"decode": 96}, "96 steps"),
     ],
