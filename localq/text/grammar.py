@@ -56,13 +56,13 @@ class Grammar:
         try:
             size = len(self.text.encode())
         except (UnicodeEncodeError, AttributeError):
-            raise usage_error(self.called, "it is no text", "Write it in UTF-8.") from None
+            raise usage_error(self.label, "it is no text", "Write it in UTF-8.") from None
         if size > MAX_BYTES[self.kind]:
             why = f"it is longer than {MAX_BYTES[self.kind] // 1024} KiB"
-            raise usage_error(self.called, why, "Use a shorter one.")
+            raise usage_error(self.label, why, "Use a shorter one.")
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """What an error about it names."""
         return _CALLED[self.kind]
 
@@ -152,7 +152,7 @@ def _in_time(wanted: Grammar, work: Callable[[], T]) -> T:
         return run_with_timeout(MAX_SECONDS, work)
     except TimeoutError:
         why = f"it takes more than {MAX_SECONDS:.0f} s to build"
-        raise usage_error(wanted.called, why, "Make it simpler.") from None
+        raise usage_error(wanted.label, why, "Make it simpler.") from None
 
 
 def compile_grammar(wanted: Grammar) -> str:
@@ -189,7 +189,7 @@ def refuse(wanted: Grammar, said: str, place: str = "") -> NoReturn:
         next_step = 'Leave them out, or write "x-guidance": {"lenient": true} into it, which ignores them.'
     elif any(word in said for word in ("too big", "too large", "Too many", "too many", "max is")):
         next_step = "Make it simpler."
-    raise usage_error(wanted.called, f"{place}{why}", next_step)
+    raise usage_error(wanted.label, f"{place}{why}", next_step)
 
 
 def _one_line(said: str) -> str:
@@ -207,6 +207,6 @@ def _parsed(wanted: Grammar) -> Any:
     try:
         return json.loads(wanted.text)
     except RecursionError:
-        raise usage_error(wanted.called, "it is too deeply nested", "Make it simpler.") from None
+        raise usage_error(wanted.label, "it is too deeply nested", "Make it simpler.") from None
     except ValueError as error:
-        raise usage_error(wanted.called, f"it is no JSON ({error})", "Correct it.") from error
+        raise usage_error(wanted.label, f"it is no JSON ({error})", "Correct it.") from error

@@ -63,7 +63,7 @@ def outlook(settings: Settings, say: Say) -> Outlook:
     return Outlook(words, budget, machine=machine, basis=basis)
 
 
-def planned(outlook: Outlook, settings: Settings, every: bool = False) -> list[PickerRow]:
+def plan_rows(outlook: Outlook, settings: Settings, every: bool = False) -> list[PickerRow]:
     """The models here, the last used first, then those that fit best. every: all formats, not the best of each model.
 
     Raises LocalqError as `picker_rows.names`.

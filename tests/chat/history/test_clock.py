@@ -19,7 +19,7 @@ from localq.chat.history.conversation import Message
 from localq.chat.history.record import Record
 from localq.chat.history.store import KEPT_S, ConversationStore
 from localq.chat.open_conversation import Start
-from localq.chat.session import Reply
+from localq.chat.reply import Reply
 from localq.settings import Settings
 from localq.stats import Stats
 from localq.tui.app import LocalqApp
@@ -94,7 +94,7 @@ def test_conversations_stay_whole_and_in_order(store, jumps):
 def test_what_was_deleted_is_kept_for_a_day_by_the_clock_and_no_jump_loses_another(store, monkeypatch):
     for number in range(3):
         record = Record(title=f"talk {number}")
-        record.conversation.say("hello")
+        record.conversation.add_user("hello")
         store.save(record)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + YEAR_S)
@@ -139,7 +139,7 @@ def test_a_rate_is_never_negative():
     assert Stats("decode", generated_tokens=0, decode_s=1.0).tokens_per_s == 0.0
     assert Stats("decode", generated_tokens=5, decode_s=-1.0).tokens_per_s == 0.0
     session = session_over()
-    asked = session.conversation.say("a")
+    asked = session.conversation.add_user("a")
     session.conversation.add(Message("assistant", "", False), asked, Stats("done", decode_s=1.0))
     assert "1 replies, 0 tokens, 0.0 tok/s" in COMMANDS["/stats"](session, "", None)
 

@@ -89,7 +89,7 @@ class Clock:
 class Host(App[None]):
     """A panel alone on a screen; keeps what it asks for."""
 
-    CSS = "InstrumentsPanel { height: 1fr; } InstrumentsPanel.-strip { height: 6; }"
+    CSS = "InstrumentPanel { height: 1fr; } InstrumentPanel.-strip { height: 6; }"
 
     def __init__(self, mode: str = "side", watch: Watch | None = None, clock: Clock | None = None) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Host(App[None]):
     def compose(self) -> ComposeResult:
         yield self.panel
 
-    def on_instruments_panel_profile_wanted(self) -> None:
+    def on_instrument_panel_profile_requested(self) -> None:
         self.wanted += 1
 
 

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 
-from localq.chat.session import ReplyPiece
+from localq.chat.reply import ReplyPiece
 from localq.stats import Stats
 from localq.tui import preload
 from localq.tui.app import LocalqApp
@@ -141,7 +141,7 @@ def test_garbage_is_not_looked_for_in_what_was_there_before_the_first_word(monke
 
     async def script(pilot):
         monkeypatch.setattr(LocalqApp, "is_headless", property(lambda self: False))  # tests share a process: not there
-        await app.take(app.model)
+        await app.use_model(app.model)
         monkeypatch.undo()
         assert gc.get_freeze_count() > 10_000
 

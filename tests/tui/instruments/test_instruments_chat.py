@@ -26,7 +26,7 @@ def chatting(size, scene, keys=(), profile=lambda: PROFILE):
     async def script(pilot):
         await until(pilot, lambda: app.chat.conversation.model is not None)
         await pilot.press(*keys)
-        app.chat.conversation.say("Hello")
+        app.chat.conversation.send_message("Hello")
         await until(pilot, lambda: app.chat.instruments.facts.speed.last.generated_tokens == 80)
         await until(pilot, lambda: not app.chat.conversation.busy)
         await scene(app, pilot)

@@ -9,8 +9,8 @@ import pytest
 
 from localq.gpus import Process, Reading
 from localq.tui.instruments import instrument_facts
-from localq.tui.instruments.instrument_facts import InstrumentFacts, read_host_memory, is_ours, read_gpu
-from localq.tui.instruments.memory_bar import MemoryBar, Segment, segment_cells, holders
+from localq.tui.instruments.instrument_facts import InstrumentFacts, is_ours, read_gpu, read_host_memory
+from localq.tui.instruments.memory_bar import MemoryBar, Segment, holders, segment_cells
 from tests.support.tui.instruments_lab import CPU, CTX, GPU, MIB, READING, Watch, reply
 
 
@@ -19,7 +19,7 @@ def facts_of(loaded=GPU, reading: Reading | None = READING, used: int = CTX // 4
     facts.load(loaded)
     facts.add(reply(2, used=used))
     if reading is not None:
-        facts.sensed(reading)
+        facts.add_reading(reading)
     return facts
 
 

@@ -50,7 +50,7 @@ def test_a_pause_of_the_engine_shows_in_every_second_of_it():
 def test_now_is_of_the_last_two_seconds_of_this_reply_alone():
     speed = Speed()
     speed.add(reply(801))
-    speed.ended()
+    speed.end()
     assert speed.now == 0.0
     speed.add(Stats("prefill", 100))
     assert speed.now == 0.0

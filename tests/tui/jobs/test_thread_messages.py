@@ -6,7 +6,7 @@ import pytest
 from textual.message import Message
 
 from localq.errors import ExitCode
-from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, WatcherNotice, StoppedError
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, StoppedError, WatcherNotice
 from localq.worker.messages import Loading, Ready
 
 

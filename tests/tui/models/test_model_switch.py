@@ -15,7 +15,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.chat.session_job import SwitchWanted
+from localq.tui.chat.session_job import SwitchRequested
 from localq.tui.jobs import model_jobs
 from localq.tui.jobs.model_handle import ModelHandle
 from localq.tui.models.opening_screen import OpeningScreen
@@ -199,7 +199,7 @@ def test_a_key_while_the_old_model_closes_breaks_nothing_off(opened):
     app.model = ModelHandle(app.model.session, lambda: None, Slow().close, dict)
 
     async def script(pilot):
-        app.on_switch_wanted(SwitchWanted(SwitchModel("one")))
+        app.on_switch_requested(SwitchRequested(SwitchModel("one")))
         await until(pilot, closing.is_set)
         await pilot.press("f3")
         await pilot.pause()

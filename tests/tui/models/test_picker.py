@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from localq import gpus
-from localq.gpus import NvmlReport, Gpu
+from localq.gpus import Gpu, NvmlReport
 from localq.planner import card as planner_card
 from localq.settings import Settings
 from localq.tui.models.picker import PickedModel
