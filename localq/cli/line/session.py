@@ -14,8 +14,8 @@ from types import FrameType
 
 from localq.chat import open_model
 from localq.chat.open_model import OpenSession
-from localq.chat.reply import MEASURED
-from localq.chat.session import ChatSession, Reply, ReplyPiece
+from localq.chat.reply import MEASURED, Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.cli import progress
 from localq.cli.line.reply_printer import Printer
 from localq.cli.line.thinking_lines import Thoughts

@@ -53,13 +53,13 @@ def test_files_named_with_an_at_go_before_the_message(own_folder):
     (own_folder / "data.bin").write_bytes(b"\0\1")
     message = expand_mentions('compare @a.txt, with @"b c.txt"? and @a.txt')
     assert message.text == 'a.txt:\n\nalpha\n\n\nb c.txt:\n\nbeta\n\ncompare @a.txt, with @"b c.txt"? and @a.txt'
-    assert message.told == ("a.txt: 6 B go before the message", "b c.txt: 4 B go before the message")
+    assert message.notices == ("a.txt: 6 B go before the message", "b c.txt: 4 B go before the message")
     for text in ("mail me@a.txt", "ask @nobody", "@", "in @sub/", 'and @"', "@" + "x" * 5000):
         assert expand_mentions(text) == expand_mentions(text).__class__(text)
     assert expand_mentions("\\@a.txt is a name").text == "@a.txt is a name"
     binary = expand_mentions("what is @data.bin")
     assert binary.text == "what is @data.bin"
-    assert binary.told == ("@data.bin stays a word: it is no text",)
+    assert binary.notices == ("@data.bin stays a word: it is no text",)
 
 
 def test_a_message_of_a_front_end_takes_files_along(own_folder):

@@ -168,7 +168,7 @@ def test_a_base_model_says_that_it_reads_no_system_prompt(answered, monkeypatch)
 
 def test_a_plan_for_a_conversation_is_that_of_its_model(capsys):
     record = Record(model="qwen3-8b")
-    record.conversation.say("hello")
+    record.conversation.add_user("hello")
     ConversationStore().save(record)
     assert execute(["chat", "--resume", "1", "--vram", "24", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("model       qwen3-8b")

@@ -91,7 +91,7 @@ def shown(monkeypatch, run, store=None) -> int:
 
 def with_model(app: LocalqApp, store: ConversationStore | None, closed: list[str]) -> ChatSession:
     session = ChatSession(ScriptedClient(["yes"]), Load("path", LoadOptions("model")), CharTokenizer(), store=store)
-    model = ModelHandle.over(session)
+    model = ModelHandle.for_session(session)
     app.model = ModelHandle(session, model.load, lambda: closed.append("closed"), model.profile)
     return session
 
