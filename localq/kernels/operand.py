@@ -7,7 +7,7 @@ the order of the kernels, and the operand that `Linear.operand()` gives, which a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -88,6 +88,15 @@ class Operand(ABC):
     def sharing(self, first: Self) -> Self:
         """The same with the tables of `first` wherever its own are equal. Waits for the device: for load time."""
         return self
+
+
+def share_tables(operands: Sequence[Operand]) -> list[Operand]:
+    """The same, with the tables of the first wherever theirs are equal: one launch has one of each, and one x.
+
+    Compares on the device and waits for it: for load time.
+    """
+    first = operands[0]
+    return [each.sharing(first) if type(each) is type(first) else each for each in operands]
 
 
 def equal(mine: Tensor | None, theirs: Tensor | None) -> bool:

@@ -214,11 +214,11 @@ def _run_part(mode: str, arguments: _Arguments, settings: Settings, seed: int, o
         families = [name.strip() for name in only.split(",")] if only else None
         result = kernels.run(out, arguments.model, families, plot_to=arguments.plot, on_case=shown)
     elif mode == "bcq":
+        from localq.bench.kernels import formats as format_rows
         from localq.bench.kernels import kernel_bench as kernels
-        from localq.bench.kernels.rows import bcq as bcq_rows
 
         shown = progress.case_bar(arguments.quiet)
-        shapes = arguments.model or bcq_rows.SQUARES
+        shapes = arguments.model or format_rows.SQUARES
         result = kernels.run(out, shapes, list(kernels.BY_NAME), plot_to=arguments.plot, on_case=shown)
     elif mode == "crossover":
         from localq.bench.kernels import crossover

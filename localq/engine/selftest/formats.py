@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from localq.engine.selftest.compare import HALF, near_gated, near_product, normal, same
-from localq.engine.step.operands import share_tables
 from localq.formats import FORMATS, int8, mxfp4
 from localq.formats.cases import BY_OP, KERNELS, Case, Kernel
 from localq.formats.codebooks import aqlm, gather_kernel, lookup_kernel, rotation, vq2
 from localq.formats.linear import PackedLinear, SlabLinear
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.kernels.gemv import Norm
-from localq.kernels.operand import Operand
+from localq.kernels.operand import Operand, share_tables
 
 MODULES: dict[str, ModuleType] = {**FORMATS, "int8": int8}
 FIRST = 32  # row that dequantizing begins at, besides the first: whole tiles, whole vectors

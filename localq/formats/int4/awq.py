@@ -31,10 +31,11 @@ from localq.formats.checkpoint import Checkpoint
 from localq.formats.int4 import read as int4_read
 from localq.formats.int4.codec import VARIANTS, Packed, bytes_of, dequantize, multiplied, nibbles, sample
 from localq.formats.int4.linear import Int4Linear
+from localq.formats.int4.tiles import fits
 
-__all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "from_checkpoint", "is_quantized", "layout",
-           "multiplied", "placed_bytes", "quant_method", "quantization_config", "sample", "stored", "stored_bytes",
-           "stored_shape", "suffixes"]  # fmt: skip
+__all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "fits", "from_checkpoint", "is_quantized",
+           "layout", "multiplied", "placed_bytes", "quant_method", "quantization_config", "sample", "stored",
+           "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
 
 quant_method = "awq"
 BLOCK = 64  # columns are a multiple of it in what `sample` makes

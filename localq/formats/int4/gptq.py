@@ -49,8 +49,9 @@ from localq.formats.int4.codec import (
 )
 from localq.formats.int4.codec import VARIANTS as GROUPS
 from localq.formats.int4.linear import Int4Linear
+from localq.formats.int4.tiles import fits
 
-__all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "from_checkpoint", "idle_biases",
+__all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "fits", "from_checkpoint", "idle_biases",
            "is_quantized", "layout", "multiplied", "placed_bytes", "quant_method", "quantization_config", "sample",
            "stored", "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
 
