@@ -13,8 +13,9 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, format_sizes
 from localq.files.architecture import Architecture
 from localq.formats.codebooks import linear as codebook_linear
-from localq.formats.codebooks import lookup_kernel, vq2
 from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.codebooks import vq2
+from localq.kernels import workspace
 from localq.kernels.sampling import workspace_elements
 from localq.planner import footprint
 from localq.planner import plan as planner
@@ -74,7 +75,7 @@ def test_what_vq_gemv_has_besides_the_weights(length, fragments):
     book = torch.randn(256, length, generator=torch.Generator().manual_seed(0))
     assert codebook_tiles.fragments(book, 4096.0).nbytes == fragments * format_sizes.FRAGMENT_BYTES
     assert 2 * fragments <= format_sizes.MOST_FRAGMENTS
-    assert 4 * lookup_kernel.MEETING_WORDS == format_sizes.WORKSPACE_BYTES
+    assert 4 * workspace.WORDS == format_sizes.WORKSPACE_BYTES
 
 
 def test_tables_that_matrices_share_are_counted_once():
