@@ -113,7 +113,7 @@ def parse(chosen: Mapping[str, object]) -> dict[str, str]:
             raise usage_error(f"keys.{name}", "unknown key binding", f"Did you mean {', '.join(near)}?")
         if not isinstance(keys, str) or not all(_KEY.fullmatch(each.strip()) for each in keys.split(",")):
             raise usage_error(
-                f"keys.{name}", f"{keys!r} is not a list of keys", 'Use a value such as "ctrl+x" or "f5,alt+h".'
+                f"keys.{name}", f"{keys!r} is not a list of keys", 'Use keys such as "ctrl+x" or "f5,alt+h".'
             )
         found[name] = ",".join(each.strip() for each in keys.split(","))
     if found:  # the defaults have no clashes, and settings are checked often

@@ -1,4 +1,4 @@
-"""Work that Ctrl-C does not cut: native code, which is waited for only so long, and what has to come to its end."""
+"""Run work in a thread so that Ctrl-C stays responsive, with a timeout or to completion; facts of child processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from localq import places
 T = TypeVar("T")
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises. Raises TimeoutError where it takes longer; its thread is left behind then.
+def run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
+    """Return what `work` returns, or raise what it raises; TimeoutError after `seconds`, with its thread abandoned.
 
-    Ctrl-C comes through at once. Only code that lets other threads run can be left.
+    Ctrl-C is handled at once. Works only for code that releases the GIL.
     """
     answers: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
 
@@ -40,9 +40,8 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     return answer  # type: ignore[return-value]
 
 
-def uncut(work: Callable[[], None]) -> None:
-    """Do `work` to its end, and raise what it raises. Ctrl-C comes through at once; its thread goes on then, and the
-    process does not exit before it."""
+def run_to_completion(work: Callable[[], None]) -> None:
+    """Run `work` to its end, and raise what it raises. Ctrl-C is handled at once; the process exits after `work`."""
     failed: list[BaseException] = []
 
     def worker() -> None:
@@ -58,18 +57,18 @@ def uncut(work: Callable[[], None]) -> None:
         raise failed[0]
 
 
-def environment() -> dict[str, str]:
-    """The front end's environment; a source tree that is not installed is made importable in spite of -P."""
-    environment = dict(os.environ)
+def child_environment() -> dict[str, str]:
+    """Return the environment for child processes; makes an uninstalled source tree importable despite -P."""
+    child_environment = dict(os.environ)
     root = places.PACKAGE_PARENT
     if root != Path(sysconfig.get_path("purelib")).resolve() and root != Path(sysconfig.get_path("platlib")).resolve():
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else str(root)
-    return environment
+        inherited = child_environment.get("PYTHONPATH")
+        child_environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else str(root)
+    return child_environment
 
 
-def ending(code: int) -> str:
-    """A process's return code in words: "exit code 1", "signal SIGKILL"."""
+def exit_reason(code: int) -> str:
+    """Return a process's return code in words: "exit code 1", "signal SIGKILL"."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -78,7 +77,7 @@ def ending(code: int) -> str:
         return f"signal {-code}"
 
 
-def last_words(log: Sequence[str] | collections.deque[str]) -> str:
-    """The last line of a log that means something: not blank, not the inside of a traceback."""
+def last_message(log: Sequence[str] | collections.deque[str]) -> str:
+    """Return the last meaningful line of a log: not blank, not the inside of a traceback."""
     lines = [line.strip() for line in log if line.strip() and not line.startswith((" ", "\t"))]
     return lines[-1] if lines else ""

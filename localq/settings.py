@@ -138,8 +138,8 @@ DESCRIPTIONS: dict[str, str] = {
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
     "markdown": "render replies as Markdown at a terminal (`localq run` and line mode)",
     "save": "save conversations of `localq chat` for --continue and --resume",
-    "snapshots": "disk space for saved KV caches, such as 4GiB, which let long conversations resume at once; off = none",
-    "ui": "what `localq chat` opens: auto = full screen if the terminal can, tui = always full screen, plain = line mode",
+    "snapshots": "disk space for saved KV caches, such as 4GiB; long conversations then resume at once; off = none",
+    "ui": "what `localq chat` opens: auto = full screen if possible, tui = always full screen, plain = line mode",
     "theme": "colour theme of the full screen",
     "keys": "keys of the full screen, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",
 }
@@ -217,7 +217,7 @@ def parse_file(text: str, where: str, may_set: Callable[[str, Any], None] = lamb
     except (
         ValueError,
         RecursionError,
-    ) as error:  # huge numbers and deep nesting raise other errors than TOMLDecodeError
+    ) as error:  # huge numbers, deep nesting: no TOMLDecodeError
         raise _unreadable(where, error) from error
     found: dict[str, Any] = {}
     with _add_place(where):

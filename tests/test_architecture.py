@@ -101,8 +101,8 @@ def test_every_binding_has_a_wrapper_a_test_a_bench_row_a_self_test_and_an_entry
     places = {
         "wrapper": ("def {}(", texts("localq/kernels/*.py", "localq/formats/*/*.py")),
         "test": ("{}", texts("tests/kernels/test_*.py", "tests/engine/**/test_*.py", "tests/formats/**/test_*.py")),
-        "bench row": ('"{}"', texts("localq/bench/kernels/*.py", "localq/bench/kernels/rows/*.py")),
-        "self-test": ("{}", texts("localq/engine/selftest/checks.py")),
+        "bench row": ('"{}"', texts("localq/bench/kernels/*.py", "localq/formats/cases.py")),
+        "self-test": ("{}", texts("localq/engine/selftest/checks.py", "localq/formats/cases.py")),
         "index": ("`{}`", texts("csrc/README.md")),
     }
     missing = [

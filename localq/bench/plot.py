@@ -1,4 +1,4 @@
-"""Figures where people would rather look: bars, or spots with letters, in the terminal, or a PNG."""
+"""Plots: bars, or lettered spots, in the terminal or as a PNG."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TERMINAL = "-"  # the plot's file name that means the terminal
 COLUMNS, LINES = 64, 16  # of spots in a terminal
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-Bar = tuple[str, float]  # what, share of the roof
+Bar = tuple[str, float]  # label, fraction of the bandwidth
 
 
 def draw(bars: Sequence[Bar], title: str, target: str, out: TextIO) -> None:
-    """Bars to `out` for "-", else a PNG at `target`, which a line on stderr names.
+    """Draw bars to `out` for "-", else to a PNG at `target`, which a line on stderr names.
 
     Raises LocalqError: exit 1 where matplotlib is missing, 9 where the file cannot be written.
     """
@@ -32,11 +32,11 @@ def draw(bars: Sequence[Bar], title: str, target: str, out: TextIO) -> None:
 
 
 def check_target(target: str | None) -> None:
-    """Refuse before anything is measured what `draw` could not do."""
+    """Check before the measurement that `draw` can write to `target`."""
     if target is None or target == TERMINAL:
         return
     if not target.endswith(".png"):
-        raise usage_error("--plot", f"{target!r} is no PNG file", 'Use "-" for the terminal, or NAME.png.')
+        raise usage_error("--plot", f"{target!r} is not a PNG file name", 'Use "-" for the terminal, or NAME.png.')
     folder = Path(target).absolute().parent
     if not folder.is_dir():
         raise usage_error("--plot", f"the folder of {target!r} does not exist", "Create it first.")
@@ -46,7 +46,7 @@ def check_target(target: str | None) -> None:
 
 
 def _to_terminal(bars: Sequence[Bar], title: str, out: TextIO) -> None:
-    from rich.bar import Bar as RichBar  # a plot is rarely wanted: start-up cost
+    from rich.bar import Bar as RichBar  # start-up cost: plots are rare
     from rich.console import Console
     from rich.table import Table
 
@@ -60,20 +60,20 @@ def _to_terminal(bars: Sequence[Bar], title: str, out: TextIO) -> None:
 
 
 def spots(points: Sequence[tuple[float, float]], sides: tuple[str, str], heights: tuple[str, str]) -> list[str]:
-    """Lines of text: a letter for each (x, y). sides: what the least and the most x are called; heights: of y."""
+    """Return lines of text with a letter for each (x, y); sides, heights: labels of the ends of x and y."""
     xs, ys = [x for x, _ in points], [y for _, y in points]
     cells = [[" "] * COLUMNS for _ in range(LINES)]
     for letter, x, y in zip(itertools.cycle(LETTERS), xs, ys, strict=False):
         column, line = _place(x, xs, COLUMNS), LINES - 1 - _place(y, ys, LINES)
         free = [(abs(at - column), -at) for at in range(COLUMNS) if cells[line][at] == " "]
-        cells[line][-min(free, default=(0, -column))[1]] = letter  # two at one place stand side by side
+        cells[line][-min(free, default=(0, -column))[1]] = letter  # two at one place are drawn side by side
     labels = {0: heights[1], LINES - 1: heights[0]}
     lines = [f"{labels.get(number, ''):>10} |{''.join(row)}".rstrip() for number, row in enumerate(cells)]
     return [*lines, f"{'':>10} +{'-' * COLUMNS}", f"{'':>11} {sides[0]}{sides[1]:>{COLUMNS - len(sides[0])}}"]
 
 
 def legend(said: Sequence[str]) -> list[str]:
-    """What the letters of `spots` are."""
+    """Return the legend of the letters of `spots`."""
     return [f"  {letter}  {each}" for letter, each in zip(itertools.cycle(LETTERS), said, strict=False)]
 
 
@@ -83,7 +83,7 @@ def _place(value: float, values: Sequence[float], cells: int) -> int:
 
 
 def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float]) -> None:
-    """A PNG at `target`, of inches, with what `draw_on` does to its axes; a line on stderr names it."""
+    """Write a PNG of `size` inches with `draw_on`; a line on stderr names it."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=size, layout="constrained")
     draw_on(axes)
@@ -98,14 +98,14 @@ def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float
 
 
 def name_spot(axes: Any, label: str, at: tuple[float, float], away: float, xs: Sequence[float]) -> None:
-    """`label` beside a spot, `away` points from its middle: to its left where it lies in the right half of `xs`."""
+    """Label a spot, `away` points from its centre, on the left in the right half of `xs`."""
     left = at[0] > (min(xs) + max(xs)) / 2
     offset, side = (-away, "right") if left else (away, "left")
     axes.annotate(label, at, textcoords="offset points", xytext=(offset, 4), ha=side, fontsize=8)
 
 
 def in_logarithms(axis: Any) -> None:
-    """Of values, not of powers of ten: perplexities of one model are within one of them."""
+    """Label a log axis with values, not powers of ten: perplexities of one model span less than one."""
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter("{x:g}")
 

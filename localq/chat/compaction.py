@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from localq.chat import side_request
 from localq.chat.history.conversation import Conversation, Message
-from localq.chat.session import ChatSession, ReplyPiece, Replies, Reply
+from localq.chat.reply import Replies, Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError, usage_error
 from localq.stats import Stats
 from localq.text import thinking
@@ -32,13 +33,13 @@ def compact(session: ChatSession) -> Replies:
 
     Raises LocalqError: exit 2 where nothing is old enough, exit 1 where the model gives no summary.
     """
-    session.begin()
+    session.clear_stop()
     return _compacting(session)
 
 
 def _compacting(session: ChatSession) -> Replies:
     record, conversation = session.record, session.conversation
-    summary, turns = conversation.read()
+    summary, turns = conversation.model_context()
     if turns and conversation.turns[turns[-1]].message.role == "user":
         turns = turns[:-1]
     count = _summed_up(session, conversation, turns)
@@ -67,8 +68,8 @@ def _compacting(session: ChatSession) -> Replies:
             raise LocalqError("/compact", "the model gave no summary", "Try again, or begin anew with /clear.")
     assert end is not None
     before = _read_tokens(session)
-    conversation.summarise(text, turns[count - 1])
-    unsaved, after = session.keep(record), _read_tokens(session)
+    conversation.add_summary(text, turns[count - 1])
+    unsaved, after = session.try_save(record), _read_tokens(session)
     figures = f", {after} tokens in all instead of {before}" if before is not None and after is not None else ""
     told = (
         f"the model reads this in place of the oldest {count} messages from now on{figures}; the conversation itself "
@@ -114,7 +115,7 @@ def _room(session: ChatSession, size: int, longest: int) -> int:
 
 def _written(message: Message, template: str | None) -> str:
     """As the model reads it: what is plain text there has more tokens than the marks that it looks like."""
-    text = thinking.read_by(template, "user", message.answer.strip())
+    text = thinking.template_content(template, "user", message.answer.strip())
     return f"{'User' if message.role == 'user' else 'Assistant'}: {text}"
 
 

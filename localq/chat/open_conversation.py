@@ -36,11 +36,11 @@ class Start:
     grammar: Grammar | None = None
 
     @property
-    def known(self) -> ConversationStore:
+    def search_store(self) -> ConversationStore:
         """Where conversations to go on with are: also for a chat that is not kept."""
         return self.store or ConversationStore()
 
-    def take_up(self, session: ChatSession) -> Record | None:
+    def attach(self, session: ChatSession) -> Record | None:
         """Give `session`, which was just opened, what it starts with; returns the conversation gone on with."""
         session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
         session.grammar = self.grammar
@@ -98,7 +98,7 @@ def resumed_settings(record: Record, settings: Settings, flags: dict[str, Any]) 
 def save_at_exit(session: ChatSession, say: Callable[[str], None]) -> bool:
     """Try once more to save what could not be saved; where that fails, say so."""
     try:
-        session.save_the_rest()
+        session.save_unsaved()
     except LocalqError as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(f"localq: the end of this conversation is not saved: {error}")

@@ -128,7 +128,7 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
     Raises LocalqError (exit 3) for what does not fit and would have to be fetched first.
     """
     budget = choose.budget_here(settings)
-    target, choice = choose.chosen(name, wanted.format, settings, budget)
+    target, choice = choose.choose_target(name, wanted.format, settings, budget)
     if choice is None:
         choose.check_unlisted(target, budget, settings, wanted.force)
         return target
@@ -144,4 +144,4 @@ def _refuse_what_does_not_run(target: catalog.Target) -> None:
     """Before a download of many gigabytes: what the catalogue knows and this version cannot run."""
     reason = format_facts.unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
-        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists what does run.", ExitCode.FAILURE)
+        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists models that run.", ExitCode.FAILURE)

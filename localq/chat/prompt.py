@@ -121,7 +121,7 @@ class PromptBuilder:
 
     def messages(self, conversation: Conversation) -> list[Message]:
         """Of the path to the head. Raises LocalqError (exit 2) where that ends with what was summed up."""
-        summary, turns = conversation.read()
+        summary, turns = conversation.model_context()
         if summary is not None and not turns:
             raise usage_error("the prompt", "nothing was said behind the summary yet", "Say something first.")
         return messages_of(conversation, turns[2 * self._left_out(turns) :])
@@ -140,7 +140,7 @@ class PromptBuilder:
     def _variables(self, think: str) -> dict[str, Any]:
         return thinking.variables(self.tokenizer.chat_template, think)
 
-    def begun(
+    def reply_start(
         self, conversation: Conversation, reply: int | None, think: str, bound: bool = False
     ) -> tuple[str, list[int]]:
         """The text of a reply that is gone on with, and its ids where they are known to the letter.
@@ -151,25 +151,25 @@ class PromptBuilder:
         if reply is None:
             return (harmony.FINAL if bound and harmony.is_template(self.tokenizer.chat_template) else ""), []
         content, known = conversation.turns[reply].message.content, self.exact
-        if think == "off" and (ended := thinking.closed(content)) != content:
+        if think == "off" and (ended := thinking.close_thought(content)) != content:
             return ended, []
         if known is None or known.conversation is not conversation or (known.reply, known.think) != (reply, think):
-            return thinking.in_form_of(self.tokenizer.chat_template, content), []
+            return thinking.convert_for(self.tokenizer.chat_template, content), []
         return content, known.ids
 
-    def begun_ids(self, messages: Sequence[Message], think: str, begun: str, exact: list[int]) -> list[int]:
+    def ids_with_start(self, messages: Sequence[Message], think: str, begun: str, exact: list[int]) -> list[int]:
         """`ids` with the beginning of the reply that is gone on with: its ids as they came, else those of its text."""
         if not begun or exact:
             return [*self.ids(messages, think), *exact]
         form = self.tokenizer.chat_template
-        begun = harmony.behind(begun) if harmony.is_template(form) else template.plain(form, begun)
-        return self.tokenizer.encode(thinking.continued(self.text(messages, think), begun))
+        begun = harmony.continuation(begun) if harmony.is_template(form) else template.escape_marks(form, begun)
+        return self.tokenizer.encode(thinking.continue_prompt(self.text(messages, think), begun))
 
-    def fitting(
+    def fit(
         self, conversation: Conversation, ids: Callable[[list[Message]], list[int]], size: int, max_tokens: int | None
     ) -> tuple[list[int], str]:
         """`ids` of the newest turns of the path that fit into `size` tokens, and what to tell of those that do not."""
-        _, turns = conversation.read()
+        _, turns = conversation.model_context()
         before = self._left_out(turns)
 
         def without(left_out: int) -> list[int] | None:
@@ -190,7 +190,7 @@ def messages_of(conversation: Conversation, turns: Sequence[int]) -> list[Messag
     """The system prompt and these turns; a summary of what came before stands in the first message of the user."""
     system = [Message("system", conversation.system)] if conversation.system else []
     said = [conversation.turns[turn].message for turn in turns]
-    summary, _ = conversation.read()
+    summary, _ = conversation.model_context()
     if said and summary is not None:
         said[0] = Message(said[0].role, with_summary(summary.text, said[0].content))
     return system + said

@@ -73,7 +73,7 @@ def notices(
     reason: str, stats: Stats, warned_before: bool, thinking: bool, unmet: Grammar | None = None
 ) -> tuple[str, ...]:
     """What to tell at the end. `thinking`: its thought was cut. `warned_before`: of a context nearly full."""
-    cut = _NO_ANSWER if thinking else "" if unmet is None else _CUT.format(unmet.called)
+    cut = _NO_ANSWER if thinking else "" if unmet is None else _CUT.format(unmet.label)
     ended = _ENDED if thinking else "" if unmet is None else _STOP_STRING
     what = _REASONS.get(reason, ended)
     told = [what + cut] if what else []
@@ -90,5 +90,5 @@ def check_complete(reply: Reply) -> None:
     by, more = "it was cut", "Allow more with --max-tokens or --ctx."
     if reply.reason == "stop":
         by, more = "a stop string ended it", "Leave the stop string out."
-    why = f"{by} after {reply.stats.generated_tokens} tokens, so it does not keep to {reply.unmet.called}"
+    why = f"{by} after {reply.stats.generated_tokens} tokens, so it does not keep to {reply.unmet.label}"
     raise LocalqError("the reply", why, more)

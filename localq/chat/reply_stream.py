@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from localq.chat.reply import ReplyPiece, Replies, Reply, notices
+from localq.chat.reply import Replies, Reply, ReplyPiece, notices
 from localq.chat.stop_strings import Matcher
 from localq.sanitize import sanitize
 from localq.text import harmony, thinking
-from localq.text.grammar import keeps
-from localq.text.thinking import Splitter
+from localq.text.grammar import matches
+from localq.text.thinking import ThoughtSplitter
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ class ReplyDecoder:
     ) -> None:
         """opened: the beginning of the reply that the prompt has (`thinking.opened`). channels: see `Splitter`."""
         self._detokenizer, self._matcher = detokenizer, Matcher(stop_strings)
-        self._splitter = Splitter(opened, channels)
+        self._splitter = ThoughtSplitter(opened, channels)
         self.thought = self.answer = ""
         self.ids: list[int] = []
         self.grown = False
 
-    def begin(self, raw: str, before: Sequence[int]) -> None:
+    def start_with(self, raw: str, before: Sequence[int]) -> None:
         """The reply goes on behind `raw`. before: the last ids that the model reads, `raw` among them: what new ones
         look like depends on them. A character of which only half came is whole with the next."""
         self._detokenizer.push(before)
@@ -66,18 +66,18 @@ class ReplyDecoder:
         """What ends a thought in this reply."""
         return self._splitter.closing
 
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         """A stop string was met, or the answer is over: what comes is not part of the reply."""
-        return self._matcher.ended() or self._detokenizer.over
+        return self._matcher.has_matched() or self._detokenizer.over
 
     def push(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
         """The text that is certain now."""
         self.ids += ids
-        return [] if self.ended() else self._taken(sanitize(self._detokenizer.push(ids)))
+        return [] if self.is_over() else self._taken(sanitize(self._detokenizer.push(ids)))
 
     def finish(self, cut: bool = False) -> list[tuple[str, bool]]:
         """What was held back; the reply is over. cut: not by the model, so that half a character at its end is none."""
-        if self._matcher.ended():
+        if self._matcher.has_matched():
             return []
         held = sanitize(self._detokenizer.finish())
         pieces = self._taken(held.rstrip("\ufffd") if cut else held)
@@ -111,14 +111,14 @@ def reply_decoder(tokenizer: Tokenizer, prompt: list[int], stop_strings: tuple[s
     """For the reply to `prompt` (token ids), which may have the beginning of it: `begun`, or an opened thought."""
     last = prompt[-thinking.TAIL_TOKENS :]
     if harmony.is_template(tokenizer.chat_template):
-        made = ReplyDecoder(harmony.Marked(tokenizer, begun, last), stop_strings)
+        made = ReplyDecoder(harmony.ChannelDetokenizer(tokenizer, begun, last), stop_strings)
         if begun:
-            made.begin(begun, ())
+            made.start_with(begun, ())
         return made
-    opened = "" if begun else thinking.opened(tokenizer.decode(last))
+    opened = "" if begun else thinking.opened_thought(tokenizer.decode(last))
     made = ReplyDecoder(tokenizer.stream(), stop_strings, opened, channels=False)
     if begun:
-        made.begin(begun, last)
+        made.start_with(begun, last)
     return made
 
 
@@ -127,17 +127,17 @@ def stream(client: Client, request: Generate, into: ReplyDecoder, warned_before:
     for event in client.generate(request):
         if isinstance(event, Progress):
             yield ReplyPiece("", event.stats)
-        elif isinstance(event, Tokens) and not into.ended():
+        elif isinstance(event, Tokens) and not into.is_over():
             pieces = into.push(event.ids)
-            if into.ended():
+            if into.is_over():
                 client.cancel(request.id)
             yield from (ReplyPiece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
         elif isinstance(event, Done):
             yield from (
                 ReplyPiece(text, event.stats, thinking=thinks) for text, thinks in into.finish(cut=event.reason != "stop")
             )
-            reason = "stop" if into.ended() else event.reason
-            cut = into.ended() or reason != "stop"  # else the engine saw to it, also to what only a model can tell
-            unmet = request.grammar if cut and request.grammar and not keeps(request.grammar, into.answer) else None
+            reason = "stop" if into.is_over() else event.reason
+            cut = into.is_over() or reason != "stop"  # else the engine saw to it, also to what only a model can tell
+            unmet = request.grammar if cut and request.grammar and not matches(request.grammar, into.answer) else None
             told = notices(reason, event.stats, warned_before, into.thinking, unmet)
             yield Reply(into.answer, reason, event.stats, told, into.thought, unmet)

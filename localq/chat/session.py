@@ -21,7 +21,7 @@ from localq.chat.history.record import ChatSettings, Record
 from localq.chat.history.snapshot_keeper import SnapshotKeeper
 from localq.chat.history.store import ConversationStore
 from localq.chat.prompt import ExactIds, PromptBuilder, messages_of
-from localq.chat.reply import ReplyPiece, Replies, Reply
+from localq.chat.reply import Replies, Reply, ReplyPiece
 from localq.chat.reply_stream import Client, ReplyDecoder
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
@@ -33,7 +33,6 @@ from localq.worker.messages import Event, Generate, Load, Loaded
 if TYPE_CHECKING:
     from localq.text.tokenizer import Tokenizer
 
-__all__ = ["ChatSession", "Client", "Message", "Piece", "Replies", "Reply"]
 
 
 @dataclass
@@ -89,17 +88,17 @@ class ChatSession:
         if self._running is not None:
             self.client.cancel(self._running)
 
-    def begin(self) -> None:
+    def clear_stop(self) -> None:
         """From here on `stop` means what is streamed next."""
         self._stopping = False
 
-    def leave(self) -> None:
+    def save_snapshot(self) -> None:
         """Keep what the model has read of the conversation, before the client is closed; an interrupt breaks it off.
 
         For an end that is no error; the conversation itself is saved already. `keeper.told` says what went wrong.
         """
         if self.keeper is not None:
-            self.keeper.leave(self.client)
+            self.keeper.save(self.client)
 
     # ---- the conversation
 
@@ -134,9 +133,9 @@ class ChatSession:
 
     def ask(self, text: str) -> Replies:
         """Add a user turn and stream the answer: Pieces, then one Reply. After an error `regenerate` tries again."""
-        turn = self.conversation.say("\n\n".join([*self.attached, text]))
+        turn = self.conversation.add_user("\n\n".join([*self.attached, text]))
         self.attached.clear()
-        self.keep()  # a process that is killed while it loads or answers has kept the question
+        self.try_save()  # a process that is killed while it loads or answers has kept the question
         return self._answer(turn)
 
     def regenerate(self) -> Replies:
@@ -149,48 +148,48 @@ class ChatSession:
     def edit(self, text: str, turn: int | None = None) -> Replies:
         """Say `text` in place of a message of the user (None = the last) and stream the answer."""
         added = self.conversation.edit_user(text, turn)
-        self.keep()
+        self.try_save()
         return self._answer(added)
 
-    def extend(self) -> Replies:
+    def continue_reply(self) -> Replies:
         """Go on with the last reply where it stopped. Its pieces are what is new, its end is all of it; the shorter one
         stays beside it, and alone where nothing is added."""
-        reply = self.conversation.reply_at_the_end("/continue", "go on with")
+        reply = self.conversation.final_reply("/continue", "go on with")
         turn = self.conversation.turns[reply].parent
         assert turn is not None
         return self._answer(turn, reply)
 
     def _answer(self, turn: int, extended: int | None = None) -> Replies:
         """Answer the message `turn`, or go on with its reply `extended`."""
-        self.begin()
+        self.clear_stop()
         return self._answering(turn, extended)
 
     def _answering(self, turn: int, extended: int | None) -> Replies:
         record = self.record  # the reply belongs here, whatever conversation is gone on with meanwhile
         conversation, before, think = record.conversation, record.conversation.head, self.think
-        begun, exact = self._reading.begun(conversation, extended, think, self.grammar is not None)
+        begun, exact = self._reading.reply_start(conversation, extended, think, self.grammar is not None)
         conversation.head, ended = turn, False
         incoming = ReplyDecoder(self.tokenizer.stream())
         try:
             loaded = self.ensure_loaded()
-            prompt, notice = self._reading.fitting(
+            prompt, notice = self._reading.fit(
                 conversation,
-                lambda messages: self._reading.begun_ids(messages, think, begun, exact),
+                lambda messages: self._reading.ids_with_start(messages, think, begun, exact),
                 loaded.context_size,
                 self.max_tokens,
             )
             if self.keeper is not None:
-                self.keeper.take_up(self.client, record, loaded)
+                self.keeper.restore(self.client, record, loaded)
             if notice:
                 yield ReplyPiece("", Stats(context_size=loaded.context_size), notice)
             incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings, begun)
-            for part in self.streamed(self.request_of(prompt, incoming), incoming):
+            for part in self.stream(self.generate_request(prompt, incoming), incoming):
                 if isinstance(part, ReplyPiece):
                     yield part
                     continue
                 ended = True
                 if self.keeper is not None:
-                    self.keeper.replied(part.stats)
+                    self.keeper.record_reply(part.stats)
                 if begun and not incoming.grown:
                     conversation.head = before
                     nothing = ("the model adds nothing",) if part.reason == "stop" else ()
@@ -198,7 +197,7 @@ class ChatSession:
                     continue
                 message = Message("assistant", incoming.raw, part.reason == "stop")
                 told = self._said(record, message, turn, part.stats)
-                if not incoming.ended() and (exact or not begun):
+                if not incoming.is_over() and (exact or not begun):
                     self._reading.exact = ExactIds(conversation, len(conversation.turns) - 1, think, exact + incoming.ids)
                 yield dataclasses.replace(part, notices=(*part.notices, *told))
         finally:
@@ -209,7 +208,7 @@ class ChatSession:
 
     def _said(self, record: Record, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
         record.conversation.add(message, turn, stats)
-        return tuple(filter(None, (self.keep(record),)))
+        return tuple(filter(None, (self.try_save(record),)))
 
     # ---- what the model reads
 
@@ -227,7 +226,7 @@ class ChatSession:
 
     # ---- keeping
 
-    def go_on(self, record: Record) -> None:
+    def switch_to(self, record: Record) -> None:
         """Leave this conversation, which is saved, for another. What its answers keep to holds with every model, the
         other settings with the same."""
         if (chosen := record.settings) is not None:
@@ -249,16 +248,16 @@ class ChatSession:
             self.store.save(record)
             self.unsaved = [each for each in self.unsaved if each is not record]
 
-    def save_the_rest(self) -> None:
+    def save_unsaved(self) -> None:
         """Try again with every conversation that is `unsaved`. Raises LocalqError where that fails."""
         for each in self.unsaved:
             self.save(each)
 
-    def keep(self, record: Record | None = None) -> str:
+    def try_save(self, record: Record | None = None) -> str:
         """`save`; where it fails, what to tell: the turns are kept here and saved with the next that can be."""
         try:
             self.save(record)
-            self.save_the_rest()
+            self.save_unsaved()
         except LocalqError as error:
             return f"not saved, and tried again with the next turn: {error}"
         return ""
@@ -268,9 +267,9 @@ class ChatSession:
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
         incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings)
-        return self.streamed(self.request_of(prompt, incoming), incoming)
+        return self.stream(self.generate_request(prompt, incoming), incoming)
 
-    def request_of(self, prompt: list[int], incoming: ReplyDecoder) -> Generate:
+    def generate_request(self, prompt: list[int], incoming: ReplyDecoder) -> Generate:
         """For the continuation of `prompt` (token ids), which `incoming` will take."""
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.has_dry else []
         return Generate(
@@ -279,7 +278,7 @@ class ChatSession:
             grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
         )  # fmt: skip
 
-    def streamed(self, generate: Generate, incoming: ReplyDecoder) -> Replies:
+    def stream(self, generate: Generate, incoming: ReplyDecoder) -> Replies:
         """Stream what is requested; `stop` ends it."""
         warned_before = self.last is not None and self.last.stats.context_fill >= prompts.WARNING
         self._running = generate.id

@@ -21,8 +21,8 @@ def ask(session: ChatSession, text: str, max_tokens: int) -> Replies:
     """Stream an answer to `text` alone, sampled as replies are. Little thought, no stop strings."""
     tokenizer = session.tokenizer
     told = Message("user", text).to_dict(tokenizer.chat_template)
-    prompt = tokenizer.chat_ids([told], **thinking.least(tokenizer.chat_template))
-    request = session.request_of(prompt, reply_stream.reply_decoder(tokenizer, prompt))
+    prompt = tokenizer.chat_ids([told], **thinking.minimal_variables(tokenizer.chat_template))
+    request = session.generate_request(prompt, reply_stream.reply_decoder(tokenizer, prompt))
     generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
     yield from _beside(session, generate, reply_stream.reply_decoder(tokenizer, prompt))
 
@@ -40,9 +40,9 @@ def measure(session: ChatSession, prompt: list[int], tokens: int) -> Replies:
 def _beside(session: ChatSession, generate: Generate, incoming: ReplyDecoder) -> Replies:
     session.ensure_loaded()
     if session.keeper is not None:
-        session.keeper.leave(session.client)
+        session.keeper.save(session.client)
     try:
-        yield from session.streamed(generate, incoming)
+        yield from session.stream(generate, incoming)
     finally:
         if session.keeper is not None:
-            session.keeper.displaced()
+            session.keeper.forget()

@@ -31,13 +31,13 @@ class Matcher:
         self._held = ""
         self.matched: str | None = None  # the stop string that was met
 
-    def ended(self) -> bool:
+    def has_matched(self) -> bool:
         """A stop string was met: whatever comes is not part of the reply."""
         return self.matched is not None
 
     def push(self, text: str) -> str:
         """The part of the text so far that is certain now; nothing once a stop string was met."""
-        if self.ended():
+        if self.has_matched():
             return ""
         if not self._strings:
             return text

@@ -15,9 +15,9 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 # In the order in which a page shows them; the options that few need come last.
 MODEL, CONVERSATION, SAMPLING, ANSWER = "Model", "Conversation", "Sampling", "Answer format"
-TESTS, MODES, QUALITY, CALIBRATION = "Tests", "Modes", "Quality", "Calibration"
+CARD, TESTS, MODES, QUALITY = "Card", "Tests", "Modes", "Quality"
 MEMORY, OUTPUT, ADVANCED = "Memory", "Output", "Advanced"
-PANELS = (MODEL, TESTS, MODES, CONVERSATION, SAMPLING, ANSWER, QUALITY, MEMORY, CALIBRATION, OUTPUT, ADVANCED)
+PANELS = (MODEL, CARD, TESTS, MODES, CONVERSATION, SAMPLING, ANSWER, QUALITY, MEMORY, OUTPUT, ADVANCED)
 _ARGUMENTS, _COMMANDS, _OPTIONS = "Arguments", "Commands", "Options"
 _KINDS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "PathlibPath": "PATH"}
 
@@ -49,6 +49,8 @@ def panels(command: Any, context: Any) -> dict[str, Rows]:
             panel = getattr(each, "rich_help_panel", None) or _COMMANDS
             found.setdefault(panel, []).append((name, (each.help or "").partition("\n")[0]))
         found[_OPTIONS] = found.pop(_OPTIONS)  # last
+    if len(found[MEMORY]) == 1:  # --vram alone
+        found[MODEL] += found.pop(MEMORY)
     return {panel: rows for panel, rows in found.items() if rows}
 
 

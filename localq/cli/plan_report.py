@@ -15,7 +15,7 @@ from localq.planner import budget as memory_budget
 from localq.planner import card as planner_card
 from localq.planner import choose, explain, fit_rows, offers
 from localq.planner import plan as planner
-from localq.planner.offers import Choice, Considered, Offer
+from localq.planner.offers import Choice, FormatCandidate, Offer
 from localq.planner.speed import cards, measurements, predict
 from localq.planner.speed.predict import Machine
 from localq.sanitize import sanitize
@@ -51,7 +51,7 @@ class Report:
         """Why the chosen format cannot run; None when it can."""
         return self.choice.taken.offer.unsupported
 
-    def rates(self, each: Considered) -> dict[str, float]:
+    def rates(self, each: FormatCandidate) -> dict[str, float]:
         """GPU -> predicted tok/s, for GPUs with a known bandwidth."""
         offer, placement = each.offer, each.plan.placement
         if offer.unsupported is not None or not each.plan.fits:
@@ -63,9 +63,9 @@ class Report:
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     @property
-    def alternatives(self) -> list[Considered]:
+    def alternatives(self) -> list[FormatCandidate]:
         """Other formats that would run here."""
-        return [each for each in self.choice.considered if each.usable and each is not self.choice.taken]
+        return [each for each in self.choice.candidates if each.usable and each is not self.choice.taken]
 
 
 def print_plan(name: str, format: str | None, settings: Settings, as_json: bool = False, force: bool = False) -> int:
@@ -102,7 +102,7 @@ def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | Non
     return None
 
 
-def _is_here(each: Considered) -> bool:
+def _is_here(each: FormatCandidate) -> bool:
     """Nothing must be fetched: the model, its source or its package is on this machine."""
     source = each.offer.source or each.offer.base
     if each.here is not None or source is None:
@@ -130,7 +130,7 @@ def make_report(name: str, format: str | None, settings: Settings) -> Report:
         )
         machine, basis = planner_card.machine_here(here, note) if here else (None, "")
         machines = {here.name: machine} if here and machine else {}
-    target, choice = choose.chosen(name, format, settings, budget)
+    target, choice = choose.choose_target(name, format, settings, budget)
     if choice is None:
         offer = fit_rows.of_model(name, offline=settings.offline)[0]
         wishes = choose.wishes_of(settings)
@@ -138,7 +138,7 @@ def make_report(name: str, format: str | None, settings: Settings) -> Report:
             offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme,
             name=target.name,
         )  # fmt: skip
-        alone = Considered(offer, plan, hub.local_path(target), plan.fits and offer.unsupported is None)
+        alone = FormatCandidate(offer, plan, hub.local_path(target), plan.fits and offer.unsupported is None)
         choice = Choice(alone, "as stored", (alone,))
     return Report(choice, settings, budget, memory, machines, basis)
 
@@ -162,16 +162,16 @@ def lines(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
-def _alternative(report: Report, each: Considered) -> list[tuple[str, str]]:
+def _alternative(report: Report, each: FormatCandidate) -> list[tuple[str, str]]:
     offer = each.offer
     rows = [("or", f"{offer.name}: {each.plan.ctx:,} tokens, {_rates(report, each)}; {_download(each)}")]
     rows.append(("", f"quality: {_quality(offer)}"))
     if offer.is_calibrated and each.here is None:
-        rows.append(("", f"make it: {offers.making(offer)}"))
+        rows.append(("", f"make it: {offers.making_command(offer)}"))
     return rows
 
 
-def _rates(report: Report, each: Considered) -> str:
+def _rates(report: Report, each: FormatCandidate) -> str:
     rates = report.rates(each)
     text = ", ".join(f"{rate:.0f} tok/s on {name}" for name, rate in rates.items())
     return f"about {text}" if text else "tok/s unknown"
@@ -180,10 +180,10 @@ def _rates(report: Report, each: Considered) -> str:
 def _quality(offer: Offer) -> str:
     """Measured quality, or the note on the format without a measurement."""
     remark = measurements.load().quality_notes.get(offer.format) if offers.ratio(offer) is None else None
-    return f"{fit_rows.kept(offer)}{f'; {remark}' if remark else ''}"
+    return f"{fit_rows.quality(offer)}{f'; {remark}' if remark else ''}"
 
 
-def _source(taken: Considered) -> str:
+def _source(taken: FormatCandidate) -> str:
     offer, source = taken.offer, taken.offer.source
     if source is None:
         return f"made here from {offer.base.repo or offer.base.package}" if offer.base else str(taken.here)
@@ -192,13 +192,13 @@ def _source(taken: Considered) -> str:
     return f"{origin}{checked}{', gated' if source.gated else ''}"
 
 
-def _download(each: Considered) -> str:
+def _download(each: FormatCandidate) -> str:
     if each.here is not None:
         return f"on this machine: {each.here}"
     if _is_here(each):
-        return "none: the source is on this machine"
+        return "nothing to fetch: the source is on this machine"
     size = each.offer.download_bytes
-    return human_bytes(size) if size else "unknown size"
+    return f"{human_bytes(size)} to fetch" if size else "unknown size"
 
 
 def to_dict(report: Report, fits: bool) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
     taken = report.choice.taken
     offer, plan, source = taken.offer, taken.plan, taken.offer.source
 
-    def rounded(each: Considered) -> dict[str, float]:
+    def rounded(each: FormatCandidate) -> dict[str, float]:
         return {name: round(rate, 1) for name, rate in report.rates(each).items()}
 
     return {
@@ -233,7 +233,7 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
             {
                 "name": each.offer.name, "format": each.offer.format, "ctx": each.plan.ctx, "tok_s": rounded(each),
                 "path": str(each.here) if each.here else None, "download_bytes": each.offer.download_bytes,
-                "made_by": offers.making(each.offer) if each.offer.is_calibrated and not each.here else None,
+                "made_by": offers.making_command(each.offer) if each.offer.is_calibrated and not each.here else None,
             }
             for each in report.alternatives
         ],

@@ -1,7 +1,7 @@
-"""One allocation for many tensors: the cache, and the weights of the blocks.
+"""Arena: one allocation for many tensors, used for the KV cache and for the weights of the blocks.
 
-Torch's allocator hands out blocks of 2 and 20 MiB and rounds large ones: with a tensor each, weights and caches of some
-models lose 7 % to what is left over.
+Torch's allocator hands out blocks of 2 and 20 MiB and rounds large ones up: with one allocation per tensor, some models
+lose 7 % of their weights and cache to unused remainders.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ ALIGNMENT = 512  # bytes, as torch aligns
 
 
 def arena_bytes(sizes: list[int]) -> int:
-    """Bytes of an arena for tensors of so many bytes each."""
+    """Return the bytes of an arena for tensors of these sizes."""
     return sum(_aligned(size) for size in sizes)
 
 
 class Arena:
-    """Lives as long as one of its tensors does."""
+    """One block of memory; it is freed with the last of its tensors."""
 
     def __init__(self, size: int, device: torch.device | str) -> None:
-        """Allocates `size` bytes (`arena_bytes`)."""
+        """Allocate `size` bytes (`arena_bytes`)."""
         self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor in what is free. Raises ValueError where that is too little."""
+        """Return an uninitialized tensor. Raises ValueError where too little is free."""
         size = math.prod(shape) * dtype.itemsize
         if self._used + size > self._bytes.numel():
             left = self._bytes.numel() - self._used
@@ -37,8 +37,8 @@ class Arena:
         self._used += _aligned(size)
         return part.view(dtype).view(shape)
 
-    def placed(self, tensor: Tensor) -> Tensor:
-        """A copy of `tensor`, from whatever device, in what is free."""
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy of `tensor`, from any device."""
         return self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 

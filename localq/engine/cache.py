@@ -4,8 +4,8 @@ Slot s holds position s. Nothing is ever removed: a shorter conversation overwri
 slots behind the current position. Buffers start as zeros because a masked slot still enters the product with weight
 0, and 0 times an uninitialised NaN is NaN.
 
-A quantized cache (`quant.kv_codec` is its definition) gives passes of many tokens a dequantized copy of one layer at a
-time, in a scratch that all layers share. Decode kernels read the codes themselves (`layer`).
+A quantized cache (defined by `engine/kv_codec.py`) gives passes of many tokens a dequantized copy of one layer at a
+time, in a scratch buffer shared by all layers. Decode kernels read the codes themselves (`layer`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class KVCache:
     def __init__(
         self, layout: Layout, capacity: int, dtype: torch.dtype, device: torch.device | str, bits: KvBits = 16
     ) -> None:
-        """`layout` is `Decoder.kv_layout()`. Allocates everything. `bits` 16 means the type of the model.
+        """Allocate the cache for `layout` (`Decoder.kv_layout`); bits 16 = the dtype of the model.
 
-        Raises LocalqError (exit 2) for heads that the 8 and 4 bit forms do not cover.
+        Raises LocalqError (exit 2) for heads that 8 and 4 bits do not support.
         """
         self.capacity, self.bits, self.dtype = capacity, bits, dtype
         _check(layout, bits)
@@ -51,23 +51,23 @@ class KVCache:
 
     @property
     def keys(self) -> list[Tensor]:
-        """What is stored of the keys of every layer."""
+        """The stored keys of every layer, plain or as codes."""
         return [layer.k for layer in self.layers]
 
     @property
     def values(self) -> list[Tensor]:
-        """What is stored of the values of every layer."""
+        """The stored values of every layer, plain or as codes."""
         return [layer.v for layer in self.layers]
 
     def layer(self, index: int) -> KVLayer:
-        """The buffers of one layer, as decode attention takes them."""
+        """Return the buffers of one layer, for decode attention."""
         return self.layers[index]
 
     def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
-        """Stores k, v [T, kv_heads, head_dim] at `positions` int64 [T]; returns both as [kv_heads, live, head_dim].
+        """Store k, v [T, kv_heads, head_dim] at `positions` int64 [T]; returns both as [kv_heads, live, head_dim].
 
-        The results are views: of the cache, or, where it is quantized, of the scratch, which the next call fills with
-        another layer. No host synchronisation: works under CUDA graph capture.
+        The results are views: of the cache, or of the scratch of a quantized one, which the next call overwrites. No
+        host synchronization: works under CUDA graph capture.
         """
         stored = self.layers[layer]
         if self.bits == 16:
@@ -90,19 +90,19 @@ class KVCache:
         return keys, values
 
     def clear(self, first: int = 0) -> None:
-        """Zeros every slot from `first` on: needed after non-finite values, which masking would not hide."""
+        """Zero every slot from `first` on; needed after non-finite values, which masking does not hide."""
         for layer in self.layers:
             for stored in stored_parts(layer):
                 stored[:, first:].zero_()
         self._scratch.zero_()
 
     def bytes(self) -> int:
-        """Bytes allocated."""
+        """Return the bytes allocated."""
         return sum(buffer.nbytes for buffer in self._buffers())
 
     @staticmethod
     def bytes_for(layout: Layout, capacity: int, dtype: torch.dtype, bits: KvBits = 16) -> int:
-        """Bytes that a cache of this shape allocates, the scratch of a quantized one included."""
+        """Return the bytes that a cache of this shape allocates, with the scratch of a quantized one."""
         stored: KvBits = 8 * dtype.itemsize if bits == 16 else bits
         scratch = 0 if bits == 16 else 2 * _widest(layout) * dtype.itemsize
         return capacity * (scratch + sum(heads * kv_bits.pair_bytes(width, stored) for heads, width in layout))
@@ -112,13 +112,13 @@ class KVCache:
 
 
 def stored_parts(layer: KVLayer) -> list[Tensor]:
-    """What a layer stores, each [kv_heads, capacity, ...]: k, v, and where they are codes the scales of k and of v."""
+    """Return the buffers of a layer, each [kv_heads, capacity, ...]: k, v, and for codes the scales of k and of v."""
     return [part for part in (layer.k, layer.v, layer.k_scales, layer.v_scales) if part is not None]
 
 
 def _check(layout: Layout, bits: KvBits) -> None:
     if bits not in KV_BITS:
-        raise usage_error("--kv", f"a KV cache of {bits} bits is not defined", "Use 16, 8, k8v4 or 4.")
+        raise usage_error("--kv", f"a KV cache of {bits} bits is not supported", "Use 16, 8, k8v4 or 4.")
     for _, width in layout:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
             why = f"heads of {width} columns cannot be stored in {kv_bits.text(bits)} (a multiple of 8 up to 256 can)"
@@ -126,7 +126,7 @@ def _check(layout: Layout, bits: KvBits) -> None:
 
 
 def _shapes(heads: int, width: int, capacity: int, dtype: torch.dtype, bits: KvBits) -> list[Shape]:
-    """Of k and v, and of their scales where there are any."""
+    """Return the shapes of k and v, and of their scales where they are codes."""
     plain: Shape = ((heads, capacity, width), dtype)
     if bits == 16:
         return [plain, plain]

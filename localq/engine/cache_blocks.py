@@ -1,4 +1,4 @@
-"""The used slots of a KV cache as blocks of bytes, to and from the host. Knows neither ids nor files."""
+"""The used slots of a KV cache as blocks of bytes, copied to and from the host. Knows neither ids nor files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from localq.engine.cache import KVCache, stored_parts
 
 BLOCK = 2**24  # part of the format of `snapshot`
-WORKERS = 4  # blocks at a time: the host memory that is taken
+WORKERS = 4  # blocks in flight, which is the host memory used
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A piece of a cache, u8 [bytes], contiguous on the device, and where in a block it lies."""
+    """A piece of a cache, u8 [bytes], contiguous on the device, and its offset in a block."""
 
     stored: Tensor
     at: int
@@ -39,20 +39,20 @@ class CacheBlocks:
 
     @property
     def bytes(self) -> int:
-        """Of all blocks."""
+        """Bytes of all blocks."""
         return self._starts[-1]
 
     @property
     def count(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return -(-self.bytes // BLOCK)
 
     def size(self, block: int) -> int:
-        """Bytes of a block."""
+        """Return the bytes of a block."""
         return min(BLOCK, self.bytes - block * BLOCK)
 
     def read(self, block: int, buffer: Tensor) -> memoryview:
-        """The bytes of a block, in `buffer`, u8 [BLOCK]."""
+        """Read a block into `buffer`, u8 [BLOCK]; returns its bytes."""
         for run in self._of(block):
             buffer[run.at : run.at + len(run.stored)].copy_(run.stored, non_blocking=True)
         self._finish()
@@ -60,14 +60,14 @@ class CacheBlocks:
         return content
 
     def write(self, block: int, buffer: Tensor) -> None:
-        """`buffer` into the cache; it may be used again at once."""
+        """Write `buffer` into the cache; the buffer may be reused at once."""
         with torch.inference_mode():  # a mode of the thread
             for run in self._of(block):
                 run.stored.copy_(buffer[run.at : run.at + len(run.stored)], non_blocking=True)
         self._finish()
 
     def each_block(self, work: Callable[[int, Tensor], None]) -> None:
-        """`work` for every block, some at a time, each with a buffer of its own; the first error ends it."""
+        """Run `work` for every block, some in parallel, each with its own buffer; stops at the first error."""
         count = min(WORKERS, self.count)
         buffers: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
         for buffer in self._buffers(count):
@@ -84,9 +84,9 @@ class CacheBlocks:
             list(pool.map(with_buffer, range(self.count)))
 
     def _buffers(self, count: int) -> Tensor:
-        """u8 [count, BLOCK], pinned where a GPU copies much: torch keeps pinned memory, so there is one size of it.
+        """Allocate u8 [count, BLOCK], pinned for large copies from a GPU; torch caches pinned memory by size.
 
-        Some systems pin little (WSL2, containers); copies from pageable memory are slower and as good.
+        Some systems pin little (WSL2, containers); pageable memory is slower with the same result.
         """
         if self._on_cuda and count == WORKERS:
             with contextlib.suppress(RuntimeError):

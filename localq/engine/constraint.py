@@ -1,8 +1,7 @@
-"""What a reply may say next, token by token: a grammar, as the engine sees it. Ids only.
+"""Constraint on a reply, token by token: a grammar as the engine sees it. Ids only.
 
-The engine asks for the mask of the next token while the device computes the pass before it, so that finding out what is
-allowed costs nothing as long as it is quicker than a pass. There is no looking ahead: the mask of a token needs the one
-before it.
+The engine requests the mask of the next token while the device computes the pass before it, so the mask costs nothing
+as long as it is faster than a pass. No lookahead: the mask of a token depends on the token before it.
 """
 
 from __future__ import annotations
@@ -16,45 +15,45 @@ from localq.errors import LocalqError
 
 
 class Constraint(Protocol):
-    """What a reply must keep to. The calls of a reply: `mask` (`accept` `mask`)*, no `mask` once it has `stopped`."""
+    """A constraint on one reply. Calls: `mask` (`accept` `mask`)*, and no `mask` once it has `stopped`."""
 
     def mask(self) -> Tensor:
-        """i32 [ceil(vocab / 32)] on the CPU: bit i % 32 of word i // 32 = token i is allowed now.
+        """Return i32 [ceil(vocab / 32)] on the CPU: bit i % 32 of word i // 32 = token i is allowed now.
 
-        `vocab` is that of the model (its logits); bits past it mean nothing. At least one token is allowed, a stop id
-        where the reply may end. The engine copies it before it calls again.
+        `vocab` is that of the model (its logits); bits past it are ignored. At least one token is allowed, a stop id
+        where the reply may end. The engine copies the mask before its next call.
         """
 
     def accept(self, token: int) -> None:
-        """The engine chose `token`, which `mask` allowed. Not called for a stop id, which ends the reply."""
+        """Advance by `token`, which the mask allowed. Not called for a stop id, which ends the reply."""
 
     @property
     def stopped(self) -> bool:
-        """Nothing can follow: the reply ends with reason "stop"."""
+        """True when nothing can follow: the reply ends with reason "stop"."""
 
 
-def words_of(vocab: int) -> int:
-    """Elements of a mask."""
+def mask_words(vocab: int) -> int:
+    """Return the number of words of a mask."""
     return -(-vocab // 32)
 
 
-def checked_mask(constraint: Constraint, vocab: int) -> Tensor:
-    """The mask of `constraint` for now, i32 [ceil(vocab / 32)].
+def next_mask(constraint: Constraint, vocab: int) -> Tensor:
+    """Return the current mask of `constraint`, i32 [ceil(vocab / 32)], checked.
 
-    Raises LocalqError where it allows nothing, ValueError where it is no mask of `vocab` tokens.
+    Raises LocalqError for a mask that allows nothing, ValueError for one of the wrong shape.
     """
     mask = constraint.mask()
-    if mask.dtype != torch.int32 or mask.shape != (words_of(vocab),) or mask.device.type != "cpu":
+    if mask.dtype != torch.int32 or mask.shape != (mask_words(vocab),) or mask.device.type != "cpu":
         found = f"{mask.dtype} {tuple(mask.shape)} on {mask.device}"
-        raise ValueError(f"mask is {found}, must be torch.int32 ({words_of(vocab)},) on the CPU")
+        raise ValueError(f"mask is {found}, must be torch.int32 ({mask_words(vocab)},) on the CPU")
     last = (1 << (vocab - 1) % 32 + 1) - 1  # the bits of the last word that mean a token
     if not (mask[:-1].any() or int(mask[-1]) & last):
-        why = "it allows no token at this place, though the reply is not complete"
-        raise LocalqError("grammar", why, "This model's vocabulary cannot write it: make it less strict.")
+        why = "no token is allowed here, and the reply is not complete"
+        raise LocalqError("grammar", why, "The model's vocabulary cannot express it; relax the grammar.")
     return mask
 
 
-def allowed(mask: Tensor, vocab: int) -> Tensor:
-    """mask i32 [ceil(vocab / 32)] -> bool [vocab], on the same device."""
+def unpack_mask(mask: Tensor, vocab: int) -> Tensor:
+    """Unpack mask i32 [ceil(vocab / 32)] to bool [vocab], on the same device."""
     bits = torch.arange(32, dtype=torch.int32, device=mask.device)
     return ((mask[:, None] >> bits) & 1).bool().flatten()[:vocab]

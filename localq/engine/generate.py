@@ -1,8 +1,8 @@
 """Prefill and decode: token ids in, token ids out. Knows neither text nor processes.
 
-The ids whose keys and values are in the cache are kept, so that the next prompt computes only what is new. They are
-shortened before anything is written over and extended only after a pass has run, so that they are right whatever
-interrupts a reply: an error, a cancel, or a consumer that walks away.
+The engine remembers the ids in the cache, so that the next prompt computes only its new part. They are shortened before
+anything is overwritten and extended only after a pass has run, so they are right whatever interrupts a reply: an error,
+a cancel, or a consumer that stops iterating.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 from localq.engine import profile, snapshot
 from localq.engine.constraint import Constraint
 from localq.engine.load.load import LoadedModel, free_memory, out_of_memory
-from localq.engine.reply import Reply
-from localq.engine.reply import Step as Step
+from localq.engine.reply import ReplyStats, Step
 from localq.engine.sampler import NON_FINITE
 from localq.engine.step import fused
 from localq.engine.step.steps import Steps
@@ -28,7 +27,7 @@ from localq.stats import StepProfile
 from localq.wording import OnProgress
 
 CUDA_CHUNK = footprint.PREFILL_CHUNK  # tokens of one prefill pass
-CPU_CHUNK = 128  # 0.16 s for SmolLM2-135M on two cores, so that Cancel is heard; 256 would be 10 % faster
+CPU_CHUNK = 128  # 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
 
 
 class Engine:
@@ -41,9 +40,9 @@ class Engine:
         chunk: int | None = None,
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
-        """Allocates buffers and, on a GPU, runs everything once and captures the graphs. `chunk`: tokens of a pass.
+        """Allocate buffers and, on a GPU, run everything once and capture the graphs; chunk: tokens of a prefill pass.
 
-        `use_graphs` False: the launches that the graphs would hold, one by one, with the same results bit for bit.
+        use_graphs False: the launches of the graphs one by one, with the same results bit for bit.
         """
         self.model = model
         on_cuda = model.device.type == "cuda"
@@ -55,29 +54,29 @@ class Engine:
         if on_cuda:
             reason = fused.why_not(model.model)
             if reason:
-                self.notes = (*self.notes, f"decoding without the fused kernels, which is slow: {reason}")
+                self.notes = (*self.notes, f"slow decoding, without the fused kernels: {reason}")
             self._prepare(not reason, use_graphs, on_progress)
 
     @property
     def graphs(self) -> bool:
-        """Decode steps are replays of captured graphs."""
+        """True where decode steps replay captured graphs."""
         return self._steps.graphs is not None
 
     @property
     def cached_tokens(self) -> int:
-        """Positions of the cache that the next prompt may share."""
+        """The number of positions in the cache that the next prompt may share."""
         return len(self._cached)
 
     def ledger(self) -> dict[str, int]:
-        """Component -> bytes on the device, as allocated."""
+        """Return component -> bytes allocated on the device."""
         return dict(self._ledger)
 
     @torch.inference_mode()
     def _prepare(self, fuse: bool, use_graphs: bool, on_progress: OnProgress) -> None:
         """Build and capture the decode step, then run the first and the last prefill pass of a full context.
 
-        In this order, because a capture gives cached memory back, and what prefill needs shall stay. From here on the
-        allocator has all that a reply takes.
+        In this order, because a capture releases cached memory, and that of prefill must stay. Afterwards the allocator
+        holds everything that a reply needs.
         """
         try:
             if fuse:
@@ -89,7 +88,7 @@ class Engine:
             self._reserve()
             self._warm_up()
             if self.model.vram is not None:
-                self._ledger = self.model.vram.settled(self._ledger, self.model.plan.name or "model")
+                self._ledger = self.model.vram.settle(self._ledger, self.model.plan.name or "model")
             return
         except torch.OutOfMemoryError as error:
             failure = out_of_memory(self.model.plan.name or "model", "while warming up", error)
@@ -98,7 +97,7 @@ class Engine:
         raise failure
 
     def _reserve(self) -> None:
-        """Make the allocator hold what the plan has for prefill in one block, which passes then cut up."""
+        """Make the allocator hold the planned memory of prefill in one block, which passes split."""
         planned = self.model.plan.ledger.components["scratch"] - self._ledger.get("scratch", 0) - footprint.SPARE_BYTES
         free_memory()
         if self.model.vram is not None:
@@ -125,18 +124,17 @@ class Engine:
     ) -> Iterator[Step]:
         """Continue `prompt` until a stop id, `max_tokens`, a full context, or `cancelled()` (asked at every step).
 
-        `constraint`: what the reply must keep to; it ends where that has stopped. `breakers`: ids that end a
-        repetition, for DRY.
+        constraint: of the reply, which ends when that has stopped; breakers: ids that end a repetition, for DRY.
 
-        Raises LocalqError at once for a prompt that is empty, holds unknown ids (exit 2) or is longer than the context
-        (exit 3), and on the way when a logit is not finite.
+        Raises LocalqError at once for a prompt that is empty or has unknown ids (exit 2) or is longer than the context
+        (exit 3), and while decoding for a non-finite logit.
         """
         self._check(prompt, max_tokens)
         return self._reply(prompt, sampling, stop_ids, max_tokens, cancelled, constraint, breakers)
 
     def _check(self, prompt: list[int], max_tokens: int | None) -> None:
         if not prompt:
-            raise usage_error("prompt", "it has no tokens", "Say something.")
+            raise usage_error("prompt", "the prompt is empty", "Enter some text.")
         for id in prompt:
             if type(id) is not int or not 0 <= id < self.model.vocab:
                 why = f"the token {str(id)[:40]} is not in the vocabulary of {self.model.vocab}"
@@ -144,8 +142,8 @@ class Engine:
         if max_tokens is not None and max_tokens < 1:
             raise usage_error("max_tokens", f"{max_tokens} is not allowed", "Use 1 or more.")
         if len(prompt) > self.model.ctx:
-            why = f"it has {len(prompt)} tokens, the context holds {self.model.ctx}"
-            next_step = "Shorten it, start anew with /clear, or load with a larger --ctx."
+            why = f"it has {len(prompt)} tokens, the context length is {self.model.ctx}"
+            next_step = "Shorten it, start over with /clear, or load with a larger --ctx."
             raise LocalqError("prompt", why, next_step, ExitCode.DOES_NOT_FIT)
 
     def _reply(
@@ -161,7 +159,7 @@ class Engine:
         room = self.model.ctx - len(prompt) + 1  # the last token of a reply needs no slot
         limit = room if max_tokens is None else min(max_tokens, room)
         at_limit = "context" if limit == room and max_tokens != room else "length"
-        reply = Reply(prompt, sampling.greedy, limit, self._kept(prompt), self.model.ctx)
+        reply = ReplyStats(prompt, sampling.greedy, limit, self._shared_prefix(prompt), self.model.ctx)
         self._steps.readback.forget()
         self._steps.sampler.reset(sampling, torch.tensor(prompt), limit, breakers)
         if constraint is not None:
@@ -174,18 +172,18 @@ class Engine:
                 yield reply.end("cancelled")
                 return
             self._prefill(reply, first)
-            yield Step((), reply.prefilled(len(self._cached)))
-        for token in self._decoded(reply) if constraint is None else self._constrained(reply, constraint):
+            yield Step((), reply.record_prefill(len(self._cached)))
+        for token in self._decode(reply) if constraint is None else self._decode_constrained(reply, constraint):
             if token == NON_FINITE:
                 self._invalidate()
                 why = f"non-finite logits at token {reply.count}"
-                raise LocalqError("model", why, "The weights are damaged or overflow in this type (see --dtype).")
+                raise LocalqError("model", why, "The weights are damaged, or overflow in this --dtype.")
             if token in stop_ids:
                 yield reply.end("stop")
                 return
             if constraint is not None:
                 constraint.accept(token)
-            yield Step((token,), reply.decoded())
+            yield Step((token,), reply.record_token())
             if constraint is not None and constraint.stopped:
                 yield reply.end("stop")
                 return
@@ -193,34 +191,34 @@ class Engine:
                 yield reply.end(at_limit if reply.count == limit else "cancelled")
                 return
 
-    def _kept(self, prompt: list[int]) -> int:
-        """Shorten what is cached to what `prompt` shares; its last token is computed anew, for its logits."""
+    def _shared_prefix(self, prompt: list[int]) -> int:
+        """Truncate the cache to the prefix that `prompt` shares; its last token is computed again, for the logits."""
         pairs = zip(self._cached, prompt[:-1], strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         del self._cached[shared:]
         return shared
 
     @torch.inference_mode()
-    def _prefill(self, reply: Reply, first: int) -> None:
-        """One chunk of the prompt, from position `first`; after the last one the first token is chosen."""
+    def _prefill(self, reply: ReplyStats, first: int) -> None:
+        """Run one chunk of the prompt, from position `first`; the last chunk samples the first token."""
         part = reply.prompt[first : first + self.chunk]
         logits = self._pass(part, first)
         if first + len(part) == len(reply.prompt):
             self._steps.begin(logits[0], len(reply.prompt) - 1, reply.greedy)
         if self.model.device.type == "cuda":
-            torch.cuda.synchronize()  # so that progress is true and Cancel is not stuck behind queued passes
+            torch.cuda.synchronize()  # for correct progress, and so that Cancel does not wait for queued passes
         self._cached.extend(part)
 
     def _pass(self, ids: list[int], first: int) -> torch.Tensor:
-        """ids at positions first... -> logits f32 [1, vocab] of the last."""
+        """Run ids at positions from `first`; returns logits f32 [1, vocab] of the last."""
         device, end = self.model.device, first + len(ids)
         tokens = torch.tensor(ids, dtype=torch.int64).to(device)
         positions = torch.arange(first, end, dtype=torch.int64, device=device)
         logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
         return logits
 
-    def _decoded(self, reply: Reply) -> Iterator[int]:
-        """Token after token, `reply.limit` at most, the first from the prefill. Keeps `_cached` true."""
+    def _decode(self, reply: ReplyStats) -> Iterator[int]:
+        """Yield tokens, at most `reply.limit`, the first from the prefill. Keeps `_cached` in step."""
         launched = 1
         token: int | None = None
         while reply.count < reply.limit:
@@ -231,10 +229,10 @@ class Engine:
             token = self._take(reply, token)
             yield token
 
-    def _constrained(self, reply: Reply, constraint: Constraint) -> Iterator[int]:
-        """`_decoded` under a constraint, which knows a token by the time that the next one is asked for.
+    def _decode_constrained(self, reply: ReplyStats, constraint: Constraint) -> Iterator[int]:
+        """`_decode` under a constraint, which must accept a token before the next one is requested.
 
-        On a GPU what may follow a token is found out while the device is in the pass of that token.
+        On a GPU the mask after a token is computed while the device runs that token's pass.
         """
         token: int | None = None
         while reply.count < reply.limit:
@@ -249,24 +247,24 @@ class Engine:
                 self._steps.allow(constraint)
                 self._steps.choose(reply.greedy)
 
-    def _take(self, reply: Reply, previous: int | None) -> int:
-        """The next token; `previous` was the input of the step that it ended."""
+    def _take(self, reply: ReplyStats, previous: int | None) -> int:
+        """Return the next token; `previous` is the input of the step that produced it."""
         token = self._steps.readback.take()
         if previous is not None:
             self._cached.append(previous)
         reply.count += 1
         return token
 
-    # ---- leaving and taking up
+    # ---- snapshots
 
     def save_cache(self, path: Path, weights: str) -> int:
-        """Write the conversation in the cache to a file; its bytes. `weights`, and what it raises: see `snapshot`."""
+        """Write the cache to a file; returns its bytes. weights: `snapshot.weights_id`; raises as `snapshot.save`."""
         if not self._cached:
-            raise usage_error("snapshot", "nothing is cached", "Say something first.")
+            raise usage_error("snapshot", "the cache is empty", "Send a message first.")
         return snapshot.save(path, self.model, weights, self._cached)
 
     def restore_cache(self, path: Path, weights: str) -> int:
-        """Take up the conversation in a file; its tokens. What is refused (see `snapshot`) leaves none or the old."""
+        """Restore the cache from a file; returns its tokens. A refused file leaves the old content, or none."""
         with snapshot.Snapshot(path, self.model, weights) as found:
             self._cached.clear()
             found.restore()
@@ -277,19 +275,18 @@ class Engine:
 
     @torch.inference_mode()
     def profile_step(self, position: int | None = None, greedy: bool = True, keep: bool = True) -> StepProfile:
-        """The time of every operation of one decode step at `position` (or as far as the context goes).
+        """Time every operation of one decode step at `position`, at most near the end of the context.
 
-        None: behind what is cached. `keep`: slots before the position stay as they are, the next prompt may share
-        them, and the others are zeroed; without, the conversation is forgotten. Needs a GPU and the fused kernels
-        (LocalqError, exit 7, without).
+        None: after the cached positions. keep: slots before the position stay, for the next prompt to share; without it
+        the cache is cleared. Needs a GPU and the fused kernels (else LocalqError, exit 7).
         """
         steps = self._steps
         if steps.fused is None:
-            why = "only the fused decode step of a GPU is timed, and it does not run here"
+            why = "profiling needs the fused decode step on a GPU, which does not run here"
             raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
-        first = profile.placed(len(self._cached) if position is None else position, self.model.ctx)
+        first = profile.clamp_position(len(self._cached) if position is None else position, self.model.ctx)
         steps.readback.forget()
-        steps.state.rewind()  # the choice that is measured is the plain one, whatever the last reply had
+        steps.state.rewind()  # measure plain sampling, whatever the last reply used
         try:
             return profile.profile_step(steps.fused, steps.readback, self.model.ctx, first, greedy)
         finally:
@@ -298,6 +295,6 @@ class Engine:
             self.model.cache.clear(len(self._cached))
 
     def _invalidate(self) -> None:
-        """Forget the conversation: NaN in a cache slot would reach later replies even through a mask."""
+        """Clear the cache: NaN in a slot reaches later replies even through a mask."""
         self._cached.clear()
         self.model.cache.clear()

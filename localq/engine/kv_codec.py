@@ -1,9 +1,9 @@
 """Keys and values in 8 and 4 bit: the definition, in torch, for the CPU; reference of csrc/attention/kv_codes.cuh.
 
-A vector of head_dim elements (a multiple of 8) is turned by a Hadamard matrix over runs of w = 32, 16 or 8 elements,
+A vector of head_dim elements (a multiple of 8) is rotated by a Hadamard matrix over runs of w = 32, 16 or 8 elements,
 the largest that divides head_dim: outliers of single channels spread over their run. The matrix is symmetric and its
-own inverse. Decode attention turns q as well and its result back, and never turns what is stored. Each block of 32
-turned elements (the last may be shorter) then has one f16 scale s:
+own inverse. Decode attention rotates q as well and its result back, and never the stored vectors. Each block of 32
+rotated elements (the last may be shorter) then has one f16 scale s:
 
   8 bit   s = f16(largest / 127);       byte = round(x / s) + 128;            value = s * (byte - 128)
   4 bit   s = f16(largest / r), for r in RANGES the one with the least squared error, the first of equals;
@@ -11,12 +11,12 @@ turned elements (the last may be shorter) then has one f16 scale s:
           of 8 neighbours in a little-endian u32, element 2i lies at bit 4i and element 2i + 1 at bit 16 + 4i
 
 codes   u8  [..., head_dim * bits / 8]
-scales  f16 [..., n], n = kv_form.scale_count(head_dim) = 2, 4 or 8: of the even blocks, then of the odd ones
+scales  f16 [..., n], n = kv_bits.scale_count(head_dim) = 2, 4 or 8: of the even blocks, then of the odd ones
 
-At head_dim 64, 128 and 256 that is 8.5 and 4.5 bits an element. NaN and infinity leave no finite value in their block.
+At head_dim 64, 128 and 256 that is 8.5 and 4.5 bits per element. NaN and infinity leave no finite value in their block.
 
 Accuracy on SmolLM2-135M (head_dim 64), float32 on the CPU: mean KL of the logits against an unquantized cache, in nats,
-and share of equal first choices, over 512 tokens of LICENSE (`pytest -s tests/engine/test_kv_accuracy.py`, one thread,
+and fraction of equal top tokens, over 512 tokens of LICENSE (`pytest -s tests/engine/test_kv_accuracy.py`, one thread,
 torch 2.13):
 
   8 bit                    2.2e-4   0.996
@@ -39,8 +39,8 @@ BLOCK = 32
 RANGES = (13.0, 14.0, 15.0, 16.0, 17.0, 18.0)  # half steps from 0 to the largest; 15 clips nothing
 
 
-def turn(x: Tensor) -> Tensor:
-    """x f32 [..., head_dim] times the Hadamard matrix of each run; twice gives x again."""
+def rotate(x: Tensor) -> Tensor:
+    """Multiply x f32 [..., head_dim] with the Hadamard matrix of each run; applied twice it gives x again."""
     head_dim = x.shape[-1]
     width = next(width for width in (32, 16, 8) if head_dim % width == 0)
     step = 1
@@ -53,9 +53,9 @@ def turn(x: Tensor) -> Tensor:
 
 
 def quantize(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """x [..., head_dim] -> codes and scales. Raises ValueError for bits other than 8 and 4."""
+    """Quantize x [..., head_dim] to codes and scales. Raises ValueError for bits other than 8 and 4."""
     head_dim = x.shape[-1]
-    blocks = _blocks(turn(x.float()))  # [..., blocks, 32]
+    blocks = _blocks(rotate(x.float()))  # [..., blocks, 32]
     largest = blocks.abs().amax(-1, keepdim=True)
     if bits == 8:
         scale = (largest / 127).half()
@@ -69,12 +69,12 @@ def quantize(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """The vectors that `codes` and `scales` stand for, turned back, in `dtype` [..., head_dim]."""
+    """Dequantize codes and scales to vectors in `dtype` [..., head_dim]."""
     levels = codes.float() - 128 if bits == 8 else 2 * _unpack(codes).float() - 15
     head_dim = levels.shape[-1]
     half = scales.shape[-1] // 2
     per_block = torch.stack((scales[..., :half], scales[..., half:]), -1).flatten(-2).float()
-    return turn(levels * per_block.repeat_interleave(BLOCK, -1)[..., :head_dim]).to(dtype)
+    return rotate(levels * per_block.repeat_interleave(BLOCK, -1)[..., :head_dim]).to(dtype)
 
 
 def _blocks(x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def _blocks(x: Tensor) -> Tensor:
 
 
 def _divided(x: Tensor, scale: Tensor) -> Tensor:
-    """x / scale, 0 where the scale is 0."""
+    """Return x / scale, 0 where the scale is 0."""
     return torch.where(scale == 0, torch.zeros_like(x), x * scale.float().reciprocal())
 
 
@@ -92,7 +92,7 @@ def _no_nan(codes: Tensor) -> Tensor:
 
 
 def _best(blocks: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and codes of the range with the least error."""
+    """Return scale and codes of the range with the least error."""
 
     def coded(span: float) -> tuple[Tensor, Tensor, Tensor]:
         scale = (largest / span).half()
@@ -109,7 +109,7 @@ def _best(blocks: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pack(codes: Tensor) -> Tensor:
-    """u8 [..., n] below 16 -> u8 [..., n / 2]: bytes 0 to 3 of a word hold elements (0, 2), (4, 6), (1, 3), (5, 7)."""
+    """Pack u8 [..., n] below 16 to [..., n / 2]: bytes 0 to 3 of a word are elements (0, 2), (4, 6), (1, 3), (5, 7)."""
     eight = codes.reshape(*codes.shape[:-1], -1, 2, 2, 2)  # [..., word, byte of the half word, nibble, odd]
     return torch.bitwise_or(eight[..., 0, :], eight[..., 1, :] << 4).transpose(-1, -2).flatten(-3)
 
@@ -120,7 +120,7 @@ def _unpack(packed: Tensor) -> Tensor:
 
 
 def _spread(scales: Tensor, head_dim: int) -> Tensor:
-    """f16 [..., blocks] -> [..., n]: padded, even blocks before odd ones."""
+    """Reorder f16 [..., blocks] to [..., n]: padded, even blocks before odd ones."""
     count = kv_bits.scale_count(head_dim)
     padded = torch.nn.functional.pad(scales, (0, count - scales.shape[-1]))
     return padded.reshape(*scales.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)

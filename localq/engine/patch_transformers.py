@@ -2,11 +2,11 @@
 
     model = AutoModelForCausalLM.from_pretrained(name, quantization_config=BitsAndBytesConfig(load_in_4bit=True, ...))
     patch(model)       # up to 8 rows: our matrix-vector product; more: our dequantize, then F.linear
-    unpatch(model)     # as it was
+    unpatch(model)     # restores bitsandbytes' forward
 
-The kernels read bitsandbytes' own tensors where they lie: no weight is copied, moved or written. Only the forward of
-each `Linear4bit` is replaced, on the instance. A call that needs gradients keeps bitsandbytes' forward, since our
-kernels have none. Works with every class that holds `Linear4bit` modules. `patch` imports bitsandbytes, this file does
+The kernels read bitsandbytes' own tensors in place: no weight is copied, moved or written. Only the forward of each
+`Linear4bit` is replaced, on the instance. A call that needs gradients keeps bitsandbytes' forward, because the kernels
+have no backward. Works with every class that holds `Linear4bit` modules. `patch` imports bitsandbytes, this file does
 not.
 """
 
@@ -32,10 +32,10 @@ _SUBJECT = "patch"
 
 
 def patch(model: nn.Module) -> int:
-    """Run every `Linear4bit` of `model` with localq's kernels; returns how many. Those already patched stay so.
+    """Run every `Linear4bit` of `model` with localq's kernels; returns how many. Patched ones stay patched.
 
-    Raises LocalqError, with the model as it was: exit 2 where the weights are not NF4 in blocks of 64 on a GPU, exit 7
-    where the kernels cannot run there or do not pass their self-test, which runs at the first use.
+    Raises LocalqError and leaves the model unchanged: exit 2 where the weights are not NF4 in blocks of 64 on a GPU,
+    exit 7 where the kernels cannot run or fail their self-test, which runs at the first use.
     """
     found = _linears(model)
     if not found:
@@ -44,7 +44,7 @@ def patch(model: nn.Module) -> int:
         )
     forwards = {
         path: _Forward(module, path) for path, module in found.items() if not isinstance(_replaced(module), _Forward)
-    }  # all of them before the first is put in place
+    }  # all are built before the first is installed
     for device in {module.get_parameter("weight").device for module in found.values()}:
         for line in selftest.ensure(device):
             warnings.warn(line, stacklevel=2)
@@ -54,7 +54,7 @@ def patch(model: nn.Module) -> int:
 
 
 def unpatch(model: nn.Module) -> int:
-    """Give every patched `Linear4bit` its own forward back; returns how many there were."""
+    """Restore the forward of every patched `Linear4bit`; returns how many."""
     patched = [module for module in model.modules() if isinstance(_replaced(module), _Forward)]
     for module in patched:
         del module.forward
@@ -62,14 +62,14 @@ def unpatch(model: nn.Module) -> int:
 
 
 class _Forward:
-    """The forward of one `Linear4bit`, with what it reads laid out once.
+    """The forward of one `Linear4bit`, with its operand prepared once.
 
-    x [..., in] is brought to the compute dtype as bitsandbytes does, the result [..., out] back to that of x.
+    x [..., in] is converted to the compute dtype as bitsandbytes does, the result [..., out] back to that of x.
     """
 
     def __init__(self, module: Any, path: str) -> None:
         if _replaced(module) is not None:
-            raise usage_error(_SUBJECT, f"something else has replaced the forward of {path}", "Remove its hooks first.")
+            raise usage_error(_SUBJECT, f"the forward of {path} is already replaced", "Remove its hooks first.")
         self._module, self._path = module, path
         self._matrix = _matrix(module, path)
         self._stored = module.weight.quant_state.dtype
@@ -90,7 +90,7 @@ class _Forward:
         return y.view(*x.shape[:-1], self._matrix.out_features).to(x.dtype)
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [rows, in] in the compute dtype -> [rows, out]."""
+        """Multiply x [rows, in] in the compute dtype; returns [rows, out]."""
         matrix = self._current()
         if 1 <= x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES:
             return nf4_gemv(x, [replace(matrix, bias=bias)])
@@ -98,14 +98,14 @@ class _Forward:
         return F.linear(x, dense.to(x.dtype), bias)
 
     def _current(self) -> Nf4Operand:
-        """The matrix, laid out again if the model has moved it."""
+        """Return the operand, prepared again if the model has moved its weight."""
         if self._module.weight.data_ptr() != self._matrix.codes.data_ptr():
             self._matrix = _matrix(self._module, self._path)
         return self._matrix
 
 
 def _replaced(module: nn.Module) -> object:
-    """What stands in place of the forward of the class, None where nothing does."""
+    """Return the instance's own forward, None where it is the class's."""
     return module.__dict__.get("forward")
 
 
@@ -119,11 +119,11 @@ def _linears(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _matrix(module: Any, path: str) -> Nf4Operand:
-    """bitsandbytes' tensors of `module` as the kernels take them; raises LocalqError where they cannot."""
+    """Return the operand over bitsandbytes' tensors; raises LocalqError where the kernels cannot read them."""
     state = getattr(module.weight, "quant_state", None)
     device = module.weight.device
     if device.type != "cuda" or state is None:
-        raise usage_error(_SUBJECT, f"{path} is on {device}, the kernels need a CUDA device", "Move the model there.")
+        raise usage_error(_SUBJECT, f"{path} is on {device}, not on a CUDA device", "Move the model to the GPU.")
     if reason := kernels.why_not_on(torch.cuda.get_device_capability(device)):
         raise LocalqError(_SUBJECT, reason, "Reinstall localq with a CUDA compiler.", ExitCode.NO_DEVICE)
     if why := why_not_readable(state):
@@ -132,12 +132,12 @@ def _matrix(module: Any, path: str) -> Nf4Operand:
     try:
         check_matrix(_SUBJECT, matrix)
     except ValueError as error:
-        raise usage_error(_SUBJECT, f"{path} is not laid out as expected: {error}") from error
+        raise usage_error(_SUBJECT, f"{path} has an unexpected layout: {error}") from error
     return matrix
 
 
 def why_not_readable(state: Any) -> str:
-    """Why the kernels cannot read a matrix of this `bitsandbytes.functional.QuantState`; empty when they can."""
+    """Return why the kernels cannot read a matrix of this `bitsandbytes.functional.QuantState`; "" when they can."""
     if state.quant_type != "nf4":
         return f"its weights are {str(state.quant_type).upper()}"
     if state.blocksize != BLOCK:
@@ -150,7 +150,7 @@ def why_not_readable(state: Any) -> str:
 
 
 def matrix_of(codes: Tensor, state: Any) -> Nf4Operand:
-    """Codes of any storage dtype and their QuantState as `Nf4Operand`, over the same memory."""
+    """Return an `Nf4Operand` over codes of any storage dtype and their QuantState, in the same memory."""
     nested = state.state2 if state.nested else None
     return Nf4Operand(
         codes=codes.reshape(-1).view(torch.uint8),

@@ -1,10 +1,10 @@
-"""Where the time of one decode step goes: every operation of the fused step, measured inside a replay of its graph.
+"""Profile of one decode step: every operation of the fused step, measured inside a replay of its graph.
 
-CUPTI's records of one replay are the better clock: they leave the launches as they are. A kernel gets the time from the
-end of the one before to its own end: programmatic dependent launch starts it early, and until the other has ended it
-only prepares and waits. So the sum is the step. Which records belong to which operation is known from an eager run with
-a marker between the operations. Where CUPTI may not be used (no permission, another profiler), a graph with an event
-between the operations is timed: it adds a little to each of them.
+CUPTI's records of one replay are the better clock: they do not change the launches. A kernel counts from the end of the
+one before to its own end: programmatic dependent launch starts it early, and until the other has ended it only
+prepares and waits. So the sum is the step. An eager run with a marker between the operations shows which records belong
+to which operation. Where CUPTI is unavailable (no permission, another profiler), a graph with an event between the
+operations is timed, which adds a little to each of them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from localq.engine.step.state import Readback
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Operation, StepProfile
 
-REPLAYS = 20  # of which the median counts
-STEADY = 64  # tokens of the steady decoding that the host gap is taken from
+REPLAYS = 20  # the result is their median
+STEADY = 64  # tokens of steady decoding, to measure the host gap
 _MARKER = "FillFunctor"  # in the name of the kernel that `Tensor.zero_` runs; no operation of a step has it
 _COPIES = ("Memcpy", "Memset")
 
 
 @dataclass(frozen=True)
-class Record:
+class KernelRecord:
     """One kernel on the device: microseconds from the start of the trace."""
 
     name: str
@@ -41,11 +41,11 @@ class Record:
 
 
 def profile_step(step: FusedStep, readback: Readback, ctx: int, position: int, greedy: bool) -> StepProfile:
-    """The profile of `step` at `placed(position, ctx)`, which may raise.
+    """Profile `step` at `clamp_position(position, ctx)`, which may raise.
 
-    Overwrites the cache from there on and the state of the step; slots before it are read only.
+    Overwrites the cache from there on and the state of the step; earlier slots are only read.
     """
-    position = placed(position, ctx)
+    position = clamp_position(position, ctx)
     launches = step.launches(greedy)
     graph = _captured(step, lambda: step.run(greedy), position)
     step.state.rewind(position)
@@ -58,23 +58,23 @@ def profile_step(step: FusedStep, readback: Readback, ctx: int, position: int, g
     if times is None:
         step.state.rewind(position)
         times, timer = _by_events(step, launches, replays), "events"
-    rows = grouped(launches, times, position + 1)
+    rows = group_by_operation(launches, times, position + 1)
     return StepProfile(rows, step_us, max(0.0, token_us - step_us), position, timer)
 
 
-def placed(position: int, ctx: int) -> int:
-    """`position`, or as far before it as `ctx` slots leave room for the repetitions.
+def clamp_position(position: int, ctx: int) -> int:
+    """Return `position`, moved back until the repetitions fit into `ctx` slots.
 
-    Raises LocalqError (exit 2) for a context too short to repeat a step in.
+    Raises LocalqError (exit 2) for a context too short to repeat a step.
     """
     if ctx < REPLAYS:
-        why = f"a context of {ctx} has no room for {REPLAYS} steps"
+        why = f"a context length of {ctx} is too short for {REPLAYS} steps"
         raise LocalqError("profile", why, "Load with a larger --ctx.", ExitCode.USAGE)
     return max(0, min(position, ctx - STEADY - REPLAYS))
 
 
-def grouped(launches: Sequence[Launch], times_us: Sequence[float], live: int) -> tuple[Operation, ...]:
-    """One row per kind of operation, in order of first use."""
+def group_by_operation(launches: Sequence[Launch], times_us: Sequence[float], live: int) -> tuple[Operation, ...]:
+    """Return one row per kind of operation, in order of first use."""
     rows: dict[str, Operation] = {}
     for launch, us in zip(launches, times_us, strict=True):
         row = rows.get(launch.operation, Operation(launch.operation, 0, 0.0, 0))
@@ -83,7 +83,7 @@ def grouped(launches: Sequence[Launch], times_us: Sequence[float], live: int) ->
 
 
 def _captured(step: FusedStep, enqueue: Callable[[], None], position: int) -> torch.cuda.CUDAGraph:
-    """A graph of what `enqueue` launches, replayed once at `position`: the first replay sends it to the device."""
+    """Capture the launches of `enqueue` and replay them once at `position`, which uploads the graph."""
     graph = _graph(enqueue, step.state.token.device)
     step.state.rewind(position)
     graph.replay()
@@ -93,14 +93,14 @@ def _captured(step: FusedStep, enqueue: Callable[[], None], position: int) -> to
 
 def _graph(enqueue: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    # thread-local: what the profiler's own thread asks of the driver must not break the capture
+    # thread-local: driver calls of the profiler's own thread must not break the capture
     with torch.cuda.graph(graph, stream=capture_stream(device), capture_error_mode="thread_local"):
         enqueue()
     return graph
 
 
 def _back_to_back_us(graph: torch.cuda.CUDAGraph, count: int) -> float:
-    """Device time per replay."""
+    """Return the device time per replay."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(count):
@@ -111,7 +111,7 @@ def _back_to_back_us(graph: torch.cuda.CUDAGraph, count: int) -> float:
 
 
 def _steady_us(graph: torch.cuda.CUDAGraph, readback: Readback, count: int) -> float:
-    """Wall time per token of the loop of `Engine`: one step runs ahead, every token comes to the host."""
+    """Return the wall time per token of the loop of `Engine`: one step ahead, every token read by the host."""
     torch.cuda.synchronize()
     graph.replay()
     readback.push()
@@ -128,11 +128,11 @@ def _steady_us(graph: torch.cuda.CUDAGraph, readback: Readback, count: int) -> f
 
 
 def _by_cupti(step: FusedStep, launches: Sequence[Launch], greedy: bool, replays: int) -> list[float] | None:
-    """Microseconds of every launch, None where no kernel is recorded."""
+    """Return the microseconds of every launch, None where CUPTI records no kernel."""
     marker = torch.zeros(1, dtype=torch.int8, device=step.state.token.device)
     position = int(step.state.position)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
-        graph = _captured(step, lambda: step.run(greedy), position)  # captured here: CUPTI must have seen it
+        graph = _captured(step, lambda: step.run(greedy), position)  # captured here, so that CUPTI sees it
         step.state.rewind(position)
         torch.cuda.synchronize()
         for launch in launches:
@@ -143,20 +143,20 @@ def _by_cupti(step: FusedStep, launches: Sequence[Launch], greedy: bool, replays
             graph.replay()
         torch.cuda.synchronize()
     records = [
-        Record(event.name, event.time_range.start, event.time_range.end)
+        KernelRecord(event.name, event.time_range.start, event.time_range.end)
         for event in trace.events()
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation and not event.name.startswith(_COPIES)
     ]
     if not any(_MARKER in record.name for record in records):
         return None
-    return attributed(records, len(launches), replays)
+    return attribute_records(records, len(launches), replays)
 
 
-def attributed(records: Sequence[Record], launches: int, replays: int) -> list[float]:
-    """Kernel records -> microseconds of every launch.
+def attribute_records(records: Sequence[KernelRecord], launches: int, replays: int) -> list[float]:
+    """Return the microseconds of every launch from kernel records.
 
-    In order of their starts the records end in: launches with a marker before each and one after the last, then
-    `replays` of the same launches without. LocalqError where the replays do not hold the same kernels.
+    Ordered by start, the records end in launches with a marker before each and one after the last, then `replays` of
+    the same launches without markers. Raises LocalqError where the replays have other kernels.
     """
     ordered = sorted(records, key=lambda record: record.start_us)
     marks = [i for i, record in enumerate(ordered) if _MARKER in record.name][-launches - 1 :]
@@ -182,7 +182,7 @@ def attributed(records: Sequence[Record], launches: int, replays: int) -> list[f
 
 
 def _by_events(step: FusedStep, launches: Sequence[Launch], replays: int) -> list[float]:
-    """Microseconds of every launch from a graph that records an event before each and one after the last."""
+    """Return the microseconds of every launch from a graph with an event before each and one after the last."""
     events = [
         torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
         for _ in range(len(launches) + 1)

@@ -1,4 +1,4 @@
-"""One reply: what its consumer gets step by step, and its books."""
+"""One reply: the steps that its consumer gets, and its statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localq.stats import Stats
 
 @dataclass(frozen=True)
 class Step:
-    """Something happened: new ids, prefill progress (no ids), or, with a reason, the end of the reply.
+    """A step of a reply: new ids, prefill progress (no ids), or, with a reason, the end.
 
     reason: "stop" (a stop id, which is not among the ids), "length", "context" (the cache is full), "cancelled"
     """
@@ -20,8 +20,8 @@ class Step:
     reason: str | None = None
 
 
-class Reply:
-    """The books of one reply: how far it is and how long each phase took."""
+class ReplyStats:
+    """Statistics of one reply: its progress, and the time of each phase."""
 
     def __init__(self, prompt: list[int], greedy: bool, limit: int, kept: int, ctx: int) -> None:
         self.prompt, self.greedy, self.limit, self.kept = prompt, greedy, limit, kept
@@ -32,14 +32,14 @@ class Reply:
             prompt_tokens=len(prompt), cached_tokens=kept, context_used=kept, context_size=ctx, phase="prefill"
         )
 
-    def prefilled(self, used: int) -> Stats:
-        """After a prefill pass; `used` positions are in the cache."""
+    def record_prefill(self, used: int) -> Stats:
+        """Count a prefill pass, after which `used` positions are in the cache."""
         now = time.perf_counter() - self._started
         self._stats = replace(self._stats, prefilled_tokens=used - self.kept, context_used=used, prefill_s=now)
         return self._stats
 
-    def decoded(self) -> Stats:
-        """After a token of the reply."""
+    def record_token(self) -> Stats:
+        """Count a token of the reply."""
         now = time.perf_counter()
         if self.count == 1:
             self._first_token_at = now
@@ -55,5 +55,5 @@ class Reply:
         return self._stats
 
     def end(self, reason: str) -> Step:
-        """The last step of the reply."""
+        """Return the last step of the reply."""
         return Step((), replace(self._stats, phase="done"), reason)

@@ -1,15 +1,14 @@
-"""The next token from the logits, chosen on the device. Ids only; the settings are `localq.sampling.Sampling`.
+"""Sampling: the next token from the logits, chosen on the device. Ids only; settings: `localq.sampling.Sampling`.
 
-Every setting is a small device tensor and nothing is read back, so one captured CUDA graph serves all settings. The
-order and the meaning are transformers' (RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper,
-TopPLogitsWarper, MinPLogitsWarper). All three filters keep a prefix of the tokens sorted by logit, XTC takes a prefix
-of that away, and the draw walks the rest: the first token whose cumulated weight exceeds u * total. u, and whether XTC
-acts, come from tables filled on the CPU, so a seed draws the same tokens on every device. Equal logits are taken in the
-order of their ids.
+Every setting is a small device tensor and nothing is read back, so one captured CUDA graph serves all settings. Order
+and meaning are those of transformers (RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper,
+TopPLogitsWarper, MinPLogitsWarper). All three filters keep a prefix of the tokens sorted by logit, XTC removes a prefix
+of that, and the draw takes the first token whose cumulated weight exceeds u * total. u, and whether XTC acts, come from
+tables filled on the CPU, so a seed draws the same tokens on every device. Equal logits are ordered by id.
 
-DRY, XTC and a mask are host decisions (`dry`, `xtc`, `masked`): without them nothing of theirs runs.
+DRY, XTC and a mask are host decisions (`dry`, `xtc`, `masked`): unused, they run no code.
 
-`sample` is the reference and what the CPU runs; on a GPU `kernels.adjust` and `kernels.sampling` do the same there.
+`sample` is the reference and runs on the CPU; on a GPU `kernels.logit_adjust` and `kernels.sampling` do the same.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from localq.engine.constraint import allowed, words_of
+from localq.engine.constraint import mask_words, unpack_mask
 from localq.kernels.sampling import workspace_elements
 from localq.sampling import LONGEST_MATCH, Sampling
 
 NON_FINITE = -1  # returned in place of a token id when a logit is NaN or infinite
-LARGEST_SCORE = 1e38  # penalties take no score further from 0, so that what a mask forbids stays below all else
-FORBIDDEN = torch.finfo(torch.float32).min  # the score of what a mask forbids; finite: only damage is not
+LARGEST_SCORE = 1e38  # limit of penalized scores, so that masked tokens stay below all others
+FORBIDDEN = torch.finfo(torch.float32).min  # score of masked tokens; finite: only damaged weights give infinity
 
 
 class SamplerState:
-    """Settings and history of one reply, as tensors that keep their addresses.
+    """Settings and history of one reply, as tensors with fixed addresses.
 
     seen       bool [vocab]          tokens of the prompt and of the reply so far
     uniforms   f64  [capacity]       the random number in [0, 1) of every step
-    step       i64  [1]              how many tokens the reply has
+    step       i64  [1]              number of tokens in the reply
     floats     f64  [5]              temperature, top_p, min_p, repeat_penalty, xtc_threshold
     top_k      i64  [1]              vocab when off
-    workspace  i64  [...]            what the kernels of a GPU keep while they choose (none on the CPU)
+    workspace  i64  [...]            workspace of the GPU kernels (empty on the CPU)
     excludes   bool [capacity]       XTC acts at this step
-    history    i32  [capacity + 1]   the tokens of the prompt, then of the reply; on a GPU its last one comes in late
-    prompt     i64  [1]              how many tokens the prompt has
-    window     i64  [1]              how many of the last tokens DRY looks at
-    penalties  f32  [51]             by how much a repetition of so many tokens lowers a score; 0 where it is allowed
+    history    i32  [capacity + 1]   tokens of the prompt, then of the reply; on a GPU the last one arrives late
+    prompt     i64  [1]              number of tokens in the prompt
+    window     i64  [1]              number of last tokens that DRY looks at
+    penalties  f32  [51]             penalty by length of a repetition; 0 where it is allowed
     breakers   bool [vocab]          tokens that end a repetition
-    matches    i32  [vocab]          of a GPU's kernels, between them; else zeros
+    matches    i32  [vocab]          workspace between the GPU kernels; zeros otherwise
     mask       i32  [ceil(vocab/32)] bit i % 32 of word i // 32: token i is allowed
     """
 
@@ -69,18 +68,18 @@ class SamplerState:
         self.penalties = zeros(LONGEST_MATCH + 1, torch.float32)
         self.breakers = zeros(vocab, torch.bool)
         self.matches = zeros(vocab, torch.int32)
-        self.mask = zeros(words_of(vocab), torch.int32)
-        self._staged = torch.zeros(words_of(vocab), dtype=torch.int32, pin_memory=on_cuda)
+        self.mask = zeros(mask_words(vocab), torch.int32)
+        self._staged = torch.zeros(mask_words(vocab), dtype=torch.int32, pin_memory=on_cuda)
 
     @property
     def plain(self) -> bool:
-        """Neither DRY nor XTC nor a mask."""
+        """True without DRY, XTC and mask."""
         return not (self.dry or self.xtc or self.masked)
 
     def reset(self, sampling: Sampling, prompt: Tensor, steps: int, breakers: Iterable[int] = ()) -> None:
-        """Start a reply of at most `steps` tokens, without a mask. prompt i64 [T] on the CPU or on the device.
+        """Start a reply of at most `steps` tokens, without a mask; prompt i64 [T] on the CPU or on the device.
 
-        `breakers`: ids that end a repetition; those past the vocabulary mean nothing.
+        breakers: ids that end a repetition; those past the vocabulary are ignored.
         """
         self.rewind()
         self.seen.zero_()
@@ -94,12 +93,12 @@ class SamplerState:
             self._draw_uniforms(sampling, steps)
 
     def rewind(self) -> None:
-        """Step 0 of a reply, and nothing but what captured graphs do."""
+        """Go back to step 0, with plain sampling, as captured graphs do it."""
         self.step.zero_()
         self.dry = self.xtc = self.masked = False
 
     def _remember(self, sampling: Sampling, prompt: Tensor, breakers: Iterable[int]) -> None:
-        """What DRY needs."""
+        """Set up DRY."""
         self.dry = True
         self.history[: len(prompt)].copy_(prompt)
         self.prompt.fill_(len(prompt))
@@ -113,7 +112,7 @@ class SamplerState:
         self.breakers[torch.tensor(known, dtype=torch.int64).to(self.breakers.device)] = True
 
     def _draw_uniforms(self, sampling: Sampling, steps: int) -> None:
-        """One for every step; with XTC two, of which the first says whether it acts."""
+        """Draw one number for every step; with XTC two, of which the first decides whether it acts."""
         generator = torch.Generator()
         generator.manual_seed(secrets.randbits(63) if sampling.seed is None else sampling.seed)
         self.xtc = sampling.has_xtc
@@ -123,9 +122,9 @@ class SamplerState:
             self.excludes[:steps].copy_(drawn[:, 0] < sampling.xtc_probability)
 
     def allow(self, mask: Tensor) -> None:
-        """Of the tokens of the next choice, and of all later ones, only those of mask i32 [ceil(vocab/32)], on the CPU.
+        """Restrict the next and all later choices to mask i32 [ceil(vocab/32)], on the CPU.
 
-        On a GPU it gets there in the order of the stream, without waiting; the copy before must be done by now.
+        On a GPU the mask is copied in stream order without waiting; the previous copy must have finished.
         """
         self.masked = True
         self.mask.copy_(self._staged.copy_(mask), non_blocking=True)
@@ -138,46 +137,48 @@ class SamplerState:
         self.step.add_(1)
 
     def bytes(self) -> int:
-        """Device memory of the tensors above."""
+        """Return the device memory of the tensors above."""
         return sum(tensor.nbytes for tensor in vars(self).values() if isinstance(tensor, Tensor)) - self._staged.nbytes
 
 
 def sample(logits: Tensor, state: SamplerState, greedy: bool) -> Tensor:
-    """logits f32 [vocab] -> token i64 [1], or NON_FINITE if any logit is NaN or infinite.
+    """Choose a token i64 [1] from logits f32 [vocab]; NON_FINITE if any logit is NaN or infinite.
 
-    `greedy` is a host decision (its graph is much cheaper); temperature must be above 0 otherwise.
+    `greedy` is a host decision (its graph is much cheaper); without it temperature must be above 0.
     """
-    scores = adjusted(logits, state) if state.dry or state.masked else penalized(logits, state)
-    return torch.where(torch.isfinite(logits).all(), chosen(scores, state, greedy), NON_FINITE)
+    scores = adjust(logits, state) if state.dry or state.masked else penalize(logits, state)
+    return torch.where(torch.isfinite(logits).all(), choose(scores, state, greedy), NON_FINITE)
 
 
-def chosen(scores: Tensor, state: SamplerState, greedy: bool) -> Tensor:
-    """scores f32 [vocab] -> token i64 [1]."""
+def choose(scores: Tensor, state: SamplerState, greedy: bool) -> Tensor:
+    """Choose a token i64 [1] from scores f32 [vocab]."""
     return scores.argmax(dim=-1, keepdim=True) if greedy else _draw(scores, state)
 
 
-def penalized(logits: Tensor, state: SamplerState) -> Tensor:
-    """Logits f32 [vocab] after the repetition penalty (exactly the logits where it is 1)."""
+def penalize(logits: Tensor, state: SamplerState) -> Tensor:
+    """Apply the repetition penalty to logits f32 [vocab]; a penalty of 1 leaves them unchanged."""
     penalty = state.floats[3]
     return torch.where(state.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def adjusted(logits: Tensor, state: SamplerState) -> Tensor:
-    """Scores f32 [vocab] of logits f32 [vocab] after the penalty, DRY and the mask; all finite where the logits are."""
-    scores = penalized(logits, state)
+def adjust(logits: Tensor, state: SamplerState) -> Tensor:
+    """Apply penalty, DRY and mask to logits f32 [vocab]; the scores are finite where the logits are."""
+    scores = penalize(logits, state)
     if state.dry:
         scores = scores - state.penalties[repeated_lengths(state)]
     scores = scores.clamp(-LARGEST_SCORE, LARGEST_SCORE)
-    return scores.where(allowed(state.mask, state.vocab), FORBIDDEN) if state.masked else scores
+    return scores.where(unpack_mask(state.mask, state.vocab), FORBIDDEN) if state.masked else scores
 
 
 def repeated_lengths(state: SamplerState) -> Tensor:
-    """i64 [vocab]: the longest end of the history, up to LONGEST_MATCH, that stands earlier too and is followed by this
-    token there; 0 = none does. Ends do not reach over a breaker, and a breaker as what follows is let pass."""
+    """Return i64 [vocab]: the longest suffix of the history, up to LONGEST_MATCH, that this token followed earlier.
+
+    0 = none. A suffix does not extend over a breaker, and a breaker is never penalized.
+    """
     count = int(state.prompt + state.step)
     history = state.history[max(0, count - int(state.window)) : count].long()
     lengths = torch.zeros(state.vocab, dtype=torch.int64, device=history.device)
-    ends = (history[:-1] == history[-1:]).nonzero().flatten()  # where an earlier one of the last token stands
+    ends = (history[:-1] == history[-1:]).nonzero().flatten()  # earlier places of the last token
     matched, goes_on = torch.zeros_like(ends), torch.ones_like(ends, dtype=torch.bool)
     for back in range(min(LONGEST_MATCH, len(history))):
         token = history[-1 - back]
@@ -189,10 +190,10 @@ def repeated_lengths(state: SamplerState) -> Tensor:
     return lengths.masked_fill_(state.breakers, 0)
 
 
-def kept_weights(scores: Tensor, state: SamplerState) -> tuple[Tensor, Tensor]:
-    """scores f32 [vocab] -> (weights f64 [vocab], ids i64 [vocab]), both by falling score.
+def sampling_weights(scores: Tensor, state: SamplerState) -> tuple[Tensor, Tensor]:
+    """Return weights f64 [vocab] and ids i64 [vocab] of scores f32 [vocab], both by descending score.
 
-    A weight is exp((score - largest) / temperature), 0 for tokens that top-k, top-p, min-p or XTC drop.
+    A weight is exp((score - largest) / temperature), 0 for tokens that top-k, top-p, min-p or XTC removes.
     """
     temperature, top_p, min_p = state.floats[0], state.floats[1], state.floats[2]
     ordered, ids = torch.sort(scores, descending=True, stable=True)
@@ -205,14 +206,14 @@ def kept_weights(scores: Tensor, state: SamplerState) -> tuple[Tensor, Tensor]:
 
 
 def without_top_choices(weights: Tensor, state: SamplerState) -> Tensor:
-    """weights f64 [vocab], falling -> the same, 0 for all that reach XTC's threshold but the last, if it acts now."""
+    """Apply XTC to descending weights f64 [vocab]: 0 for all above its threshold but the least likely, if it acts."""
     likely = (weights > 0) & (weights >= state.floats[4] * weights.sum())
     excluded = torch.arange(len(weights), device=weights.device) < likely.sum() - 1
     return weights.masked_fill(excluded & state.excludes.index_select(0, state.step), 0)
 
 
 def _draw(scores: Tensor, state: SamplerState) -> Tensor:
-    weights, ids = kept_weights(scores, state)
+    weights, ids = sampling_weights(scores, state)
     cumulated = weights.cumsum(0)
     threshold = state.uniforms.index_select(0, state.step) * cumulated[-1:]
     place = (cumulated <= threshold).sum(0, keepdim=True).clamp(max=scores.shape[0] - 1)

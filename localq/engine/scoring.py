@@ -1,6 +1,6 @@
-"""The logits of every token of a given text, for judging a model: by prefill passes, or by single decode steps.
+"""Logits of every token of a given text, for evaluation: by prefill passes, or by single decode steps.
 
-A text is fed from position 0 on, some tokens at a time, and what the cache held before is written over. Ids only.
+A text is fed from position 0 on, some tokens at a time, and overwrites the cache. Ids only.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from localq.engine.step.fused import FusedStep
 from localq.engine.step.state import StepState
 from localq.planner import footprint
 
-LOGIT_BYTES = 128 * 2**20  # the most that the f32 logits of one pass take
+LOGIT_BYTES = 128 * 2**20  # limit of the f32 logits of one pass
 
 
-class Source(Protocol):
-    """Where logits come from."""
+class LogitSource(Protocol):
+    """A source of logits: prefill passes or decode steps."""
 
     def logits(self, ids: list[int], first: int) -> Tensor:
-        """Tokens `ids` at the positions from `first` on -> logits f32 [T, vocab], behind the soft cap of the model.
+        """Return logits f32 [T, vocab], after the model's soft cap, for `ids` at the positions from `first`.
 
-        The positions before `first` were fed by earlier calls. The result may be written over by the next call.
+        Earlier calls have fed the positions before `first`. The next call may overwrite the result.
         """
         ...
 
 
 def rows_at_a_time(vocab: int) -> int:
-    """Tokens whose logits are held at a time: a power of two, no more than a prefill pass has."""
+    """Return the number of tokens whose logits are held at a time: a power of two, at most a prefill pass."""
     fit = max(1, LOGIT_BYTES // (4 * vocab))
     return min(footprint.PREFILL_CHUNK, 1 << (fit.bit_length() - 1))
 
 
 class Prefill:
-    """Passes of many tokens: the path that a prompt takes. Uses the cache of the model."""
+    """Passes of many tokens, as for a prompt. Uses the cache of the model."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
 
     @torch.inference_mode()
     def logits(self, ids: list[int], first: int) -> Tensor:
-        """See `Source`."""
+        """See `LogitSource`."""
         model, end = self._model, first + len(ids)
         tokens = torch.tensor(ids, dtype=torch.int64).to(model.device)
         positions = torch.arange(first, end, dtype=torch.int64, device=model.device)
@@ -55,13 +55,13 @@ class Prefill:
 
 
 class Decode:
-    """One step per token, the token given instead of chosen: the path that a reply takes, with a cache of its own.
+    """Decode steps with given tokens, as for a reply, with a separate cache.
 
-    On a GPU the launches of the fused step, one by one, which give the bits of the captured graph; else the modules.
+    On a GPU the launches of the fused step one by one, bit for bit those of the captured graph; else the modules.
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        """Allocates a cache and the buffers of a step."""
+        """Allocate a cache and the buffers of a step."""
         self._model = model
         self._cache = KVCache(model.model.kv_layout(), model.ctx, model.dtype, model.device, model.kv_bits)
         self._state = StepState(SamplerState(model.vocab, model.ctx, model.device), model.device)
@@ -70,7 +70,7 @@ class Decode:
 
     @torch.inference_mode()
     def logits(self, ids: list[int], first: int) -> Tensor:
-        """See `Source`."""
+        """See `LogitSource`."""
         out = torch.empty(len(ids), self._model.vocab, dtype=torch.float32, device=self._model.device)
         for row, id in enumerate(ids):
             self._state.rewind(first + row)
@@ -79,7 +79,7 @@ class Decode:
         return out
 
     def _step(self, position: int) -> Tensor:
-        """The token of the state at `position`, which it holds too -> logits f32 [vocab]."""
+        """Run the step that the state describes, at `position`; returns logits f32 [vocab]."""
         if self._fused is None:
             logits: Tensor = self._model.model(self._state.token, self._state.position, self._cache, position + 1)
             return logits[0]

@@ -1,23 +1,23 @@
-"""A conversation's keys and values on disk, so that it is taken up again without being read. Knows ids, no text.
+"""Snapshots: the KV cache of a conversation on disk, so that it resumes without a prefill. Knows ids, no text.
 
-Stored are the bytes of the cache as they are, in the type of the model or codes and scales, of positions 0..n-1 and
-nothing of the slots behind: a cache of any capacity from n on takes them up. Integers are little endian.
+A snapshot stores the bytes of the cache as they are, in the dtype of the model or as codes and scales, for positions
+0..n-1: a cache of any capacity from n on can restore it. Integers are little endian.
 
     0       8   b"localqKV"
     8       8   u64 H: bytes of the header, at most MAX_HEADER
     16      H   the header, a JSON object in UTF-8:
                   "version"      1
-                  "fingerprint"  name -> text: all that the bytes depend on (`fingerprint`)
+                  "fingerprint"  name -> text: everything the bytes depend on (`fingerprint`)
                   "ids"          the n token ids
                   "parts"        k, v and, of codes, the scales of k and v, layer by layer: [dtype, kv_heads, n, width]
     16 + H  32  sha256 of everything before
     blocks      the parts joined, each in C order as the device holds it, cut every BLOCK bytes; behind each block 32
                 bytes: sha256 of (the header's sha256, the number of the block from 0 as u64, the block)
 
-Nothing follows the last block. A file is written beside its place, under a lock, and renamed last; a block enters the
-cache after its hash was found right. So what was cut off, flipped, swapped or made by another model is never used.
+Nothing follows the last block. A file is written under a temporary name, under a lock, and renamed last; a block enters
+the cache after its hash is verified. So a truncated, damaged or foreign file is never used.
 
-sha256 and not blake2b: 1.5 against 0.7 GB/s on a core with SHA instructions, and some blocks go at a time.
+sha256 and not blake2b: 1.5 against 0.7 GB/s on a core with SHA instructions, and several blocks run in parallel.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from localq.files.json_files import inside, parse_object
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import INDEX_NAME, shard_paths
 
-NUMERICS = 1  # raise it where the keys and values of the same ids come out in other bits
+NUMERICS = 1  # raise it when the same ids give other bits of keys and values
 VERSION, MAGIC = 1, b"localqKV"
 MAX_HEADER = 2**25  # a million ids are 8 MB
 NOT_USED = "snapshot not used"
 _HASH = 32
 
 
-def weights_of(files: ModelFiles) -> str:
-    """What is loaded, as far as the file system tells: of each file its path, size and time of change, hashed.
+def weights_id(files: ModelFiles) -> str:
+    """Return an id of the weights: a hash of path, size and modification time of each file.
 
-    Ask before the files are read: what is changed meanwhile then never matches.
+    Call before the files are read: a change in the meantime then never matches.
     """
     paths = [files.path]
     if files.kind != "gguf":
@@ -67,9 +67,9 @@ def weights_of(files: ModelFiles) -> str:
 
 
 def fingerprint(model: LoadedModel, weights: str, positions: int) -> dict[str, str]:
-    """All that the bytes of the first `positions` slots depend on besides the ids; `weights` is `weights_of`.
+    """Return what the bytes of the first `positions` slots depend on beside the ids; weights: `weights_id`.
 
-    The rotary tables are hashed as they stand, because some kinds change them with the context.
+    Rotary tables are hashed by content, because some kinds depend on the context length.
     """
     rotary = hashlib.sha256()
     for table in model.model.rotary_tables:
@@ -93,9 +93,9 @@ def fingerprint(model: LoadedModel, weights: str, positions: int) -> dict[str, s
 
 
 def save(path: Path, model: LoadedModel, weights: str, ids: list[int]) -> int:
-    """Write what the cache of `model` holds of `ids`, which is not empty; the bytes of the file, mode 0600.
+    """Write the cache of `model` for `ids`, which is not empty, to `path`, mode 0600; returns the bytes of the file.
 
-    Raises LocalqError (exit 9) where it cannot be written: then the file that was there before still is.
+    Raises LocalqError (exit 9) where it cannot be written; an earlier file then stays.
     """
     header = _header(model, weights, ids)
     data = CacheBlocks(model.cache, len(ids))
@@ -103,7 +103,7 @@ def save(path: Path, model: LoadedModel, weights: str, ids: list[int]) -> int:
         disk.make_folder(path.parent)
         part, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".part", dir=path.parent)
         try:
-            fcntl.flock(part, fcntl.LOCK_EX)  # held until the end: what nobody holds was left by a process that died
+            fcntl.flock(part, fcntl.LOCK_EX)  # held until the end: an unlocked file was left by a killed process
             _write(part, header, 0)
 
             def write(block: int, buffer: Tensor) -> None:
@@ -124,7 +124,7 @@ def save(path: Path, model: LoadedModel, weights: str, ids: list[int]) -> int:
 
 
 def _header(model: LoadedModel, weights: str, ids: list[int]) -> bytes:
-    """Everything up to the first block."""
+    """Return everything up to the first block."""
     fields = {
         "version": VERSION,
         "fingerprint": fingerprint(model, weights, len(ids)),
@@ -147,10 +147,10 @@ def _write(file: int, content: bytes | memoryview, offset: int) -> None:
 
 
 class Snapshot:
-    """A file that was found to be of `model` and whole in its size; a context manager that closes it."""
+    """An open snapshot file that matches `model` and has its full size; a context manager that closes it."""
 
     def __init__(self, path: Path, model: LoadedModel, weights: str) -> None:
-        """Raises LocalqError: exit 8 for a damaged file, 1 for one of something else, 9 where it cannot be read."""
+        """Open and check `path`. Raises LocalqError: exit 8 for damage, 1 for another model's file, 9 for the disk."""
         self._cache = model.cache
         with _reading():
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe by this name must not block
@@ -168,7 +168,7 @@ class Snapshot:
         os.close(self._file)
 
     def restore(self) -> None:
-        """Bring all slots into the cache. Raises LocalqError as above: then some were overwritten, with right bytes."""
+        """Restore all slots. Raises LocalqError as above; some slots are then overwritten, with valid bytes."""
         data = CacheBlocks(self._cache, len(self.ids))
 
         def read(block: int, buffer: Tensor) -> None:
@@ -178,56 +178,56 @@ class Snapshot:
             digest = bytearray(_HASH)
             self._read(memoryview(digest), offset + size)
             if digest != _hash(self._digest, block, content):
-                raise _damaged("its bytes have changed since they were written")
+                raise _damaged("a block does not match its hash")
             data.write(block, buffer)
 
         with _reading():
             data.each_block(read)
 
     def _check(self, model: LoadedModel, weights: str) -> tuple[list[int], int, bytes]:
-        """The ids, where the blocks begin, and the hash of the header."""
+        """Return the ids, the offset of the first block, and the hash of the header."""
         status, head = os.fstat(self._file), bytearray(16)
         if not stat.S_ISREG(status.st_mode):
-            raise _damaged("it is not a file")
+            raise _damaged("it is not a regular file")
         self._read(memoryview(head), 0)
         length = int.from_bytes(head[8:], "little")
         if head[:8] != MAGIC or length > MAX_HEADER:
-            raise _damaged("it is no snapshot")
+            raise _damaged("it is not a snapshot")
         rest = bytearray(length + _HASH)
         self._read(memoryview(rest), 16)
         text, digest = bytes(rest[:length]), bytes(rest[length:])
         if hashlib.sha256(head + text).digest() != digest:
-            raise _damaged("its header has changed since it was written")
+            raise _damaged("the header does not match its hash")
         ids = _matching_ids(_parsed(text), model, weights)
         if status.st_size != 16 + len(rest) + _stored_bytes(CacheBlocks(model.cache, len(ids))):
-            raise _damaged("it is longer or shorter than it was written")
+            raise _damaged("its size is wrong")
         return ids, 16 + len(rest), digest
 
     def _read(self, into: memoryview, offset: int) -> None:
         while into:
             count = os.preadv(self._file, [into], offset)
             if not count:
-                raise _damaged("it is cut off")
+                raise _damaged("it is truncated")
             into, offset = into[count:], offset + count
 
 
 def _matching_ids(header: dict[str, Any], model: LoadedModel, weights: str) -> list[int]:
-    """The ids of a header that is right, if it belongs to `model` and fits into its cache."""
+    """Return the ids of a header that belongs to `model` and fits into its cache."""
     if header.get("version") != VERSION:
         raise LocalqError(NOT_USED, f"its format is version {header.get('version')!r}, this localq writes {VERSION}")
     ids, theirs = header.get("ids"), header.get("fingerprint")
     if not isinstance(theirs, dict) or not isinstance(ids, list) or not ids:
         raise _damaged("its header is malformed")
     if any(type(id) is not int or not 0 <= id < model.vocab for id in ids):
-        raise _damaged("it holds tokens that are not in the vocabulary")
+        raise _damaged("it contains tokens outside the vocabulary")
     if len(ids) > model.ctx:
-        raise LocalqError(NOT_USED, f"it holds {len(ids)} tokens, the context {model.ctx}")
+        raise LocalqError(NOT_USED, f"it has {len(ids)} tokens, the context length is {model.ctx}")
     ours = fingerprint(model, weights, len(ids))
     other = [name for name, text in ours.items() if theirs.get(name) != text]
     if other:
-        raise LocalqError(NOT_USED, f"it was made with another {other[0]}")
+        raise LocalqError(NOT_USED, f"it was saved with a different {other[0]}")
     if header.get("parts") != _shapes(model.cache, len(ids)):
-        raise LocalqError(NOT_USED, "it was made with a cache of another shape")
+        raise LocalqError(NOT_USED, "it was saved with a cache of another shape")
     return ids
 
 
@@ -259,7 +259,7 @@ def _shapes(cache: KVCache, positions: int) -> list[list[str | int]]:
 
 
 def _stored_bytes(data: CacheBlocks) -> int:
-    """Of all blocks with their hashes."""
+    """Return the bytes of all blocks with their hashes."""
     return data.bytes + data.count * _HASH
 
 

@@ -6,6 +6,7 @@ Knows no format and no memory: bytes are the planner's. Counts follow the tensor
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,14 +85,14 @@ class Architecture:
         try:
             return _sound(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
         except KeyError as error:
-            raise bad_file("config.json", f"{error} is missing", "Fetch the model again.") from error
+            raise bad_file("config.json", f"{error} is missing", "Download the model again.") from error
 
     @property
     def traits(self) -> Traits:
         """Of its model type."""
         return MODEL_TYPES[self.model_type]
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linears, ...]:
         """The block matrices that formats may quantize (no embedding, head, norm, router), over all layers."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -215,10 +216,10 @@ def _sound(arch: Architecture) -> Architecture:
     """`arch`, whose numbers go together."""
     if arch.head_dim < 1 or arch.heads % arch.kv_heads:
         why = f"{arch.heads} heads, {arch.kv_heads} of them for keys and values, cannot share {arch.hidden} columns"
-        raise bad_file("config.json", why, "Fetch the model again.")
+        raise bad_file("config.json", why, "Download the model again.")
     if arch.experts_active > arch.experts:
         why = f"a token goes through {arch.experts_active} of {arch.experts} experts"
-        raise bad_file("config.json", why, "Fetch the model again.")
+        raise bad_file("config.json", why, "Download the model again.")
     return arch
 
 

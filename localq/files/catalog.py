@@ -1,4 +1,4 @@
-"""What a name on the command line means: the catalogue, and the rules of resolving. Torch-free, quick to start.
+"""Names of models on the command line, and what each of them means. Torch-free, quick to import.
 
 A name is, in this order:
 
@@ -165,11 +165,11 @@ def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
 def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
     formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
-    why = f"there are no {format!r} weights of it, and localq does not make them"
+    why = f"no {format!r} weights of it are published, and localq does not make them"
     known = format_facts.FORMATS.get(format)
     if entry.arch.traits.interleaved_experts and known is not None and known.made_from == "text":
         why += f": {format_facts.NO_SEARCH_OF_EXPERTS}"
-    return LocalqError(entry.name, why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
+    return LocalqError(entry.name, why, f"Available: {offers}.", ExitCode.UNKNOWN_MODEL)
 
 
 def _local_path(name: str) -> Path | None:
@@ -187,7 +187,7 @@ def _path_target(path: Path) -> Target:
         return Target(path.name, "gguf", format="gguf", path=path)
     if path.is_dir():
         return Target(path.resolve().name, "folder", path=path)
-    why = "there is no such file" if is_gguf else "there is no such folder"
+    why = "no such file" if is_gguf else "no such folder"
     if path.is_file():
         why = "this is neither a model folder nor a .gguf file"
     raise LocalqError(str(path), why, "Check the path.", ExitCode.UNKNOWN_MODEL)

@@ -1,4 +1,4 @@
-"""Reads a catalogue file: `models.toml` as shipped, or the user's own. Every field is typed, no unknown key passes.
+"""A catalogue file: `models.toml` as shipped, or the user's own. Every field is typed, unknown keys are refused.
 
 The schema is described at the head of `models.toml`. Torch-free and quick: it runs at every start.
 """
@@ -59,7 +59,7 @@ class ModelEntry:
     default_format  what the bare name means
     base_format     the source that localq quantizes from
     side_parameters weights of the files that are not of the text model (a vision tower), 16 bit, downloaded only
-    settings        how replies are made, over the model's generation_config.json; a user's settings lie over them
+    settings        sampling and max_tokens: over the model's generation_config.json, under the user's settings
     """
 
     name: str
@@ -120,7 +120,7 @@ def _entry(path: Path, where: str, fields: Any) -> ModelEntry:
 def _settings(path: Path, where: str, fields: dict[str, Any]) -> dict[str, Any]:
     for name in fields:
         if name not in SETTINGS:
-            raise _wrong(path, f"{where}.{name}", f"is not known here; known are {', '.join(SETTINGS)}")
+            raise _wrong(path, f"{where}.{name}", f"is not a known setting; known are {', '.join(SETTINGS)}")
     try:
         found = {name: settings.parse(name, value, str(path)) for name, value in fields.items()}
         settings.Settings(**found)
@@ -186,7 +186,7 @@ def _check_unique(path: Path, entries: tuple[ModelEntry, ...]) -> None:
     for entry in entries:
         for name in (entry.name, *entry.aliases):
             if name.casefold() in owners:
-                raise _wrong(path, entry.name, f"the name {name!r} belongs to {owners[name.casefold()]!r} already")
+                raise _wrong(path, entry.name, f"the name {name!r} already belongs to {owners[name.casefold()]!r}")
             owners[name.casefold()] = entry.name
 
 

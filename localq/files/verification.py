@@ -1,8 +1,8 @@
-"""Whether the models on this machine are what they were published as: every file whose hash is recorded, hashed anew.
+"""Check files of the models on this machine against the hashes that are recorded for them.
 
 Recorded are the hashes of files in the Hugging Face cache (they are called by them) and of embedded models (in the
-catalogue). Of models that were made here, nothing is. What is found wrong is hashed again before it is ever loaded.
-Torch-free.
+catalogue). Models that were quantized here have none. A file with a wrong hash is hashed again before it is
+loaded. Torch-free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RIGHT, WRONG, MISSING, UNRECORDED = "right", "wrong", "missing", "unrecorded"
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedFile:
     """A file and its state. `ours`: localq put it there, so a fetch replaces it."""
 
     path: Path
@@ -35,17 +35,17 @@ class Checked:
     ours: bool = True
 
 
-def check(model: LocalModel, tell: Tell) -> list[Checked]:
+def check(model: LocalModel, tell: Tell) -> list[CheckedFile]:
     """The state of every file of `model` that localq reads. Raises LocalqError (exit 9) where one cannot be read."""
     with disk.disk_errors(model.path):
         if model.where == "hub":
             return [*_of_cache(model, tell), *_missing(model)]
         if model.where == "embedded":
             return [_embedded(model.path, tell)]
-        return [Checked(path, path.stat().st_size, UNRECORDED) for path in _present(model.path)]
+        return [CheckedFile(path, path.stat().st_size, UNRECORDED) for path in _present(model.path)]
 
 
-def repair(model: LocalModel, checked: list[Checked]) -> str | None:
+def repair(model: LocalModel, checked: list[CheckedFile]) -> str | None:
     """The commands that make `model` right again; None where it is."""
     bad = [each for each in checked if each.state in (WRONG, MISSING)]
     if not bad and model.complete:
@@ -63,23 +63,25 @@ def _present(path: Path) -> list[Path]:
         return [each for each in sorted(path.iterdir()) if each.is_file()]
 
 
-def _of_cache(model: LocalModel, tell: Tell) -> Iterator[Checked]:
+def _of_cache(model: LocalModel, tell: Tell) -> Iterator[CheckedFile]:
     store = hub_records.users()
     if not model.path.is_file() and not model.path.is_dir():
         return
     for path in _present(model.path) if model.commit else ():
         size, content_id = path.stat().st_size, hub_cache.content_id(path)
         if content_id is None:
-            yield Checked(path, size, UNRECORDED, ours=False)
+            yield CheckedFile(path, size, UNRECORDED, ours=False)
             continue
         tell(path.name, size)
         right = hub_records.check(store, model.repo, content_id, path)
         if not right:
             hub_records.distrust(store, model.repo, content_id)
-        yield Checked(path, size, RIGHT if right else WRONG, hub_records.is_ours(store, model.repo, content_id, path))
+        yield CheckedFile(
+            path, size, RIGHT if right else WRONG, hub_records.is_ours(store, model.repo, content_id, path)
+        )
 
 
-def _missing(model: LocalModel) -> Iterator[Checked]:
+def _missing(model: LocalModel) -> Iterator[CheckedFile]:
     """What the index names and is not there, of a folder; the folder itself where that much is not known."""
     if model.complete or model.path.is_file():
         return
@@ -90,10 +92,10 @@ def _missing(model: LocalModel) -> Iterator[Checked]:
     names = [name for name in (*shards, hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME)
              if not (model.path / name).is_file()]  # fmt: skip
     for name in names:
-        yield Checked(model.path / name, 0, MISSING)
+        yield CheckedFile(model.path / name, 0, MISSING)
 
 
-def _embedded(path: Path, tell: Tell) -> Checked:
+def _embedded(path: Path, tell: Tell) -> CheckedFile:
     """An embedded file is fetched only where there is none: one that is wrong must be removed first."""
     size = path.stat().st_size
     recorded = {
@@ -103,7 +105,7 @@ def _embedded(path: Path, tell: Tell) -> Checked:
         if source.kind == "pypi"
     }.get(path.name, {})
     if path.name not in recorded:
-        return Checked(path, size, UNRECORDED, ours=False)
+        return CheckedFile(path, size, UNRECORDED, ours=False)
     tell(path.name, size)
     right = disk.has_content(path, recorded[path.name])
-    return Checked(path, size, RIGHT if right else WRONG, ours=False)
+    return CheckedFile(path, size, RIGHT if right else WRONG, ours=False)

@@ -232,7 +232,7 @@ class _Gguf:
         from localq.files.gguf import tensors  # numpy and the gguf package: only where a .gguf file is read
 
         if self._data is None:
-            self._data = tensors.mapped(self._model)
+            self._data = tensors.map_file(self._model)
         return torch.from_numpy(tensors.read_tensor(self._model, name, self._data))
 
     def close(self) -> None:

@@ -57,6 +57,18 @@ class SlabLinear(PackedLinear):
         """Put the tensors into the order that the kernels of the format read, in place; by itself there is no other."""
         return self
 
+    def put_into_tiles(self) -> SlabLinear:
+        """The same on any device."""
+        return self.tile_()
+
+    @abstractmethod
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Rows of W from `first` on into `out` [count, in], and `out`, by the kernel of the format.
+
+        `first` is a multiple of `row_step`. Raises ValueError for layouts that it does not read.
+        """
+        ...
+
     @abstractmethod
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """Rows first .. first+count-1 of W in `dtype` [count, in]: written into `out` where it is given."""

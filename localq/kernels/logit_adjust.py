@@ -1,6 +1,6 @@
 """What acts on logits before a token is chosen from them, on the GPU: DRY and a mask. Reference: `engine/sampler.py`.
 
-Same state, same scores as `engine.sampler.adjusted`, bit for bit but for the soft cap's tanh.
+Same state, same scores as `engine.sampler.adjust`, bit for bit but for the soft cap's tanh.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ the order of the kernels, and the operand that `Linear.operand()` gives, which a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class Operand(ABC):
     """
 
     bias: Tensor | None = field(default=None, kw_only=True)
+    shared: ClassVar[tuple[str, ...]] = ()  # small tables, of which all operands of a launch have the same
 
     if TYPE_CHECKING:  # fields of some operands, properties of others
 
@@ -69,6 +70,17 @@ class Operand(ABC):
         """Bytes that a product reads of it, the bias included."""
         return self.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of the sectors of L2 that a product gathers codewords from; 0 where it streams."""
+        return 0
+
+    def copy(self) -> Self:
+        """Equal tensors at addresses of their own, but for `shared` ones: for measuring with a cold cache."""
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{name: tensor.clone() for name, tensor in held.items()
+                                if isinstance(tensor, Tensor) and name not in self.shared})  # fmt: skip
+
     def halves(self) -> tuple[Self, Self] | None:
         """The first and the second half of the rows, as views; None where the format cannot be cut there."""
         return None
@@ -76,6 +88,15 @@ class Operand(ABC):
     def sharing(self, first: Self) -> Self:
         """The same with the tables of `first` wherever its own are equal. Waits for the device: for load time."""
         return self
+
+
+def share_tables(operands: Sequence[Operand]) -> list[Operand]:
+    """The same, with the tables of the first wherever theirs are equal: one launch has one of each, and one x.
+
+    Compares on the device and waits for it: for load time.
+    """
+    first = operands[0]
+    return [each.sharing(first) if type(each) is type(first) else each for each in operands]
 
 
 def equal(mine: Tensor | None, theirs: Tensor | None) -> bool:

@@ -1,4 +1,10 @@
-"""Architectures by `model_type`. A module exports `Config`, `Model` and `rename`; nothing else is needed of it."""
+"""Architectures: one module per family, which exports `Config`, `Model` and `rename`; `architecture` finds it.
+
+`decoder.py` is the decoder that families vary; its parts are in `attention.py`, `layers.py`, `rope.py`, `experts.py`
+and `mixtures.py`, its facts in `config.py`; `unstacked_experts.py` serves the quantizer. Not here: checkpoints and
+formats (`engine/load`, `formats`), the torch-free traits of a model type (`files/model_types.py`). Called by the
+engine, `quantize` and `bench`. Open `llama.py`, then `decoder.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +30,10 @@ ARCHITECTURES: dict[str, ModuleType] = {
 }
 
 
-def architecture(config: dict[str, Any]) -> ModuleType:
-    """The module for a `config.json`; one of an unknown `model_type` is refused by name."""
-    name = config.get("model_type")
-    if isinstance(name, str) and name in ARCHITECTURES:
-        return ARCHITECTURES[name]
-    known = ", ".join(ARCHITECTURES)
-    raise LocalqError("config.json: model_type", f"localq does not know {repr(name)[:80]}", f"Known: {known}.")
+def architecture(config: dict[str, Any], name: str = "config.json") -> ModuleType:
+    """Return the module for a `config.json`; LocalqError for an unknown `model_type`; name: the model, for errors."""
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    supported = ", ".join(sorted(ARCHITECTURES))
+    raise LocalqError(name, f"the architecture {repr(model_type)[:80]} is not supported", f"Supported: {supported}.")

@@ -19,9 +19,9 @@ from localq.models.config import DecoderConfig
 from localq.models.layers import Cache, RMSNorm
 from localq.models.rope import rotate
 
-MASK_COLUMNS = 16  # torch's attention copies a mask whose rows do not lie a multiple of 8 elements apart
-FUSED_COLUMNS = 8  # torch's fused kernels take heads of a multiple of so many columns
-SCORE_BYTES = 64 * 2**20  # the most that the f32 scores of one query block take where no fused kernel serves
+MASK_COLUMNS = 16  # torch's attention copies a mask unless its row stride is a multiple of 8 elements
+FUSED_COLUMNS = 8  # torch's fused kernels take head widths that are a multiple of this
+SCORE_BYTES = 64 * 2**20  # limit of the f32 scores of one query block without a fused kernel
 
 
 class Span(NamedTuple):
@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 
 def host_start(positions: Tensor) -> int | None:
-    """The first of `positions`, where the host may look at it without waiting for a device or breaking a graph."""
+    """Return the first of `positions` if the host can read it without waiting or breaking a graph, else None."""
     return int(positions[0]) if positions.device.type == "cpu" else None
 
 
@@ -98,7 +98,7 @@ class Attention(nn.Module):
         self.add_projections(config)
 
     def add_projections(self, config: DecoderConfig) -> None:
-        """The linears of this layer."""
+        """Create the linears of this layer."""
         query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden, query_width, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden, kv_width, bias=config.qkv_bias)
@@ -106,7 +106,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query_width, config.hidden, bias=config.output_bias)
 
     def inputs(self) -> tuple[nn.Module, ...]:
-        """The linears that read x; their results behind each other are q, k and v."""
+        """Return the linears that read x; their concatenated results are q, k and v."""
         return self.q_proj, self.k_proj, self.v_proj
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,8 +44,8 @@ UNSUPPORTED = (  # known features of other models; true or set means that this m
     "num_experts",
     "n_routed_experts",
 )
-MAX_CHARACTERS = 160  # of a file's own words in a message
-WINDOWED = {"full_attention": False, "sliding_attention": True}  # the layer types we know
+MAX_CHARACTERS = 160  # of a file's text in a message
+WINDOWED = {"full_attention": False, "sliding_attention": True}  # the supported layer types
 
 
 @dataclass(frozen=True)
@@ -130,18 +130,18 @@ class DecoderConfig:
 
 
 def malformed(key: str, why: str) -> LocalqError:
-    """A value that no model can have."""
+    """Return the error for a value that no model can have."""
     return bad_file(f"config.json: {key}", why[:MAX_CHARACTERS], "The file is damaged; fetch the model again.")
 
 
 def unsupported(key: str, value: object) -> LocalqError:
-    """A value that some model has and we do not compute."""
+    """Return the error for a value of a feature that localq does not support."""
     why = f"{repr(value)[:MAX_CHARACTERS]} is a feature that localq does not support"
     return LocalqError(f"config.json: {key}", why, "See `localq ls` for models that work.", ExitCode.FAILURE)
 
 
 def integer(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    """A positive integer within `LIMITS`; `default` where the key is absent or null."""
+    """Return a positive integer within `LIMITS`; `default` where the key is absent or null."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
@@ -156,7 +156,7 @@ def integer(config: dict[str, Any], key: str, default: int | None = None) -> int
 def number(
     config: dict[str, Any], key: str, default: float | None = None, low: float = 0.0, high: float = 1e12
 ) -> float:
-    """A number above `low` and up to `high`; `default` where the key is absent or null."""
+    """Return a number above `low` and up to `high`; `default` where the key is absent or null."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
@@ -169,7 +169,7 @@ def number(
 
 
 def numbers(config: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
-    """`count` positive numbers."""
+    """Return `count` positive numbers."""
     values = config.get(key)
     if not isinstance(values, list) or len(values) != count:
         raise malformed(key, f"it is not a list of {count} numbers")
@@ -177,7 +177,7 @@ def numbers(config: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
 
 
 def section(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """An object inside the file; empty where the key is absent or null."""
+    """Return an object inside the file; empty where the key is absent or null."""
     value = config.get(key)
     if value is None:
         return {}
@@ -187,7 +187,7 @@ def section(config: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def flag(config: dict[str, Any], key: str, default: bool = False) -> bool:
-    """true or false; `default` where the key is absent or null."""
+    """Return true or false; `default` where the key is absent or null."""
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, bool):
@@ -196,14 +196,14 @@ def flag(config: dict[str, Any], key: str, default: bool = False) -> bool:
 
 
 def refuse_unsupported(config: dict[str, Any]) -> None:
-    """Refuses models that need a feature which would otherwise be passed over in silence."""
+    """Reject models that need a feature which localq would otherwise ignore silently."""
     for key in UNSUPPORTED:
         if config.get(key):
             raise unsupported(key, config[key])
 
 
 def read_activation(config: dict[str, Any], key: str, default: str) -> str:
-    """The MLP's activation by name."""
+    """Return the MLP's activation by name."""
     name = config.get(key) or default
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise unsupported(key, name)
@@ -211,7 +211,7 @@ def read_activation(config: dict[str, Any], key: str, default: str) -> str:
 
 
 def read_windows(config: dict[str, Any], layers: int, window: int, windowed: list[bool]) -> tuple[int, ...]:
-    """Window of every layer: by `layer_types` where the file has them, else by `windowed`, the family's pattern."""
+    """Return the window of every layer: by the file's `layer_types`, else by `windowed`, the family's pattern."""
     types = config.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
@@ -224,7 +224,7 @@ def read_windows(config: dict[str, Any], layers: int, window: int, windowed: lis
 
 
 def rope_parameters(config: dict[str, Any], theta: float) -> dict[str, Any]:
-    """The rotary parameters of a file that has one set of them, in the later spelling."""
+    """Return the rotary parameters of a file with one set of them, in the newer spelling."""
     parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
     for key in ("mrope_section", *WINDOWED):  # three-axis positions; one set per layer type, which gemma3 unpacks
         if key in parameters:
@@ -238,7 +238,7 @@ def rope_parameters(config: dict[str, Any], theta: float) -> dict[str, Any]:
 
 
 def read_rope(config: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> Rope:
-    """A `Rope` from `rope_parameters`; `config` gives the context lengths that some kinds refer to."""
+    """Build a `Rope` from `rope_parameters`; `config` gives the context lengths that some kinds refer to."""
     kind = parameters["rope_type"]
     if not isinstance(kind, str) or kind not in FREQUENCIES:
         raise unsupported("rope_type", kind)
@@ -254,7 +254,7 @@ def read_rope(config: dict[str, Any], parameters: dict[str, Any], head_dim: int)
 
 
 def _read_scaled(config: dict[str, Any], parameters: dict[str, Any], rope: Rope) -> Rope:
-    """The kinds that refer to the context of the pretraining."""
+    """Build the kinds that refer to the context length of the pretraining."""
     context = integer(config, "max_position_embeddings")
     stated = integer(parameters, "original_max_position_embeddings", context)
     original = integer(config, "original_max_position_embeddings", stated)
@@ -283,7 +283,7 @@ def _read_scaled(config: dict[str, Any], parameters: dict[str, Any], rope: Rope)
 
 
 def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
-    """YaRN's temperature: stated, or 0.1 m ln(factor) + 1, as a ratio where both `mscale` and its partner are."""
+    """Return YaRN's temperature: stated, or 0.1 m ln(factor) + 1; a ratio where both `mscale` and its partner are set."""
 
     def temperature(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0

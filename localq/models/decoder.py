@@ -1,4 +1,4 @@
-"""The decoder that every family is: embedding, blocks, norm, head. Families set its facts and swap its parts.
+"""The decoder of every family: embedding, blocks, norm, head. Families set its facts and replace its parts.
 
 Life of a model: built on the meta device; every parameter replaced by a real tensor under the name that `rename`
 gives, and linears replaced where the checkpoint is quantized; then `make_tables` once; then calls.
@@ -41,11 +41,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = self.norm_class(config.hidden, config.eps)
 
     def add_mlp(self, config: DecoderConfig, layer: int) -> None:
-        """The MLP of this `layer`."""
+        """Create the MLP of this `layer`."""
         self.mlp = self.mlp_class(config.hidden, config.intermediate, config.activation, config.mlp_bias)
 
     def norms(self) -> Norms:
-        """Before attention and before the MLP."""
+        """Return the norms before attention and before the MLP."""
         return Norms(self.input_layernorm, None, self.post_attention_layernorm, None)
 
     def forward(self, x: Tensor, step: Pass) -> Tensor:
@@ -84,11 +84,11 @@ class Decoder(nn.Module):
         self.slots = torch.empty(0, dtype=torch.int64)
 
     def kv_layout(self) -> list[tuple[int, int]]:
-        """(kv_heads, head_dim) of every layer's cache."""
+        """Return (kv_heads, head_dim) of every layer's cache."""
         return [(self.config.kv_heads, self.config.head_dim)] * self.config.layers
 
     def make_tables(self, context: int, device: torch.device | str) -> None:
-        """Makes on `device` what the passes look up, for positions below `context`; call once, after the weights.
+        """Make the lookup tables of passes on `device`, for positions below `context`; call once, after the weights.
 
         cos and sin per kind of rotary embedding, in the dtype of the weights, the slot numbers that masks compare
         with, and what norms derive from their weights: `table_bytes` in all.
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
                 module.finish()
 
     def table_bytes(self, context: int, dtype: torch.dtype) -> int:
-        """Bytes that `make_tables` allocates for so many positions, and for norms."""
+        """Return the bytes that `make_tables` allocates for `context` positions, and for norms."""
         rotary = sum(rope.table_bytes(context, dtype.itemsize) for rope in self.config.rope_kinds)
         norms = sum(module.derived_bytes() for module in self.modules() if isinstance(module, RMSNorm))
         return rotary + context * torch.int64.itemsize + norms
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
         return torch.tanh(logits / cap) * cap if cap else logits
 
     def begin(self, positions: Tensor, cache: Cache, live: int) -> Pass:
-        """What all layers share of a pass over these `positions`; arguments as of `forward`."""
+        """Return what all layers share of a pass over `positions`; arguments as of `forward`."""
         rotary = []
         for table in self.rotary_tables:
             turns = table.index_select(0, positions)  # [T, 2, rotary_dim]

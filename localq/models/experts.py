@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router sends every token through a few of many small MLPs, and weighs what they say.
+"""Mixtures of experts: a router sends every token through a few of many small MLPs, and weights their results.
 
 Shape letters of `layers.py`, and: E experts of the layer, k of them for each token. The matrices of all experts lie
 behind each other in one stack [E, out, in], on a GPU in the form of the checkpoint where that is a quantized one.
@@ -19,7 +19,7 @@ from localq.models.layers import ACTIVATIONS
 
 
 class PackedStack(Protocol):
-    """Matrices [E, out, in] in a quantized format; `quant.slabs.SlabStack` is one."""
+    """Matrices [E, out, in] in a quantized format; `formats.linear.SlabStack` is one."""
 
     def product(self, x: Tensor, expert: int, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]: x W^T + bias [out] with W of one expert."""
@@ -27,7 +27,7 @@ class PackedStack(Protocol):
 
 
 class Router(nn.Linear):
-    """Logits of all experts, of which the k largest are chosen. In f32, whatever the type of the model.
+    """Logits of all experts, of which the k largest are chosen. In f32, whatever the dtype of the model.
 
     how   what weighs the chosen: "softmax_of_chosen", over their logits alone; "softmax_of_all", over all of them
     """
@@ -47,7 +47,7 @@ class Router(nn.Linear):
 
 
 class Experts(nn.Module):
-    """E MLPs: gated(x gate_up^T + bias) down^T + bias, where gated is silu(gate) * up; a family may say another.
+    """E MLPs: gated(x gate_up^T + bias) down^T + bias, where gated is silu(gate) * up; a family may override it.
 
     gate          the name of `gated` in the kernels: "silu", or "clamped" with its `alpha` and `limit`
     interleaved   rows 2i of gate_up are of the gate and rows 2i + 1 of up; else the first half and the second
@@ -91,7 +91,7 @@ class Experts(nn.Module):
         return y.to(x.dtype)
 
     def one(self, x: Tensor, expert: int) -> Tensor:
-        """x [rows, hidden] -> what one expert makes of it [rows, hidden]."""
+        """x [rows, hidden] -> the output of one expert [rows, hidden]."""
         gated = self.gated(_product(x, self.gate_up_proj, self.gate_up_proj_bias, expert))
         return _product(gated, self.down_proj, self.down_proj_bias, expert)
 

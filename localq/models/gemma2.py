@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localq.models import llama
 from localq.models.attention import Pass
 from localq.models.config import DecoderConfig, flag, integer, number, read_activation, read_windows
 from localq.models.decoder import Block, Decoder, Norms
 from localq.models.layers import OffsetRMSNorm
-from localq.models.llama import rename as rename
 
+rename = llama.rename
 DEFAULTS = {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "query_pre_attn_scalar": 256}
 SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # where absent; null means none
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localq.models import gemma2, llama
 from localq.models.config import DecoderConfig, integer, read_rope, read_windows, rope_parameters, section
-from localq.models.gemma2 import Model as Model
 from localq.models.gemma2 import gemma_facts
-from localq.models.llama import rename as plain_rename
+
+Model = gemma2.Model
 
 DEFAULTS = {  # files of this family leave out what equals the class defaults of transformers
     "vocab_size": 262208,
@@ -78,4 +79,4 @@ def rename(key: str) -> str | None:
         return None
     for prefix in TEXT_PREFIXES:
         key = key.removeprefix(prefix)
-    return plain_rename(key)
+    return llama.rename(key)

@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from localq.models import llama
 from localq.models.config import DecoderConfig, flag, integer, malformed, number, read_windows
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Experts, Mixture, Router
 from localq.models.layers import WideRMSNorm
-from localq.models.llama import rename as rename
 
+rename = llama.rename
 DEFAULTS: dict[str, Any] = {
     "head_dim": 64,
     "num_key_value_heads": 8,
@@ -83,7 +84,7 @@ class ClampedExperts(Experts):
         self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """See `Experts`."""
+        """Clamp gate and up, and combine them."""
         gate = gate_up[:, 0::2].clamp(max=self.limit)
         up = gate_up[:, 1::2].clamp(-self.limit, self.limit)
         gated = gate.mul(self.alpha).sigmoid_().mul_(gate)  # in place: the rows of the MLP are the largest tensors
@@ -96,7 +97,7 @@ class ExpertBlock(Block):
     norm_class = WideRMSNorm
 
     def add_mlp(self, config: DecoderConfig, layer: int) -> None:
-        """See `Block`."""
+        """Add the mixture."""
         # What works on the matrices of an MLP asks for `config.experts` first.
         self.mlp = Mixture(Router(config), ClampedExperts(config))  # type: ignore[assignment]
 

@@ -49,10 +49,10 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, None, self.eps) * self.weight
 
     def finish(self) -> None:
-        """Called once after the weights are in place; this norm derives nothing from them."""
+        """Finish after the weights are set; this norm derives nothing from them."""
 
     def derived_bytes(self) -> int:
-        """Bytes of what `finish` keeps."""
+        """Return the bytes of what `finish` keeps."""
         return 0
 
     @property
@@ -71,7 +71,7 @@ class WideRMSNorm(RMSNorm):
         return F.rms_norm(x.float(), self.scale.shape, self.scale, self.eps).to(x.dtype)
 
     def finish(self) -> None:
-        """Keeps the weight in f32, which every call would convert again."""
+        """Keep the weight in f32, to convert it only once."""
         self.scale = self.weight.detach().float().clone()
 
     def derived_bytes(self) -> int:
@@ -88,7 +88,7 @@ class OffsetRMSNorm(WideRMSNorm):
     """(1 + weight) * x / rms(x), all in f32 and rounded last (gemma's order of rounding)."""
 
     def finish(self) -> None:
-        """Keeps 1 + weight in f32, which every call would compute again."""
+        """Keep 1 + weight in f32, to compute it only once."""
         self.scale = 1.0 + self.weight.detach().float()
 
 
@@ -101,13 +101,13 @@ class GatedMLP(nn.Module):
         self.add_projections(hidden, intermediate, bias)
 
     def add_projections(self, hidden: int, intermediate: int, bias: bool) -> None:
-        """The linears of this layer."""
+        """Create the linears of this layer."""
         self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
 
     def inputs(self) -> tuple[nn.Module, ...]:
-        """The linears that read x: gate and up, or one whose first half of rows is gate."""
+        """Return the linears that read x: gate and up, or one whose first half of rows is gate."""
         return self.gate_proj, self.up_proj
 
     def forward(self, x: Tensor) -> Tensor:

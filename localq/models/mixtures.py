@@ -45,7 +45,7 @@ class MixtureBlock(Block):
     """A block whose MLP is a mixture, unless its layer is one of `dense`."""
 
     def add_mlp(self, config: DecoderConfig, layer: int) -> None:
-        """See `Block`."""
+        """Add a mixture, or an MLP in a dense layer."""
         assert isinstance(config, MixtureConfig)
         if not config.experts or layer in config.dense:
             super().add_mlp(config, layer)

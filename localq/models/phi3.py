@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from localq.models import llama
 from localq.models.attention import Attention
 from localq.models.config import DecoderConfig, integer
 from localq.models.decoder import Block, Decoder
 from localq.models.layers import GatedMLP
-from localq.models.llama import rename as rename
+
+rename = llama.rename
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Config(DecoderConfig):
 
 
 class FusedAttention(Attention):
-    """One projection for queries, keys and values, which lie behind each other."""
+    """One projection for queries, keys and values, in this order."""
 
     def add_projections(self, config: DecoderConfig) -> None:
         """The linears of this layer."""
@@ -51,7 +53,7 @@ class FusedAttention(Attention):
 
 
 class FusedMLP(GatedMLP):
-    """One projection for gate and up, which lie behind each other."""
+    """One projection for gate and up, in this order."""
 
     def add_projections(self, hidden: int, intermediate: int, bias: bool) -> None:
         """The linears of this layer."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localq.models import llama
 from localq.models.config import DecoderConfig, flag, integer, read_windows
 from localq.models.decoder import Decoder
-from localq.models.llama import rename as rename
 
 Model = Decoder
+rename = llama.rename
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localq.models import llama
 from localq.models.config import DecoderConfig, flag
 from localq.models.decoder import Decoder
-from localq.models.llama import rename as rename
 from localq.models.qwen2 import upper_windows
 
 Model = Decoder
+rename = llama.rename
 DEFAULTS = {"head_dim": 128}
 
 

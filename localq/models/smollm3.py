@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localq.models import llama
 from localq.models.config import DecoderConfig, flag, integer, malformed, read_windows
 from localq.models.decoder import Decoder
-from localq.models.llama import rename as rename
 
 Model = Decoder
+rename = llama.rename
 DEFAULT_THETA = 2_000_000.0
 
 

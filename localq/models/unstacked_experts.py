@@ -1,4 +1,4 @@
-"""A mixture of experts with linears of each expert, for what works on one matrix after the other."""
+"""A mixture of experts with separate linears per expert, for code that works matrix by matrix (the quantizer)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localq.models.layers import GatedMLP
 
 
 class UnstackedMixture(nn.Module):
-    """A `Mixture` whose experts have linears of their own."""
+    """A `Mixture` with separate linears per expert."""
 
     def __init__(self, router: Router, hidden: int, width: int, count: int) -> None:
         super().__init__()
@@ -19,18 +19,18 @@ class UnstackedMixture(nn.Module):
         self.experts = nn.ModuleList(GatedMLP(hidden, width, "silu", bias=False) for _ in range(count))
 
     def expert(self, number: int) -> GatedMLP:
-        """One of them."""
+        """Return an expert."""
         found = self.experts[number]
         assert isinstance(found, GatedMLP)
         return found
 
     def readers(self) -> tuple[nn.Linear, ...]:
-        """What reads x: the router, gates and ups."""
+        """Return the linears that read x: router, gates and ups."""
         each = [self.expert(number) for number in range(len(self.experts))]
         return (self.router, *(mlp.gate_proj for mlp in each), *(mlp.up_proj for mlp in each))
 
     def writers(self) -> tuple[nn.Linear, ...]:
-        """What the result is made of."""
+        """Return the linears that write the result: the down projections."""
         return tuple(self.expert(number).down_proj for number in range(len(self.experts)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,11 +45,11 @@ class UnstackedMixture(nn.Module):
 
 
 def unstack(block: Block) -> Block:
-    """`block`, whose mixture, if it has one, is an `UnstackedMixture` from now on; without data."""
+    """Replace the mixture of `block`, if any, by an `UnstackedMixture` on the meta device; returns `block`."""
     part: nn.Module = block.mlp
     if isinstance(part, Mixture):
         with torch.device("meta"):
             of = part.experts
             opened = UnstackedMixture(part.router, part.router.in_features, of.width, of.count)
-        block.mlp = opened  # type: ignore[assignment]  # what works on an MLP asks first what it is
+        block.mlp = opened  # type: ignore[assignment]  # users of an MLP check its class
     return block

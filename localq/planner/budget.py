@@ -1,4 +1,4 @@
-"""How much GPU memory the settings allow: `vram` and `reserve` in bytes, for every verb and the picker alike."""
+"""GPU memory that the settings allow: `vram` and `reserve` in bytes; and the options of a load."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The card that is planned for: the one that is named, or the one in this machine; its memory, and how fast it reads.
+"""The card to plan for, named or in this machine: its memory and bandwidth.
 
-Torch-free. The bandwidth of a GPU of this machine is measured once, by a process of its own, and remembered.
+Torch-free. The bandwidth of a GPU of this machine is measured once, by a process of its own, and saved.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0  # torch and CUDA start in 3 s, the measurement takes 0.2 s
 
 
-def measured() -> float | None:
+def measure_bandwidth() -> float | None:
     """Bytes per second of the first visible GPU, by a process of its own; None where that cannot be done."""
     command = [sys.executable, "-P", "-m", "localq.bench.bandwidth"]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-            env=processes.environment(),
+            env=processes.child_environment(),
         )  # fmt: skip
         found = json.loads(done.stdout)["read_bytes_per_s"] if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):  # no torch, no GPU, or other words
@@ -45,8 +45,8 @@ BASIS = "from H200 measurements, no consumer card measured yet"
 
 
 @dataclass(frozen=True)
-class Looked:
-    """gpu: its name, None where only a size is known; machine: None where no speed can be told, and basis says why."""
+class PlanningCard:
+    """The card: `gpu` is None where only a size is known, `machine` where no speed is predicted; `basis` says why."""
 
     memory: Memory
     gpu: str | None
@@ -54,12 +54,12 @@ class Looked:
     basis: str
 
 
-def look(
+def planning_card(
     say: Say, vram: str | None, desktop: str | None, gpu: str | None, bandwidth_gb_per_s: float | None, reserve: int
-) -> Looked:
-    """What the options say; what they leave open is asked of this machine, which `say` is told of where it takes time.
+) -> PlanningCard:
+    """Return the card of the options, else the one of this machine. `say` gets a line before a measurement.
 
-    Raises LocalqError (exit 2) where neither tells.
+    Raises LocalqError (exit 2) where there is neither.
     """
     card = cards.find(gpu) if gpu is not None else None
     given = bandwidth_gb_per_s * 1e9 if bandwidth_gb_per_s else None
@@ -68,28 +68,31 @@ def look(
         here, total, free = _here()
         memory = Memory(total, used if desktop else total - free, reserve)
         machine, basis = machine_here(here, say, given)
-        return Looked(memory, here.name, machine, basis)
+        return PlanningCard(memory, here.name, machine, basis)
     total = budget.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
-    return Looked(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
+    return PlanningCard(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
 
 
 def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machine | None, str]:
     """How fast the GPU of this machine reads: as given, as remembered, as measured now, or as its maker says."""
     card = cards.known(here.name)
     if given:
-        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
+        return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
     key = here.uuid or here.name
     found = local_measurements.bandwidth(key)
     if found is None:
-        say(f"measuring how fast {here.name} reads, once")
-        found = measured()
+        say(f"measuring the memory bandwidth of {here.name}, once")
+        found = measure_bandwidth()
         if found is not None:
             local_measurements.keep_bandwidth(key, found)
     if found is not None:
-        return Machine.of(card, found), f"with {found / 1e9:,.0f} GB/s, measured on {here.name}; {BASIS}"
+        return Machine.of(
+            card, found
+        ), f"predicted for {here.name} ({found / 1e9:,.0f} GB/s, measured), empty context; {BASIS}"
     if card is None:
-        return None, f"not known: the bandwidth of {here.name} could not be measured (--bandwidth names it)"
-    return Machine.of(card), f"with {card.read_bytes_per_s / 1e9:,.0f} GB/s, expected of {card.name}; {BASIS}"
+        return None, f"not predicted, the bandwidth of {here.name} could not be measured; give --bandwidth"
+    rate = f"{card.read_bytes_per_s / 1e9:,.0f} GB/s, expected"
+    return Machine.of(card), f"predicted for {card.name} ({rate}), empty context; {BASIS}"
 
 
 def _here() -> tuple[Gpu, int, int]:
@@ -97,21 +100,21 @@ def _here() -> tuple[Gpu, int, int]:
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.total is None or gpu.free is None:
-        why = f"no NVIDIA GPU can be asked ({'; '.join(found.unavailable) or 'none is visible'})"
-        raise usage_error("fit", why, "Say how much memory the card has: localq fit --vram 24.")
+        why = f"no NVIDIA GPU is usable ({'; '.join(found.unavailable) or 'none is visible'})"
+        raise usage_error("fit", why, "Give the memory of the card: localq fit --vram 24.")
     return gpu, gpu.total, gpu.free
 
 
 def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Machine | None, str]:
     """Of a card that need not be here; one of which only the size is known is taken for the usual one of that size."""
     if given:
-        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
+        return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
     usual = card or (cards.typical(round(total / 2**30)) if _is_usual(total) else None)
     if usual is None:
-        return None, "not known of a card of this size: --gpu or --bandwidth says more"
-    by = "" if card else " (--gpu names another)"
+        return None, "not predicted for a card of this size; give --gpu or --bandwidth"
+    other = "" if card else ". Another card: --gpu"
     rate = f"{usual.read_bytes_per_s / 1e9:,.0f} GB/s"
-    return Machine.of(usual), f"as expected of an {usual.name} at {rate}{by}; {BASIS}"
+    return Machine.of(usual), f"predicted for an {usual.name} ({rate}), empty context; {BASIS}{other}"
 
 
 def _is_usual(total: int) -> bool:

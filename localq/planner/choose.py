@@ -1,4 +1,4 @@
-"""Which weights a name means here: `--format`, and what fits the GPU that will be used."""
+"""The weights that a name means on this machine: by `--format`, else by what fits the GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from localq.planner.placement import Wishes
 from localq.settings import Settings
 
 
-def chosen(name: str, format: str | None, settings: Settings, budget: int | None) -> tuple[Target, Choice | None]:
-    """What `name` means, and how that came about: None for what is no name of the catalogue.
+def choose_target(
+    name: str, format: str | None, settings: Settings, budget: int | None
+) -> tuple[Target, Choice | None]:
+    """Return what `name` means, and the choice that led to it: None for a name outside the catalogue.
 
     budget   bytes to plan for, None where there is no GPU (`budget_here`)
     Raises LocalqError: exit 4 for an unknown name, 2 for a format that there is not.
@@ -24,11 +26,11 @@ def chosen(name: str, format: str | None, settings: Settings, budget: int | None
     entry = target.entry if target.kind == "catalogue" else None
     if entry is None:
         if format is not None:
-            raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
+            raise usage_error("--format", f"{name} is not in the catalogue", "Remove --format.")
         return target, None
     asked = format or (None if _is_bare(name, entry) else target.format)
     if format is not None and not _is_bare(name, entry) and format != target.format:
-        raise usage_error("--format", f"{name} names another format", "Say one of the two.")
+        raise usage_error("--format", f"{name} names another format", "Give one of the two.")
     try:
         choice = offers.choose(entry, budget, wishes_of(settings), asked)
     except LocalqError:
@@ -72,7 +74,7 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     offer = uncatalogued.remote(target, settings.offline)
     reason = format_facts.unsupported(offer.arch, offer.format)
     if reason is not None:
-        step = "`localq fit --vram SIZE` lists what does run."
+        step = "`localq fit --vram SIZE` lists models that run."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)
     if refusal := too_large(offer, budget, settings):
         raise refusal

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: embedding, head, KV cache and context, one line each. Torch-free."""
+"""Reasons of a plan, one line each for embedding, head, KV cache and context. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from localq.planner import plan as planner
 from localq.planner.placement import HEAD_NAMES, Placement, Wishes
 from localq.planner.plan import Plan
 
-ASKED = "as asked for"
+ASKED = "as requested"
 
 
 @dataclass(frozen=True)
 class Line:
-    """what was decided, as what, why, and the option that decides otherwise."""
+    """One decision: its subject, value, reason, and the option that changes it."""
 
     what: str
     value: str
@@ -27,9 +27,10 @@ class Line:
 def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | None, scheme: str = "") -> list[Line]:
     """Of a plan that was made of `wishes` for `arch` within `budget_bytes` (None: the CPU, where nothing gives way)."""
     asking = _Asking(plan, wishes, arch, budget_bytes, scheme)
-    places = {"device": "on the device", "host": "in host memory, a row read per token"}
-    own = " of its own" if arch.tied and plan.head != "16" else ""
-    shared = ", which is the embedding table" if arch.tied and plan.head == "16" else ""
+    device = "in RAM" if budget_bytes is None else "on the GPU"
+    places = {"device": device, "host": "in RAM, one row read per token"}
+    own = ", separate from the embedding" if arch.tied and plan.head != "16" else ""
+    shared = ", shared with the embedding" if arch.tied and plan.head == "16" else ""
     return [
         Line("embedding", places[plan.embed], asking.why("embed", wishes.embed != "auto"), "--embed"),
         Line("head", HEAD_NAMES[plan.head] + own + shared, asking.why("head", wishes.head != "auto"), "--head"),
@@ -52,8 +53,8 @@ class _Asking:
             return ASKED
         best = getattr(Placement(), field)
         if getattr(self.plan, field) == best:
-            return "nothing has to give way"
-        return f"to make room: {self._without(field, best)}"
+            return "there is room"
+        return f"saves memory: {self._without(field, best)}"
 
     def _without(self, field: str, best: int | str) -> str:
         """What would be left with the best of `field`, or where that cannot be with nothing reduced."""
@@ -66,13 +67,13 @@ class _Asking:
                 )  # fmt: skip
             except LocalqError:  # a tied table moves only together with its head
                 continue
-            return f"without it {other.ctx:,} tokens would fit" if other.fits else "without it the model would not fit"
-        return "without it the model would not fit"
+            return f"without it only {other.ctx:,} tokens fit" if other.fits else "without it the model does not fit"
+        return "without it the model does not fit"
 
 
 def _context(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | None) -> str:
     if wishes.ctx is not None:
         return ASKED
     if plan.ctx == arch.max_context:
-        return "all that the model was made for"
-    return "the largest that fits" if budget_bytes is not None else "the CPU's default"
+        return "the most that the model supports"
+    return "the largest that fits" if budget_bytes is not None else "the default on the CPU"

@@ -1,4 +1,4 @@
-"""What `localq fit` and the model picker show: the offers of the catalogue, or of files, set against a card, in order.
+"""Rows of `localq fit` and the model picker: each offer on one card, most useful first.
 
 Torch-free; no network but for a repository that is asked for by name.
 """
@@ -22,10 +22,10 @@ from localq.planner.speed.predict import Machine
 # Bits per weight -> what a parameter is taken to be worth, of 1 at 16 bits, and in words. A judgement, for the order of
 # the table alone: that people choose 27B to 32B at 4 bits before 70B at 2, and 70B at 2 before 24B at 4.
 WORTH = (
-    (6.0, 1.0, "no quality lost that shows"),
+    (6.0, 1.0, "no visible quality loss"),
     (3.8, 0.95, "close to full quality"),
-    (2.4, 0.80, "some quality lost"),
-    (0.0, 0.35, "loses more than 4 bits do, for a model of this size"),
+    (2.4, 0.80, "some quality loss"),
+    (0.0, 0.35, "clearly worse than its 4-bit version"),
 )
 
 
@@ -80,7 +80,7 @@ def of_catalogue(format: str | None = None) -> list[Offer]:
     """Every offer, or those in one format. Raises LocalqError (exit 2) for a format that nothing is in."""
     found = [offer for offer in offers.of_catalogue() if format in (None, offer.format)]
     if not found:
-        raise usage_error("--format", f"no model is in {format!r}", f"Formats: {', '.join(format_facts.FORMATS)}.")
+        raise usage_error("--format", f"no model comes in {format!r}", f"Formats: {', '.join(format_facts.FORMATS)}.")
     return found
 
 
@@ -96,9 +96,9 @@ def of_model(name: str, format: str | None = None, offline: bool = False) -> lis
         if found := offers.of_entry(target.entry, only):
             return found
         known = ", ".join(each.format for each in offers.of_entry(target.entry))
-        raise usage_error("--format", f"there is no {format!r} of {target.entry.name}", f"There is {known}.")
+        raise usage_error("--format", f"{target.entry.name} is not available in {format!r}", f"Available: {known}.")
     if format is not None:
-        raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
+        raise usage_error("--format", f"{name} is not in the catalogue", "Remove --format.")
     from localq.planner import uncatalogued  # start-up cost: only files and repositories need it
 
     return [uncatalogued.offer(target, offline)]
@@ -125,7 +125,7 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
     ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
     fits, why_not = now.fits, now.reason
     if now.fits and ctx is not None and ctx > ctx_max:
-        fits, why_not = False, f"{arch.max_context} tokens of context at most"
+        fits, why_not = False, f"the model supports at most {arch.max_context} tokens of context"
         if ctx <= arch.max_context:
             asked = planned(memory.budget, wishes=wishes)
             fits, why_not = asked.fits, asked.reason
@@ -143,11 +143,11 @@ def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
 def _reason(offer: Offer, plan: Plan) -> str:
     """Of what fits: whether it runs, what it keeps, what gave way, what else to know."""
     bits = "16 bits" if offer.bits >= 6 else f"{offer.bits:.1f} bits"
-    sized = f"{human_count(offer.arch.parameters)} at {bits}: {kept(offer)}"
+    sized = f"{human_count(offer.arch.parameters)} at {bits}: {quality(offer)}"
     return "; ".join(filter(None, (offer.unsupported, sized, plan.choice, offer.remark)))
 
 
-def kept(offer: Offer) -> str:
+def quality(offer: Offer) -> str:
     """What is left of the quality, in words, and as measured where it was."""
     words = next(words for least, _, words in WORTH if offer.bits >= least)
     known = ratio(offer)
@@ -165,7 +165,7 @@ def worth(offer: Offer) -> float:
     return share * planner.size_class(offer.arch)
 
 
-def ordered(rows: list[Row]) -> list[Row]:
+def sort(rows: list[Row]) -> list[Row]:
     """As a person would choose: what runs and leaves a usable context before the rest, the most capable first.
 
     What gathers its codewords comes behind all that has better kernels. Among models worth the same (`worth` of their

@@ -1,4 +1,4 @@
-"""What each part of a loaded model takes in memory: the sizes that the engine allocates, from its shape. Torch-free.
+"""Memory of a loaded model by component: the sizes that the engine allocates, from its shape. Torch-free.
 
 Exact for weights, cache, tables and buffers. What a prefill pass holds at once is counted from its widest moment, and
 the engine reserves just that; what CUDA takes for itself is an assumption until a load measures it (`engine.vram`).

@@ -1,4 +1,4 @@
-"""What is known of one model: from the catalogue, from its files where they are here, from its last load.
+"""Facts of one model: from the catalogue, its files on this machine, and its last load.
 
 As data, which `localq show --json` prints, and as lines for people, which `localq show` and the model picker show.
 Torch-free, without the network.
@@ -30,16 +30,16 @@ NAME_CELLS = 18  # of `lines`, before what is told
 
 
 def of_name(name: str, settings: Settings) -> dict[str, Any]:
-    """Everything that is known of what `name` means, in the form of `--json`.
+    """Return all facts of what `name` means, in the form of `--json`.
 
     Raises LocalqError: exit 4 for what is neither in the catalogue nor here, 8 for damaged files.
     """
     target = catalog.resolve(name)
     path = hub.local_path(target)
     if target.entry is None and path is None:
-        step = f"`localq pull {target.name}` fetches it."
+        step = f"`localq pull {target.name}` downloads it."
         raise LocalqError(
-            target.name, "it is not in the catalogue and not on this machine", step, ExitCode.UNKNOWN_MODEL
+            target.name, "it is neither in the catalogue nor on this machine", step, ExitCode.UNKNOWN_MODEL
         )
     return _facts(target, path, settings)
 
@@ -152,9 +152,9 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
     sampling = facts["generation_defaults"] or {}
     known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     if stated := [f"{key} {sampling[key]}" for key in known if sampling.get(key) is not None]:
-        rows.append(["its own defaults", ", ".join(stated)])
+        rows.append(["model defaults", ", ".join(stated)])
     if facts["settings"]:
-        rows.append(["by models.toml", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())])
+        rows.append(["from models.toml", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())])
     told = [f"{key:<{NAME_CELLS - 2}}  {sanitize(value)}" for key, value in rows]
     if facts["memory"]:
         told += ["", *_memory_lines(facts["memory"])]
@@ -164,7 +164,7 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
-    where = f"when it was last loaded on {memory['device']}" if memory["device"] else "as planned, never loaded here"
+    where = f"at the last load on {memory['device']}" if memory["device"] else "as planned (not loaded here yet)"
     cache, embed, head = kv_bits.text(memory["kv_bits"]), memory["embed"], memory["head"]
     form = f"{memory['format']}, {memory['ctx']:,} tokens, KV {cache}, embedding {embed}, head {head}"
     measured, predicted = memory["measured_bytes"], memory["predicted_bytes"]
@@ -173,9 +173,9 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
 
 
 def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
-    heads = f"{arch['heads']} heads of {arch['head_dim']}, {arch['kv_heads']} for keys and values"
-    window = f"; {arch['window_layers']} layers see {arch['window']:,} tokens" if arch["window"] else ""
-    experts = f", {arch['experts_active']} of {arch['experts']} experts a token" if arch["experts"] else ""
+    heads = f"{arch['heads']} heads of {arch['head_dim']}, {arch['kv_heads']} KV heads"
+    window = f"; {arch['window_layers']} layers with a window of {arch['window']:,} tokens" if arch["window"] else ""
+    experts = f", {arch['experts_active']} of {arch['experts']} experts per token" if arch["experts"] else ""
     width = arch["intermediate"] or arch["expert_intermediate"]
     return [
         ["architecture", f"{arch['model_type']}, {arch['layers']} layers{experts}"],

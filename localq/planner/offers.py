@@ -1,9 +1,8 @@
-"""The formats in which a model is to be had, and which of them its bare name means on a given card. Torch-free.
+"""Formats available for a model, and the one that its plain name selects on a card. Torch-free.
 
-What the catalogue says first counts where it leaves a usable context. Where it does not: weights that are on this
-machine before published ones, those with kernels of ours before those that gather their codewords or have none, more
-bits before fewer. What would first have to be made on a calibration text is never chosen by itself: the plan names the
-command.
+The default of the catalogue counts where it leaves a usable context. Else weights on this machine come before published
+ones, fast formats before those that are offered last, more bits before fewer. A format that needs a calibration text is
+never selected before it is made: the plan names the command.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from localq.planner.speed import measurements
 
 @dataclass(frozen=True)
 class Offer:
-    """A shape in a format, before any card is looked at.
+    """A format available for a model, before a card is considered.
 
     source     the published weights; None where they are made here, or are a folder or file
     base       what they are made from then
     unsupported  why localq cannot run it, None when it can
-    preferred  this is what the bare name of the model means
+    preferred  the plain name of the model means this
     block_bytes  exact bytes of the weights but embedding and head, None where they are only computed
     """
 
@@ -76,7 +75,7 @@ class Offer:
     @property
     def remark(self) -> str:
         """What to know before choosing it, in a few words."""
-        made = f"quantized here, from {self.base.format}" if self.source is None and self.base else ""
+        made = f"quantized here from {self.base.format}" if self.source is None and self.base else ""
         gated = "gated" if self.source is not None and self.source.gated else ""
         slow = "slow, experts one by one" if format_facts.one_by_one(self.arch, self.format) else ""
         return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))
@@ -103,9 +102,11 @@ def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
 
 
 @dataclass(frozen=True)
-class Considered:
-    """An offer on one card, and where it is on this machine (None: not here); usable: it runs, and leaves a usable
-    context or the one asked for."""
+class FormatCandidate:
+    """An offer on one card, and its place on this machine (None: not here).
+
+    usable   it runs, and leaves a usable context or the one that was asked for
+    """
 
     offer: Offer
     plan: Plan
@@ -115,11 +116,11 @@ class Considered:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is taken, why in one line, and everything that was considered, in the catalogue's order."""
+    """The offer that is used, why in one line, and all candidates in the catalogue's order."""
 
-    taken: Considered
+    taken: FormatCandidate
     why: str
-    considered: tuple[Considered, ...]
+    candidates: tuple[FormatCandidate, ...]
 
     @property
     def target(self) -> Target:
@@ -139,41 +140,41 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
         taken = next((each for each in considered if each.offer.format == only), None)
         if taken is None:
             known = ", ".join(each.offer.format for each in considered)
-            raise usage_error("--format", f"there is no {only!r} of {entry.name}", f"There is {known}.")
-        return Choice(taken, "as asked for", considered)
+            raise usage_error("--format", f"{entry.name} is not available in {only!r}", f"Available: {known}.")
+        return Choice(taken, "as requested", considered)
     default = next(each for each in considered if each.offer.preferred)
     if default.usable:
-        return Choice(default, "what its bare name means, and it fits", considered)
+        return Choice(default, "the default format, and it fits", considered)
     if wishes.ctx and _considered(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
-        return Choice(default, "what its bare name means, and it fits with a shorter context", considered)
+        return Choice(default, "the default format; it fits with a shorter context", considered)
     ready = [each for each in considered if each.usable and (each.here or not each.offer.is_calibrated)]
     if not ready:
-        return Choice(default, "nothing that is ready fits", considered)
+        return Choice(default, "no format that is ready to use fits", considered)
     taken = min(ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
-    where = "is published" if taken.offer.source else "is made here"
+    where = "can be downloaded" if taken.offer.source else "is quantized here"
     reason = default.offer.unsupported or default.plan.reason or "leaves too little context"
     left_out = f"{default.offer.format} {reason}"
-    why = f"{left_out}; {taken.offer.format} {'is on this machine' if taken.here else where}, and it fits"
+    why = f"{left_out}; {taken.offer.format} {'is on this machine' if taken.here else where} and fits"
     return Choice(taken, why, considered)
 
 
-def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Considered:
+def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> FormatCandidate:
     from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does without
 
     plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
     wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
     usable = offer.unsupported is None and plan.fits and plan.ctx >= wanted
-    return Considered(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
+    return FormatCandidate(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
 
 
-def making(offer: Offer) -> str:
-    """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
+def making_command(offer: Offer) -> str:
+    """Return the command that makes an offer that is not published, with an estimate of the time."""
     from localq import driver
     from localq.planner import prepare
 
     name = f"{offer.model}@{offer.format}"
     if prepare.ready_layers(catalog.resolve(name)):
-        return f"localq chat {name} (its layers come with localq: a few seconds)"
+        return f"localq chat {name} (localq includes its layers: a few seconds)"
     source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
     out = places.quantized_dir() / name
     here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"

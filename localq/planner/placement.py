@@ -1,4 +1,4 @@
-"""Where memory is saved: what the user decides of it, and in which order the planner gives way. Torch-free."""
+"""Placement of embedding, head and KV cache: the user's wishes, and the order in which memory is saved. Torch-free."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Wishes:
 
     def __post_init__(self) -> None:
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
-            raise usage_error("--kv", f"a KV cache of {self.kv_bits} bits is not defined", "Use 16, 8, k8v4 or 4.")
+            raise usage_error("--kv", f"a KV cache of {self.kv_bits} bits is not supported", "Use 16, 8, k8v4 or 4.")
         if self.embed not in EMBEDS:
-            raise usage_error("--embed", f"'{self.embed}' is not a place for it", f"Use {', '.join(EMBEDS)}.")
+            raise usage_error("--embed", f"'{self.embed}' is not supported", f"Use {', '.join(EMBEDS)}.")
         if self.head not in HEADS:
-            raise usage_error("--head", f"'{self.head}' is not a form of it", f"Use {', '.join(HEADS)}.")
+            raise usage_error("--head", f"'{self.head}' is not supported", f"Use {', '.join(HEADS)}.")
 
     def placements(self, arch: Architecture) -> list[Placement]:
         """What may be tried, the best first; each needs less memory than the one before."""

@@ -1,4 +1,4 @@
-"""What a model needs in memory, component by component, and how much context a budget leaves. Torch-free.
+"""The plan of a load: memory by component, and the context that a budget leaves. Torch-free.
 
 The engine allocates by the plan it gets here at load, with the exact bytes of the weights; `localq fit` asks the same
 functions about models that are not on this machine. Windowed layers are counted like the others, because the engine's
@@ -111,7 +111,7 @@ def assess(
     ctx = wishes.ctx
     if ctx is not None and not 0 < ctx <= arch.max_context:
         why = f"a context of {ctx} tokens is not possible"
-        raise usage_error(name or "context", why, f"The model was made for at most {arch.max_context}.")
+        raise usage_error(name or "context", why, f"The model supports at most {arch.max_context}.")
     _check(arch, wishes)
     target = ctx or min(USABLE_CONTEXT, arch.max_context)
     tried: list[Plan] = []
@@ -171,11 +171,11 @@ def _check(arch: Architecture, wishes: Wishes) -> None:
     head = wishes.placements(arch)[0].head
     columns = HEAD_COLUMNS[head]
     if arch.hidden % columns:
-        why = f"{HEAD_NAMES[head]} takes a multiple of {columns} columns, the head has {arch.hidden}"
+        why = f"{HEAD_NAMES[head]} needs a multiple of {columns} columns, the head has {arch.hidden}"
         step = "Use 16." if wishes.embed != "host" or not arch.tied else "Use 16, with --embed device."
         raise usage_error("--head", why, step)
     if wishes.embed == "host" and arch.tied and wishes.head == "16":
-        why = "the embedding of this model is also its head, which the device reads whole for every token"
+        why = "the embedding of this model is also its head, which the GPU reads in full for every token"
         raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
 
 
@@ -208,17 +208,17 @@ def _placed(
 def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
     """What was reduced without being asked for, and why, for people."""
     changes = (
-        (wishes.embed == "auto" and chosen.embed != "device", "the embedding in host memory (--embed)"),
-        (wishes.head == "auto" and chosen.head != "16", f"the head in {HEAD_NAMES[chosen.head]} (--head)"),
-        (wishes.kv_bits is None and chosen.kv_bits != 16, f"the KV cache in {kv_form.text(chosen.kv_bits)} (--kv)"),
+        (wishes.embed == "auto" and chosen.embed != "device", "embedding in RAM (--embed)"),
+        (wishes.head == "auto" and chosen.head != "16", f"head {HEAD_NAMES[chosen.head]} (--head)"),
+        (wishes.kv_bits is None and chosen.kv_bits != 16, f"KV cache {kv_form.text(chosen.kv_bits)} (--kv)"),
     )
     made = [text for is_made, text in changes if is_made]
-    return f"to make room for {target} tokens of context: {', '.join(made)}" if made else ""
+    return f"saves memory: {', '.join(made)}" if made else ""
 
 
 def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, other: str | None, itemsize: int) -> tuple[str, str]:
     """Two things to do about `made`: another format or model, a shorter context (or the CPU)."""
-    first = " and is made here first" if other and catalog.resolve(other).source is None else ""
+    first = " (it is quantized here first)" if other and catalog.resolve(other).source is None else ""
     smaller = f"use {other}, which fits{first}" if other else "use a GPU with more memory"
     per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
     largest = largest_context(budget_bytes - made.ledger.total + made.ctx * per_token, per_token)

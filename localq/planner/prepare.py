@@ -1,4 +1,4 @@
-"""From a name to files that can be loaded: found, fetched, or quantized on this machine once.
+"""Turn a name into files that can be loaded: found, downloaded, or quantized here once.
 
 Torch-free: quantizing runs as `localq quantize` in a process of its own, so that a front end stays light and a kill
 loses only what that process can resume.
@@ -109,8 +109,8 @@ def check_can_make(format: str, source: str = "") -> None:
 
 def cannot_search(format: str, why: str) -> LocalqError:
     """Exit 7: `format` is made with a search that is compiled, and `why` it is not there."""
-    ways = "Install localq with its compiled part (a wheel that has it, or where nvcc is found), or use --format nf4."
-    return LocalqError(f"--format {format}", f"it is made with a compiled search, and {why}", ways, ExitCode.NO_DEVICE)
+    ways = "Install a localq wheel with compiled kernels, or build it where nvcc is found; or use --format nf4."
+    return LocalqError(f"--format {format}", f"it needs a compiled search, and {why}", ways, ExitCode.NO_DEVICE)
 
 
 def ready_layers(target: catalog.Target) -> Path | None:
@@ -123,19 +123,17 @@ def ready_layers(target: catalog.Target) -> Path | None:
 
 def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool) -> Path:
     if target.base is None or target.format is None:
-        raise bad_file(
-            target.name, "there are no weights of it to fetch or to quantize", "`localq show` lists its sources."
-        )
+        raise bad_file(target.name, "it has no weights to download or to quantize", "`localq show` lists its sources.")
     ready = ready_layers(target)
     if ready is None:
         check_can_make(target.format)
     out = places.quantized_dir() / target.name
     origin = target.base.repo or target.base.package
     time = estimate(target.format, target.entry.arch.parameters if target.entry else 0)
-    took = "its layers come with localq: a few seconds" if ready else time
+    took = "localq includes its layers: a few seconds" if ready else time
     say(
-        f"{target.name}: nobody publishes these weights, so they are made here once from {origin} "
-        f"({took} after the download). They stay in {out}; `localq rm {target.name}` removes them."
+        f"{target.name}: these weights are not published; localq quantizes them once from {origin} "
+        f"({took} after the download). Saved in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
     more = ("--layers", str(ready), "--force") if ready else ()  # what else was begun there is worth no more
@@ -155,19 +153,19 @@ def quantize(
     command = [*localq, "quantize", str(source.resolve()), "--format", format, "--out", str(out), *more]
     code, said = _run(command, on_progress)
     if code != 0:
-        again = f"{'' if said else 'The cause stands above; '}the same command goes on where it stopped."
+        again = f"{'' if said else 'The cause is above. '}Run the same command again to resume."
         known = code in ExitCode.__members__.values()
         why = f"quantizing it failed{f': {said}' if said else ''}"
-        raise LocalqError(name, why, again[0].upper() + again[1:], ExitCode(code) if known else ExitCode.FAILURE)
+        raise LocalqError(name, why, again, ExitCode(code) if known else ExitCode.FAILURE)
 
 
 def _run(command: list[str], on_progress: OnProgress | None) -> tuple[int, str]:
-    """Run `command`, which says on stderr how far it is: (exit code, its last line where nobody has seen it).
+    """Run `command`, which says on stderr its progress: (exit code, its last line unless that was shown).
 
     Where stderr leads somewhere it is shown there, by the process itself. A full screen has none: there its lines are
     progress, and an exception of `on_progress` ends the process.
     """
-    environment = processes.environment()
+    environment = processes.child_environment()
     if _has_stderr():
         shown = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, check=False)
         return shown.returncode, ""

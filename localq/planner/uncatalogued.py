@@ -1,4 +1,4 @@
-"""Models that the catalogue does not list, as offers: by their files on this machine, or by what the hub tells of them.
+"""Offers for models outside the catalogue, from their files on this machine or on the hub.
 
 Of a repository that is not here, its configuration and the headers of its weights are fetched: some 100 kB for each
 file of safetensors, some MB of a .gguf file, whose header holds the vocabulary. Nothing of it stays on the disk.
@@ -42,7 +42,7 @@ def remote(target: Target, offline: bool = False, revision: str | None = None) -
         raise hub_errors.gated(listing.repo)
     with hub_remote.outline(listing) as path:
         source = Source(
-            format="", repo=listing.repo, revision=listing.commit, bytes=hub_remote.fetched_bytes(listing, path),
+            format="", repo=listing.repo, revision=listing.commit, bytes=hub_remote.download_bytes(listing, path),
             gated=listing.gated, verified=True,
         )  # fmt: skip
         return _of_files(target.name, path, source)
@@ -55,7 +55,7 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path)
     format = "bf16" if format in _AS_BF16 else format
     if format not in format_facts.FORMATS:
-        step = f"localq reads {', '.join(format_facts.FORMATS)}."
+        step = f"Supported: {', '.join(format_facts.FORMATS)}."
         raise LocalqError(name, f"its weights are in {format!r}, which localq does not read", step, ExitCode.FAILURE)
     if variant := stored_format.unreadable(files.quantization):
         why, step = f"its weights are {variant}", "Use another repository of this model."

@@ -20,7 +20,7 @@ from localq import kernels
 from localq.engine.load import vram
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.formats.checkpoint import Checkpoint, TensorInfo, info
-from localq.models import ARCHITECTURES
+from localq.models import architecture
 from localq.models.decoder import Block
 from localq.planner import prepare
 from localq.quantize import fetch_order, memory, prequantized_layers
@@ -56,14 +56,11 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
     if request.layers is None and (why := kernels.why_not()):
         raise prepare.cannot_search(request.format, why)
     source, out = request.source, request.out
-    model_type = source.config.get("model_type")
-    if model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
+    family = architecture(source.config, source.name)
     if not request.windows and request.layers is None:
         raise usage_error("--calibration", "the text is shorter than one window", "Use a longer text.")
     with open_source(request) as checkpoint, torch.no_grad():
-        model = SourceModel(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
+        model = SourceModel(source, checkpoint, family, request.device, request.seed)
         if request.bits is not None and model.model.config.experts:
             why = "a mixture of experts takes the same bits for all of its matrices"
             raise usage_error("--bits", why, "Use 2, 2.5, 3 or 4.")
@@ -152,7 +149,7 @@ class _Conversion:
         request, model = self._request, self._model
         if request.device.type != "cuda" or not (request.layers is None or self._settings.joint_tuning.steps):
             return
-        held = vram.begin(request.device, request.vram_bytes, {})
+        held = vram.open_budget(request.device, request.vram_bytes, {})
         block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
         counted = partial(memory.count, block, hidden, tokens, device="cuda", rotated=model.rotated)
         counted = partial(counted, vocab=model.model.config.vocab_size, made=request.layers is not None)

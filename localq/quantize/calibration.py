@@ -58,7 +58,9 @@ def token_ids(tokenizer: Tokenizer, chats: ChatFile, option: str) -> list[list[i
         raise usage_error(option, why, "Use plain text.")
     ids = list[list[int]]()
     for number, messages in chats.chats:
-        shown = [{**each, "content": thinking.template_content(template, each["role"], each["content"])} for each in messages]
+        shown = [
+            {**each, "content": thinking.template_content(template, each["role"], each["content"])} for each in messages
+        ]
         try:
             ids.append(tokenizer.encode(tokenizer.chat_text(shown, add_generation_prompt=False)))
         except LocalqError as error:

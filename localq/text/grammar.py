@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from localq.disk import read_text
 from localq.errors import LocalqError, usage_error
-from localq.processes import within
+from localq.processes import run_with_timeout
 from localq.sanitize import sanitize
 from localq.text import gbnf
 
@@ -56,13 +56,13 @@ class Grammar:
         try:
             size = len(self.text.encode())
         except (UnicodeEncodeError, AttributeError):
-            raise usage_error(self.called, "it is no text", "Write it in UTF-8.") from None
+            raise usage_error(self.label, "it is no text", "Write it in UTF-8.") from None
         if size > MAX_BYTES[self.kind]:
             why = f"it is longer than {MAX_BYTES[self.kind] // 1024} KiB"
-            raise usage_error(self.called, why, "Use a shorter one.")
+            raise usage_error(self.label, why, "Use a shorter one.")
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """What an error about it names."""
         return _CALLED[self.kind]
 
@@ -109,7 +109,7 @@ def check(wanted: Grammar) -> list[str]:
     """
     import llguidance  # start-up cost: only where there is a grammar
 
-    compiled = compile_(wanted)
+    compiled = compile_grammar(wanted)
     failed, said = _in_time(
         wanted, lambda: llguidance.LLMatcher.validate_grammar_with_warnings(compiled, None, limits=limits())
     )
@@ -128,14 +128,14 @@ def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
     """What follows a reply in `wanted`, over the tokens of `vocabulary`. Raises LocalqError (exit 2)."""
     from llguidance import LLMatcher  # start-up cost
 
-    compiled = compile_(wanted)
+    compiled = compile_grammar(wanted)
     found = _in_time(wanted, lambda: LLMatcher(vocabulary, compiled, log_level=0, limits=limits()))
     if found.is_error():
         refuse(wanted, found.get_error())
     return found
 
 
-def keeps(wanted: Grammar, text: str) -> bool:
+def matches(wanted: Grammar, text: str) -> bool:
     """Whether `text`, the beginning of a reply, is a whole one. What only a model can tell counts as no."""
     import llguidance  # start-up cost: only where there is a grammar
 
@@ -149,13 +149,13 @@ def keeps(wanted: Grammar, text: str) -> bool:
 
 def _in_time(wanted: Grammar, work: Callable[[], T]) -> T:
     try:
-        return within(MAX_SECONDS, work)
+        return run_with_timeout(MAX_SECONDS, work)
     except TimeoutError:
         why = f"it takes more than {MAX_SECONDS:.0f} s to build"
-        raise usage_error(wanted.called, why, "Make it simpler.") from None
+        raise usage_error(wanted.label, why, "Make it simpler.") from None
 
 
-def compile_(wanted: Grammar) -> str:
+def compile_grammar(wanted: Grammar) -> str:
     """`wanted` in llguidance's own form. Raises LocalqError (exit 2) where that shows what is wrong already."""
     from llguidance import LLMatcher  # start-up cost
 
@@ -189,7 +189,7 @@ def refuse(wanted: Grammar, said: str, place: str = "") -> NoReturn:
         next_step = 'Leave them out, or write "x-guidance": {"lenient": true} into it, which ignores them.'
     elif any(word in said for word in ("too big", "too large", "Too many", "too many", "max is")):
         next_step = "Make it simpler."
-    raise usage_error(wanted.called, f"{place}{why}", next_step)
+    raise usage_error(wanted.label, f"{place}{why}", next_step)
 
 
 def _one_line(said: str) -> str:
@@ -207,6 +207,6 @@ def _parsed(wanted: Grammar) -> Any:
     try:
         return json.loads(wanted.text)
     except RecursionError:
-        raise usage_error(wanted.called, "it is too deeply nested", "Make it simpler.") from None
+        raise usage_error(wanted.label, "it is too deeply nested", "Make it simpler.") from None
     except ValueError as error:
-        raise usage_error(wanted.called, f"it is no JSON ({error})", "Correct it.") from error
+        raise usage_error(wanted.label, f"it is no JSON ({error})", "Correct it.") from error

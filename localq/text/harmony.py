@@ -53,7 +53,7 @@ def is_template(template: str | None) -> bool:
     return all(mark in (template or "") for mark in (START, CHANNEL, MESSAGE))
 
 
-def begins(text: str) -> bool | None:
+def begins_reply(text: str) -> bool | None:
     """Is `text` the beginning of a reply in channels? None = more of it must come."""
     lead = _LEAD.match(text)
     rest = text[lead.end() :] if lead else text
@@ -68,25 +68,25 @@ def is_answer(header: str) -> bool:
     return (name is None or name[1] == "final") and _TO not in header
 
 
-def plain(text: str) -> str:
+def escape_marks(text: str) -> str:
     """`text` for a template of this kind, which refuses marks in what was said, or would take them for its own."""
     for mark in MARKS:
         text = text.replace(mark, _BROKEN + mark[2:])
     return text
 
 
-def behind(content: str) -> str:
+def continuation(content: str) -> str:
     """A stored reply as it is put behind a prompt, to go on with: marks in its answer are plain text there too."""
-    if begins(content) is not True:
+    if begins_reply(content) is not True:
         return content
     channels = Channels()
     _, answer = channels.push(content)
-    return content[: len(content) - len(answer)] + plain(answer)
+    return content[: len(content) - len(answer)] + escape_marks(answer)
 
 
-def written(thought: str, answer: str, thinking: bool) -> str:
+def format_reply(thought: str, answer: str, thinking: bool) -> str:
     """A reply in channels, to go on with. thinking: the thought goes on."""
-    said = f"{CHANNEL}analysis{MESSAGE}{plain(thought)}" if thought or thinking else ""
+    said = f"{CHANNEL}analysis{MESSAGE}{escape_marks(thought)}" if thought or thinking else ""
     return said if thinking else f"{said}{_NEXT if said else ''}{FINAL}{answer}"
 
 
@@ -157,7 +157,7 @@ class Channels:
         return gap + text
 
 
-class Marked:
+class ChannelDetokenizer:
     """Ids in, text out, with the marks of a model that speaks in channels: only tokens are marks.
 
     over   the answer has ended, whatever comes
@@ -169,7 +169,7 @@ class Marked:
         self.over = False
         self._lead = ""  # of a reply of which it is not known what it begins with
         self._header: str | None = None  # of the message that begins; None = in its text
-        self._thought, self._begun, self._framed = False, bool(begun), begins(begun) is True
+        self._thought, self._begun, self._framed = False, bool(begun), begins_reply(begun) is True
         self._last = ""
         self._new()
         if begun:
@@ -221,7 +221,7 @@ class Marked:
     def _text(self, text: str) -> str:
         if not self._begun:
             self._lead += text
-            if begins(self._lead) is None:
+            if begins_reply(self._lead) is None:
                 return ""
             text, self._lead, self._begun = self._lead, "", True
         if self._header is not None:

@@ -30,7 +30,7 @@ _ANY = r"<\|\w{1,64}\|>"
 _PUT_TOGETHER = re.compile(r"""<\|['"]""")  # '<|' + message['role'] + '|>'
 
 
-def plain(template: str | None, text: str) -> str:
+def escape_marks(template: str | None, text: str) -> str:
     """`text` for a model with this chat template, without what frames its turns."""
     marks = _marks(template or "")
     return marks.sub(lambda found: found[0][0] + BREAK + found[0][1:], text) if marks else text

@@ -101,7 +101,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 @functools.lru_cache(maxsize=KEPT_TEMPLATES)
-def compiled(sandbox: ImmutableSandboxedEnvironment, text: str) -> jinja2.Template:
+def compile_template(sandbox: ImmutableSandboxedEnvironment, text: str) -> jinja2.Template:
     """The template of `text`. It keeps nothing between renders: the sandbox lets it change no object that lasts."""
     return sandbox.from_string(text)
 
@@ -110,7 +110,7 @@ def answer(sandbox: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> d
     """{"text"} or {"error", "refused"}."""
     try:
         pieces, size = [], 0
-        for piece in compiled(sandbox, request["template"]).generate(**request["variables"]):
+        for piece in compile_template(sandbox, request["template"]).generate(**request["variables"]):
             size += len(piece.encode("utf-8", "surrogatepass"))
             if size > MAX_OUTPUT_BYTES:
                 return {"error": f"it writes more than {MAX_OUTPUT_BYTES} bytes"}

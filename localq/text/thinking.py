@@ -27,7 +27,7 @@ _OPENED = re.compile(re.escape(OPENING) + r"\s*\Z")
 _NO_THOUGHT = re.compile(rf"{re.escape(OPENING)}\s*{re.escape(CLOSING)}\s*\Z")  # of a prompt for a reply without one
 
 
-class Splitter:
+class ThoughtSplitter:
     """Text in, (thought, answer) out; the pieces together do not depend on how the text was cut.
 
     head      the raw text before the answer: tags, thought, empty lines. head + answer is the raw reply
@@ -79,9 +79,9 @@ class Splitter:
             self.head, self._held = self._held[:at], self._held[at:]
             self.thinking = self._begun = True
             return
-        in_channels = harmony.begins(self._held)
+        in_channels = harmony.begins_reply(self._held)
         if in_channels and not self._may:
-            self._held, self._begun = harmony.plain(self._held), True
+            self._held, self._begun = harmony.escape_marks(self._held), True
         elif in_channels:
             self._channels, self._begun = harmony.Channels(), True
             self.closing = self._channels.closing
@@ -113,60 +113,60 @@ class Splitter:
         return start
 
 
-def opened(tail: str) -> str:
+def opened_thought(tail: str) -> str:
     """The beginning of the reply that a prompt ending in `tail` has already: "<think>" and white space, or nothing."""
     found = _OPENED.search(tail)
     return found[0] if found else ""
 
 
-def split(content: str) -> tuple[str, str]:
+def split_reply(content: str) -> tuple[str, str]:
     """(thought, answer) of a stored reply."""
-    splitter = Splitter()
+    splitter = ThoughtSplitter()
     pieces = splitter.push(content), splitter.finish()
     return "".join(thought for thought, _ in pieces), "".join(answer for _, answer in pieces)
 
 
-def closed(content: str) -> str:
+def close_thought(content: str) -> str:
     """`content` as most templates take it: in tags, and a thought that was cut ends there: what follows is none."""
-    content = in_form_of(None, content)
-    splitter = Splitter()
+    content = convert_for(None, content)
+    splitter = ThoughtSplitter()
     splitter.push(content)
     return content.rstrip() + f"\n{CLOSING}\n\n" if splitter.thinking else content
 
 
-def in_form_of(template: str | None, content: str) -> str:
+def convert_for(template: str | None, content: str) -> str:
     """A stored reply in the form of the model with this chat template, to go on with: in channels, or in tags."""
-    in_channels = harmony.begins(content) is True
+    in_channels = harmony.begins_reply(content) is True
     if in_channels == harmony.is_template(template):
         return content
-    splitter = Splitter()
+    splitter = ThoughtSplitter()
     parts = splitter.push(content), splitter.finish()
     thought, answer = ("".join(part[kind] for part in parts) for kind in (0, 1))
     if not in_channels:
-        return harmony.written(thought, answer, splitter.thinking)
+        return harmony.format_reply(thought, answer, splitter.thinking)
     if splitter.thinking:
         return f"{OPENING}\n{thought}"
     return f"{OPENING}\n{thought}\n{CLOSING}\n\n{answer}" if thought else answer
 
 
-def read_by(template: str | None, role: str, content: str) -> str:
+def template_content(template: str | None, role: str, content: str) -> str:
     """What a chat template is given of a stored message: what frames turns is plain text in it. One of channels gets
     answers alone."""
     if harmony.is_template(template):
-        return harmony.plain(split(content)[1] if role == "assistant" else content)
-    return frames.plain(template, closed(content) if role == "assistant" else content)
+        return harmony.escape_marks(split_reply(content)[1] if role == "assistant" else content)
+    return frames.escape_marks(template, close_thought(content) if role == "assistant" else content)
 
 
-def continued(prompt: str, begun: str) -> str:
+def continue_prompt(prompt: str, begun: str) -> str:
     """`prompt` with the stored beginning of a reply behind it, whose thought takes the place of the one that the prompt
     opens, or of the empty one that it has."""
-    opening, none = opened(prompt), _NO_THOUGHT.search(prompt)
+    opening, none = opened_thought(prompt), _NO_THOUGHT.search(prompt)
     if begun.lstrip().startswith(OPENING):
         return prompt[: none.start() if none else len(prompt) - len(opening)] + begun
     return prompt + (f"\n{CLOSING}\n\n" if opening else "") + begun
 
 
-def least(template: str | None) -> dict[str, Any]:
+def minimal_variables(template: str | None) -> dict[str, Any]:
     """What a chat template is given so that the model thinks as little as it can."""
     text = template or ""
     if "enable_thinking" in text:

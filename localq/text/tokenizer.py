@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localq.errors import LocalqError, bad_file, usage_error
-from localq.processes import within
+from localq.processes import run_with_timeout
 from localq.text import harmony, template, thinking
-from localq.text.tokenizer_files import SPECIAL, panics_named, read_backend, special_tokens
+from localq.text.tokenizer_files import SPECIAL, read_backend, report_panics, special_tokens
 
 if TYPE_CHECKING:
     import tokenizers
@@ -78,7 +78,7 @@ class Tokenizer:
         So what a template writes around every turn is no repetition, and the end of a turn is never punished.
         """
         ids = sorted(id for id in self.backend.get_vocab().values() if id < self.rows)
-        with panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+        with report_panics("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
             texts = self.backend.decode_batch([[id] for id in ids], skip_special_tokens=False)
         breaking = (id for id, text in zip(ids, texts, strict=True) if any(part in text for part in BREAKERS))
         return frozenset(breaking) | self.skipped_ids
@@ -123,7 +123,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""
-        with panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+        with report_panics("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
             return self.backend.decode([id for id in ids if id not in self.skipped_ids], skip_special_tokens=False)
 
     def stream(self) -> Detokenizer:
@@ -205,11 +205,11 @@ def _encode_within(seconds: float, backend: tokenizers.Tokenizer, text: str, spe
     other threads run."""
 
     def work() -> list[int]:
-        with panics_named("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
+        with report_panics("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
             return list(backend.encode_batch([text], add_special_tokens=special)[0].ids)
 
     try:
-        return within(seconds, work)
+        return run_with_timeout(seconds, work)
     except TimeoutError:
         why = f"it takes more than {seconds:.0f} s for a text of {len(text)} characters"
         raise bad_file("the model's tokenizer", why, _FETCH_AGAIN) from None

@@ -34,7 +34,7 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @contextlib.contextmanager
-def panics_named(what: str, why: str, next_step: str) -> Iterator[None]:
+def report_panics(what: str, why: str, next_step: str) -> Iterator[None]:
     """Name what the library raises over a file: plain Exception, and for some files a panic, no Exception at all."""
     try:
         yield
@@ -55,7 +55,7 @@ def read_backend(files: ModelFiles) -> tokenizers.Tokenizer:
     text = read_text(path, MAX_TOKENIZER_BYTES)
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
         raise bad_file(str(path), f"it describes more than {MAX_TOKENS:,} tokens, or as many merges twice", next_step)
-    with panics_named(str(path), "it is malformed", next_step):
+    with report_panics(str(path), "it is malformed", next_step):
         backend = Tokenizer.from_str(text)
     for step in (backend.normalizer, backend.decoder):
         if step is not None and (growth := _growth(json.loads(step.__getstate__()))) > MAX_GROWTH:

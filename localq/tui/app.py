@@ -25,16 +25,16 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.settings import Settings
 from localq.tui import preload
 from localq.tui.chat.chat_screen import ChatScreen
-from localq.tui.chat.session_job import SwitchWanted
+from localq.tui.chat.session_job import SwitchRequested
 from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.jobs.job import Job
-from localq.tui.jobs.model_handle import Model
+from localq.tui.jobs.model_handle import ModelHandle
 from localq.tui.keys import bindings
 from localq.tui.terminal import signals as ending_signals
 
 if TYPE_CHECKING:
     from localq.chat.session import ChatSession
-    from localq.tui.jobs.model_jobs import Opening
+    from localq.tui.jobs.model_jobs import ReadyModel
     from localq.tui.jobs.thread_messages import PostingWatcher
 
 ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
@@ -65,13 +65,13 @@ class LocalqApp(ChatApp):
         super().__init__(ansi_color="NO_COLOR" in os.environ)
         self.settings, self.start_with, self.wanted = settings, start or Start(), wanted
         self.use_command_palette = True
-        self.model = None if session is None else Model.over(session)
+        self.model = None if session is None else ModelHandle.for_session(session)
         self._pick = pick
         self.error: LocalqError | None = None  # why there is no model
-        self._opening: Job[Opening] | None = None
+        self._opening: Job[ReadyModel] | None = None
         self._leaving: int | None = None
         self._switching = False
-        remember = self.start_with.store is not None and input_history.kept()
+        remember = self.start_with.store is not None and input_history.is_enabled()
         self.history = input_history.InputHistory(_history_file() if remember else None)
         self.chat = ChatScreen(self.history, self.start_with.record, empty=pick and session is None)
         self._set(settings)
@@ -79,13 +79,13 @@ class LocalqApp(ChatApp):
     async def on_mount(self) -> None:
         """The first screen; then the model."""
         if not self.is_headless:
-            ending_signals.heed(self.leave)
+            ending_signals.install(self.leave)
         await self.push_screen(self.chat)
         if self.model is None and self._pick:
             self.action_models()
             return
         if self.model is not None:
-            self.call_later(self.take, self.model)
+            self.call_later(self.use_model, self.model)
         else:
             self.call_after_refresh(self.chat.begin, lambda: self.open(self.settings.model, self.wanted))
         self.call_after_refresh(self._import_the_rest)
@@ -97,23 +97,26 @@ class LocalqApp(ChatApp):
 
     @work(exclusive=True, group="imports")
     async def _import_the_rest(self) -> None:
-        await preload.imported()
+        await preload.import_modules()
         if not self.is_headless:
-            preload.garbage()
+            preload.tune_garbage_collection()
 
     # ---- a model
 
     def open(self, name: str, wanted: OpenOptions | None) -> None:
         """Open it in a thread; the screen of the conversation shows how far it is."""
-        from localq.tui.jobs.model_jobs import Opening, open_and_load  # they know the hub: the first frame comes first
+        from localq.tui.jobs.model_jobs import (  # they know the hub: the first frame comes first
+            ReadyModel,
+            open_and_load,
+        )
 
         self.chat.status(doing=f"opening {name}", model=name)
         settings = self.settings
 
-        def work(watcher: PostingWatcher) -> Opening:
+        def work(watcher: PostingWatcher) -> ReadyModel:
             return open_and_load(name, settings, wanted or OpenOptions(), watcher)
 
-        self._opening = Job(name, work, self.chat.post_message, Opening.close)
+        self._opening = Job(name, work, self.chat.post_message, ReadyModel.close)
         self._opening.start()
 
     async def on_job_ended(self, message: Job.Ended) -> None:
@@ -127,17 +130,17 @@ class LocalqApp(ChatApp):
             self.chat.status(doing="no model")
             await self.chat.conversation.transcript.notice(str(outcome), failed=True)
         else:
-            await self.take(Model.of(outcome, self.chat.post_message))
+            await self.use_model(ModelHandle.from_ready(outcome, self.chat.post_message))
 
-    async def take(self, model: Model) -> None:
+    async def use_model(self, model: ModelHandle) -> None:
         """Converse with it."""
         self.model, self.error = model, None
-        self.start_with.take_up(model.session)
-        await self.chat.take(model)
+        self.start_with.attach(model.session)
+        await self.chat.use_model(model)
         if not self.is_headless:
-            preload.garbage()
+            preload.tune_garbage_collection()
 
-    def on_switch_wanted(self, message: SwitchWanted) -> None:
+    def on_switch_requested(self, message: SwitchRequested) -> None:
         """`/model NAME`."""
         if self._is_free_to_switch():
             self._switch_to(message.switch.name, message.switch.format)
@@ -176,11 +179,11 @@ class LocalqApp(ChatApp):
             await asyncio.to_thread(old.close)
         outcome = await self.push_screen_wait(OpeningScreen(name, settings, wanted))
         if not isinstance(outcome, LocalqError):
-            await self.take(Model.of(outcome, self.chat.post_message))
+            await self.use_model(ModelHandle.from_ready(outcome, self.chat.post_message))
             return
         await self.chat.conversation.transcript.notice(str(outcome), failed=True)
         if old is not None:
-            await self.chat.take(old)
+            await self.chat.use_model(old)
         else:
             self.error = outcome
             self.chat.status(doing="no model")
@@ -203,7 +206,7 @@ class LocalqApp(ChatApp):
         if self._leaving is not None:
             self.exit(self._leaving)
         else:
-            preload.tidied()
+            preload.collect_garbage()
 
     def close(self) -> None:
         """End the engine process; for whoever ran the app."""
@@ -223,7 +226,7 @@ class LocalqApp(ChatApp):
         try:
             with self.suspend():
                 try:  # what is raised in there would leave the terminal to the editor
-                    result = editor.edited(text, otherwise)
+                    result = editor.edit(text, otherwise)
                 except LocalqError as failure:
                     error = failure
         except SuspendNotSupported:
@@ -288,11 +291,11 @@ class LocalqApp(ChatApp):
         """What the palette lists."""
         from localq.tui.dialogs import palette_lines  # start-up cost: it knows the commands
 
-        return palette_lines.of(self, screen)
+        return palette_lines.system_commands(self, screen)
 
 
 def _history_file() -> Path | None:
     try:
-        return input_history.opened()
+        return input_history.open_file()
     except OSError:
         return None

@@ -28,18 +28,18 @@ def _binding(name: str, key: Key, priority: bool, of: str) -> Binding:
     return Binding(key.keys, action, key.label or key.what, show=bool(key.label), priority=priority, id=name)
 
 
-def in_use(screen: Screen[Any], name: str) -> str:
+def active_key(screen: Screen[Any], name: str) -> str:
     """The first key of `name` as it is set, where it is bound on `screen` or around what is in focus there."""
     active = (key for key, each in screen.active_bindings.items() if each.binding.id == name)
     return _one(next(active, KEYS[name].keys.split(",")[0]))
 
 
-def first(key: Key) -> str:
+def first_key(key: Key) -> str:
     """ "Ctrl-X" for "ctrl+x,f2"."""
     return _one(key.keys.split(",")[0])
 
 
-def shown(key: Key) -> str:
+def key_labels(key: Key) -> str:
     """ "Ctrl-X, F2" for "ctrl+x,f2"."""
     return ", ".join(_one(each) for each in key.keys.split(","))
 

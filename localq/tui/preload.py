@@ -17,14 +17,14 @@ MODULES = (
 SELDOM = 200  # times the middle generation is looked through, before everything is: by default, 10
 
 
-async def imported() -> None:
+async def import_modules() -> None:
     """Import them."""
     for name in MODULES:
         importlib.import_module(name)
         await asyncio.sleep(0)  # keys first
 
 
-def garbage() -> None:
+def tune_garbage_collection() -> None:
     """Look for garbage, which nobody did before the first frame (`cli.tui`), but never among what is here, which stays:
     that would take 0.1 s in the middle of typing. Looking through all that has come since takes 0.03 s and more, and
     is for when a reply has ended (`tidied`)."""
@@ -33,7 +33,7 @@ def garbage() -> None:
     gc.set_threshold(*gc.get_threshold()[:2], SELDOM)
 
 
-def tidied() -> None:
+def collect_garbage() -> None:
     """Look through everything now, since nothing streams."""
     if gc.isenabled() and gc.get_threshold()[2] == SELDOM:  # `garbage` has been called: not in a test's process
         gc.collect()

@@ -1,4 +1,4 @@
-"""What does the work behind the pipe: the real engine, which is imported when its backend is made."""
+"""The backend of the engine process: the real engine, which is imported when the backend is created."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from localq.worker.messages import (
 )
 
 if TYPE_CHECKING:
-    from localq.engine.generate import Engine, Step
+    from localq.engine.generate import Engine
     from localq.engine.load.load import LoadedModel
+    from localq.engine.reply import Step
     from localq.files.model_folder import ModelFiles
-    from localq.worker.token_masks import Constraint, Vocabulary
+    from localq.worker.token_masks import GrammarConstraint, Vocabulary
 
 
 class Backend(Protocol):
-    """What does the work behind the pipe: `TorchBackend`, or a scripted one in tests."""
+    """The work of the engine process: `TorchBackend`, or a scripted one in tests."""
 
     @property
     def watched(self) -> bool:
         """True when steps run on a device that can hang."""
 
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
-        """Load a model, freeing the one before."""
+        """Load a model; an earlier one is freed first."""
 
     def unload(self) -> None:
-        """Free the model, also one that was loaded in part."""
+        """Free the model, also a partly loaded one."""
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue a prompt."""
@@ -49,20 +50,20 @@ class Backend(Protocol):
         """Time one decode step."""
 
     def save_cache(self, request: SaveCache) -> CacheSaved:
-        """Write the conversation in the KV cache to a file."""
+        """Write the KV cache to a file."""
 
     def restore_cache(self, request: RestoreCache) -> CacheRestored:
-        """Take up the conversation in a file."""
+        """Restore the KV cache from a file."""
 
 
 class TorchBackend:
-    """The real engine."""
+    """The real engine on torch."""
 
     def __init__(self) -> None:
-        import localq.engine.generate  # noqa: F401  # torch is imported here, after Ready was sent
+        import localq.engine.generate  # noqa: F401  # imports torch, after Ready is sent
 
         self._engine: Engine | None = None
-        self._weights = ""  # of the loaded model, see `snapshot.weights_of`
+        self._weights = ""  # of the loaded model: `snapshot.weights_id`
         self._files: ModelFiles | None = None  # of the loaded model
         self._vocabulary: Vocabulary | None = None  # of the loaded model, once a reply has had a grammar
 
@@ -72,7 +73,7 @@ class TorchBackend:
         return self._engine is not None and self._engine.model.device.type == "cuda"
 
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
-        """Load the model of `request`; the one before is freed first."""
+        """Load the model of `request`; an earlier one is freed first."""
         from localq.engine import generate, snapshot
         from localq.engine.load import device, load
         from localq.files import model_folder
@@ -80,7 +81,7 @@ class TorchBackend:
         started = time.monotonic()
         self.unload()
         self._files = files = model_folder.open_model(Path(request.path))
-        self._weights = snapshot.weights_of(files)
+        self._weights = snapshot.weights_id(files)
         model = load.load(files, request.options, on_progress)
         self._engine = engine = generate.Engine(model, on_progress=on_progress)
         return Loaded(
@@ -120,27 +121,27 @@ class TorchBackend:
             breakers=frozenset(request.breaker_ids), constraint=constraint,
         )  # fmt: skip
 
-    def _constraint(self, engine: Engine, request: Generate, stop_ids: frozenset[int]) -> Constraint | None:
+    def _constraint(self, engine: Engine, request: Generate, stop_ids: frozenset[int]) -> GrammarConstraint | None:
         if request.grammar is None:
             return None
         from localq.text.tokenizer import Tokenizer  # start-up cost: only for replies with a grammar
-        from localq.worker.token_masks import Constraint, Vocabulary
+        from localq.worker.token_masks import GrammarConstraint, Vocabulary
 
         assert self._files is not None
         if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:
             self._vocabulary = Vocabulary(Tokenizer.load(self._files).backend, engine.model.vocab, stop_ids)
-        return Constraint(request.grammar, self._vocabulary, request.grammar_begun, request.grammar_after)
+        return GrammarConstraint(request.grammar, self._vocabulary, request.grammar_begun, request.grammar_after)
 
     def profile(self, request: Profile) -> Profiled:
         """Time one decode step of the loaded model."""
         return Profiled(self._loaded().profile_step(request.position, keep=request.keep).to_dict())
 
     def save_cache(self, request: SaveCache) -> CacheSaved:
-        """Write the conversation in the KV cache to a file."""
+        """Write the KV cache to a file."""
         return CacheSaved(self._loaded().save_cache(Path(request.path), self._weights))
 
     def restore_cache(self, request: RestoreCache) -> CacheRestored:
-        """Take up the conversation in a file."""
+        """Restore the KV cache from a file."""
         return CacheRestored(self._loaded().restore_cache(Path(request.path), self._weights))
 
     def _loaded(self) -> Engine:
@@ -150,13 +151,13 @@ class TorchBackend:
 
 
 def _predicted(model: LoadedModel) -> dict[str, int]:
-    """The plan of what the ledger counts: on the CPU nobody counts what is given back behind every pass."""
+    """Return the planned ledger; on the CPU scratch memory is freed after every pass and not counted."""
     planned = model.plan.ledger.components
     return planned if model.device.type == "cuda" else {**planned, "scratch": 0}
 
 
 def _host(model: LoadedModel) -> dict[str, int]:
-    """`Loaded.host`."""
+    """Return `Loaded.host`."""
     from localq.engine.cache_blocks import BLOCK, WORKERS  # torch: only where a model was loaded
 
     if model.device.type != "cuda":
@@ -168,7 +169,7 @@ def _host(model: LoadedModel) -> dict[str, int]:
 
 
 def _reads(model: LoadedModel, ledger: dict[str, int]) -> dict[str, int]:
-    """`roofline.Reads` of a model on a GPU; empty where no roof is known."""
+    """Return the fields of `roofline.Reads` for a model on a GPU; empty where the roofline is unknown."""
     kv_bits = 8 * model.dtype.itemsize if model.kv_bits == 16 else model.kv_bits
     if model.device.type != "cuda":
         return {}

@@ -1,8 +1,8 @@
-"""The front end's side of the engine process: start it, talk to it, report its death with the cause.
+"""The front end's side of the engine process: start it, send requests, report its death with the cause.
 
 Torch-free. One request at a time; `cancel` may be called from another thread. A dead process raises LocalqError, and
-the next `load` starts a new one, as far as `recovery` allows. A process that says nothing for too long is ended here,
-because its own watchdog may be stuck with it.
+the next `load` starts a new one, if `recovery` permits it. A process that is silent for too long is killed here,
+because its own watchdog may hang with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from localq.errors import ExitCode, LocalqError
-from localq.processes import ending, last_words
+from localq.processes import exit_reason, last_message
 from localq.worker import messages
 from localq.worker.messages import (
     GPU,
@@ -40,19 +40,19 @@ from localq.worker.messages import (
     Tokens,
 )
 from localq.worker.process import KILL_S, EngineProcess
-from localq.worker.recovery import Outcome, Recovery, canary_request
+from localq.worker.recovery import CanaryResult, Recovery, canary_request
 
-# -P: the folder the user stands in (it may be a downloaded model) must not provide modules
+# -P: the working folder (it may be a downloaded model) must not provide modules
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.server")
 LOG_LINES = 200
-SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog speaks first, if it can
+SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog reacts first, if it can
 FILE_S = 300.0  # 4 GiB, to a disk of 15 MB/s
 Answer = TypeVar("Answer", Profiled, CacheSaved, CacheRestored)
 _NEXT = "The next message starts a new engine process."
 
 
 class EngineClient:
-    """One engine process at a time. `start` returns at once; torch loads over there while the front end draws."""
+    """A client of one engine process. `start` returns at once; torch loads in the process while the front end draws."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class EngineClient:
         silence_s: float = SILENCE_S,
         file_s: float = FILE_S,
     ) -> None:
-        """silence_s: a reply on a GPU may go on without a word for so long; file_s: a snapshot anywhere."""
+        """Set the limits: silence_s without an event in a reply on a GPU, file_s for a snapshot."""
         self._command = tuple(command)
         self._recovery = recovery or Recovery()
         self._silence_s, self._file_s = silence_s, file_s
-        self._ids = itertools.count(-1, -1)  # of what is no reply: those count up, in the session
+        self._ids = itertools.count(-1, -1)  # for requests other than replies, whose ids count up in the session
         self._loaded: Loaded | None = None
         self._process: EngineProcess | None = None
         self._events: queue.Queue[Event | LocalqError | None] = queue.Queue()
@@ -80,7 +80,7 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """Of the living process."""
+        """The id of the running process, None without one."""
         return self._process.pid if self._process is not None and self.alive else None
 
     @property
@@ -89,7 +89,7 @@ class EngineClient:
         return tuple(self._log)
 
     def start(self) -> None:
-        """Spawn the process unless it lives. Its own session, so that a Ctrl-C at the terminal does not reach it."""
+        """Start the process unless it runs, in a separate session, so that Ctrl-C at the terminal does not reach it."""
         if self.alive:
             return
         self.close()
@@ -99,7 +99,7 @@ class EngineClient:
         self._process.listen(self._events, self._log)
 
     def close(self) -> None:
-        """End the process within 2 s; more than once is fine."""
+        """End the process within 2 s; idempotent."""
         process, self._process, self._loaded = self._process, None, None
         if process is not None:
             process.end()
@@ -114,12 +114,12 @@ class EngineClient:
     # ---- requests
 
     def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded:
-        """Load a model, starting the process if there is none. `on_event` gets Loading events.
+        """Load a model, in a new process if none runs; `on_event` gets Loading events.
 
-        On a GPU a few tokens are made besides, which a process after this one must make again: see `recovery`.
+        On a GPU a few known tokens are generated as well, which a later process must reproduce: see `recovery`.
         """
         if self._process is not None and not self.alive:
-            self._death()  # which nobody has seen yet
+            self._death()  # not reported yet
         asked = request if self.alive else self._recovery.permit(request)
         self.start()
         self._loaded = None
@@ -142,7 +142,7 @@ class EngineClient:
             raise
         return loaded
 
-    def _canary(self) -> Outcome:
+    def _canary(self) -> CanaryResult:
         assert self._loaded is not None
         ids: list[int] = []
         try:
@@ -151,25 +151,25 @@ class EngineClient:
         except LocalqError as error:
             if not self.alive:
                 raise
-            return *ids, str(error)  # weights that give no numbers: the same words again are as good as the same ids
+            return *ids, str(error)  # non-finite logits: the same error text counts like the same ids
         return (*ids, event.reason if isinstance(event, Done) else "")
 
     def profile(self, request: Profile) -> dict[str, Any]:
-        """Where the time of one decode step of the loaded model goes: `StepProfile.to_dict()`."""
+        """Profile one decode step of the loaded model; returns `StepProfile.to_dict()`."""
         return self._answer(dataclasses.replace(request, id=next(self._ids)), Profiled).profile
 
     def save_cache(self, path: str) -> int:
-        """Write the conversation in the KV cache to a file; its bytes."""
+        """Write the KV cache to a file; returns its bytes."""
         return self._answer(SaveCache(path, next(self._ids)), CacheSaved, self._file_s).bytes
 
     def restore_cache(self, path: str) -> int:
-        """Take up the conversation in a file; its tokens. Raises LocalqError where that cannot be: read it anew."""
+        """Restore the KV cache from a file; returns its tokens. Raises LocalqError on failure: prefill instead."""
         return self._answer(RestoreCache(path, next(self._ids)), CacheRestored, self._file_s).tokens
 
     def _answer(
         self, request: Profile | SaveCache | RestoreCache, kind: type[Answer], limit_s: float | None = None
     ) -> Answer:
-        """What another request was answered, which nobody waited for to its end (Ctrl-C), is passed over."""
+        """Wait for the answer to `request`; answers to requests that were abandoned (Ctrl-C) are skipped."""
         if not self.alive:
             raise self._death()
         self._send(request)
@@ -181,7 +181,7 @@ class EngineClient:
         raise AssertionError("replies end only by raising")
 
     def generate(self, request: Generate) -> Iterator[Event]:
-        """Progress, Tokens, and last Done. Closing the iterator early cancels the reply."""
+        """Yield Progress and Tokens, then Done. Closing the iterator early cancels the reply."""
         if not self.alive:
             raise self._death()
         self._send(request)
@@ -201,7 +201,7 @@ class EngineClient:
                 self.cancel(request.id)
 
     def cancel(self, id: int) -> None:
-        """Stop the reply `id` within one step; safe from any thread. A process that is gone needs no cancelling."""
+        """Stop the reply `id` within one step; thread-safe; ignored when the process is gone."""
         if self.alive:
             self._send(Cancel(id))
 
@@ -211,10 +211,10 @@ class EngineClient:
         line = messages.encode(request)
         if len(line) > messages.MAX_LINE_BYTES:
             limit = f"the prompt is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"
-            raise LocalqError("engine process", limit, "Shorten it.", ExitCode.USAGE)
+            raise LocalqError("engine process", limit, "Shorten the prompt.", ExitCode.USAGE)
         process, matters = self._process, not isinstance(request, Cancel)
         if process is None:
-            if not matters:  # it was ended since `cancel` looked
+            if not matters:  # it ended since the check in `cancel`
                 return
             raise self._death()
         try:
@@ -243,14 +243,14 @@ class EngineClient:
             return self._events.get(timeout=limit_s)
         except queue.Empty:
             pass
-        try:  # if it was this process that stood still (Ctrl-Z), what was said meanwhile is on its way
+        try:  # if this process was stopped (Ctrl-Z), events from that time are still arriving
             return self._events.get(timeout=KILL_S)
         except queue.Empty:
             process, on_gpu = self._process, self._on_gpu
             if process is not None:
                 process.kill()
             self.close()
-            why = f"the engine process said nothing for {limit_s:g} s and was ended"
+            why = f"the engine process did not respond for {limit_s:g} s and was killed"
             raise self._recovery.after(LocalqError(GPU if on_gpu else "engine process", why, _NEXT), on_gpu) from None
 
     def _failure(self, failed: Failed) -> LocalqError:
@@ -262,12 +262,12 @@ class EngineClient:
         return self._recovery.after(error, on_gpu)
 
     def _death(self) -> LocalqError:
-        """Why there is no process: its signal or exit code, and the last thing that it said."""
+        """Return the error for a missing process: its signal or exit code, and its last log line."""
         process = self._process
         if process is None:
             return LocalqError("engine process", "not running", _NEXT)
         code = process.code()
-        said, on_gpu = last_words(self._log), self._on_gpu
+        said, on_gpu = last_message(self._log), self._on_gpu
         self.close()
-        why = f"ended ({ending(code)})" + (f": {said}" if said else "")
+        why = f"ended ({exit_reason(code)})" + (f": {said}" if said else "")
         return self._recovery.after(LocalqError("engine process", why, _NEXT), on_gpu)

@@ -1,4 +1,4 @@
-"""Which errors of the engine mean that the device is of no use to this process any more. By their names: no torch."""
+"""Errors after which the device is unusable in this process, recognized by name, without torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _KINDS = ("AcceleratorError", "CudaError")
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """True for errors after which a CUDA context is unusable (running out of memory is not one of them)."""
+    """True for errors after which a CUDA context is unusable; not for exhausted memory."""
     if is_out_of_memory(error):
         return False
     return any(kind.__name__ in _KINDS for kind in type(error).__mro__) or (
@@ -16,11 +16,11 @@ def is_device_fault(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for torch's own kind, and for what the driver refuses: pinned host memory ends so, and spoils no context."""
+    """True for torch's out-of-memory error, and the driver's (pinned memory), which leaves the context usable."""
     refused = isinstance(error, RuntimeError) and first_line(error).endswith("CUDA error: out of memory")
     return refused or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
 
 
 def first_line(error: BaseException) -> str:
-    """Of its text; torch's goes on for many."""
+    """Return the first line of the error's text; torch writes many."""
     return (str(error).splitlines() or [""])[0]

@@ -1,4 +1,4 @@
-"""The few plain messages between a front end and the engine process.
+"""Messages between a front end and the engine process.
 
 Framing: one JSON object per line, UTF-8, at most `MAX_LINE_BYTES`; `{"type": "<class name in lower case>", ...fields}`.
 No pickle, nothing executable, no tensors. Torch-free.
@@ -19,8 +19,8 @@ from localq.stats import Stats
 from localq.text.grammar import Grammar
 
 MAX_LINE_BYTES = 64 * 2**20  # a 1M-token prompt is about 8 MB of JSON
-STEP_LIMIT_S = 30.0  # a GPU that finishes no step for so long hangs
-GPU = "GPU"  # what an error is about that a device caused
+STEP_LIMIT_S = 30.0  # a GPU step that takes longer counts as hung
+GPU = "GPU"  # subject of errors that a device caused
 
 
 # ---- front end -> engine
@@ -43,9 +43,9 @@ class Generate:
     sampling: Sampling = field(default_factory=Sampling)
     stop_ids: list[int] = field(default_factory=list)
     max_tokens: int | None = None  # None = until a stop token or a full context
-    grammar: Grammar | None = None  # the reply keeps to it
-    grammar_begun: str = ""  # what the prompt has of that reply already
-    grammar_after: str = ""  # it holds behind this, which ends the thought that the prompt begins
+    grammar: Grammar | None = None  # constrains the reply
+    grammar_begun: str = ""  # start of the reply that the prompt contains
+    grammar_after: str = ""  # the grammar applies after this text, which ends the thinking that the prompt opens
     breaker_ids: list[int] = field(default_factory=list)  # end a repetition, for DRY
 
 
@@ -60,8 +60,7 @@ class Cancel:
 class Profile:
     """Time one decode step of the loaded model at cache slot `position`; answered by Profiled or Failed.
 
-    position None = behind the conversation in the cache, which is forgotten unless `keep`: then what lies before the
-    position stays.
+    position None = after the cached tokens. The cache is cleared, with `keep` only from the position on.
     """
 
     position: int | None = None
@@ -71,7 +70,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class SaveCache:
-    """Write the conversation in the KV cache to the file `path`; answered by CacheSaved or Failed. May take long."""
+    """Write the KV cache to the file `path`; answered by CacheSaved or Failed. May take long."""
 
     path: str
     id: int = 0  # of the answer
@@ -79,7 +78,7 @@ class SaveCache:
 
 @dataclass(frozen=True)
 class RestoreCache:
-    """Take up the conversation in the file `path`; answered by CacheRestored, or Failed and it must be read anew."""
+    """Restore the KV cache from the file `path`; answered by CacheRestored, or Failed: then prefill."""
 
     path: str
     id: int = 0  # of the answer
@@ -95,14 +94,14 @@ class Shutdown:
 
 @dataclass(frozen=True)
 class Ready:
-    """The process is up; sent once, before torch is imported."""
+    """The process runs; sent once, before torch is imported."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Progress of a load: a stage in words ("reading weights", "capturing graph"), bytes done and in total."""
+    """Progress of a load: its stage in words ("reading weights", "capturing graphs"), bytes done and in total."""
 
     stage: str
     done_bytes: int = 0
@@ -111,13 +110,13 @@ class Loading:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model is ready. `ledger` maps a component to bytes as allocated on the device, `predicted` as planned.
+    """The model is ready.
 
-    host: bytes of host memory besides. With a GPU "embedding", where that is put there, and "snapshots", page-locked
-    from the first large one on; on the CPU "reading", what a pass over a prompt takes and gives back.
-
-    kv_bits, embed and head are what the load request leaves open or asks for, as they came to be. gpu_uuid is empty on
-    the CPU; reads: the fields of `roofline.Reads`, empty where no roof is known.
+    ledger, predicted  component -> bytes allocated on the device, and as planned
+    host     bytes of host memory. With a GPU "embedding", where it lies there, and "snapshots", pinned from the first
+             large one on; on the CPU "reading", temporary memory of a prefill pass
+    kv_bits, embed, head  the values in use
+    gpu_uuid  empty on the CPU; reads: the fields of `roofline.Reads`, empty where the roofline is unknown
     """
 
     name: str
@@ -130,7 +129,7 @@ class Loaded:
     graphs: bool
     load_s: float
     ledger: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # things the user must be told, one line each
+    notes: list[str] = field(default_factory=list)  # notes for the user, one line each
     kv_bits: KvBits = 16
     embed: str = "device"
     head: str = "16"
@@ -142,7 +141,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Progress:
-    """Prefill went on."""
+    """Prefill progress."""
 
     id: int
     stats: Stats
@@ -168,7 +167,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Profiled:
-    """Where the time of a decode step goes: `StepProfile.to_dict()`."""
+    """The profile of a decode step: `StepProfile.to_dict()`."""
 
     profile: dict[str, Any]
     id: int = 0  # of the request, as below
@@ -176,7 +175,7 @@ class Profiled:
 
 @dataclass(frozen=True)
 class CacheSaved:
-    """The file is written, with so many bytes."""
+    """The file is written; its bytes."""
 
     bytes: int
     id: int = 0
@@ -184,7 +183,7 @@ class CacheSaved:
 
 @dataclass(frozen=True)
 class CacheRestored:
-    """The cache holds so many tokens, which the next prompt may begin with."""
+    """The cache is restored; its number of tokens, which the next prompt may share."""
 
     tokens: int
     id: int = 0
@@ -192,15 +191,14 @@ class CacheRestored:
 
 @dataclass(frozen=True)
 class Failed:
-    """A request failed; `id` is None for a load, and where none was understood. `dying`: the process ends now (only a
-    new one can help)."""
+    """A request failed; id None for a load, and for a malformed request. dying: the process ends now."""
 
     error: dict[str, Any]  # LocalqError.to_dict()
     id: int | None = None
     dying: bool = False
 
     def to_error(self) -> LocalqError:
-        """The error to raise on the front end's side."""
+        """Return the error to raise in the front end."""
         return LocalqError.from_dict(self.error)
 
 
@@ -218,13 +216,13 @@ _OPTIONAL = frozenset({"grammar"})
 
 
 def encode(message: Request | Event) -> bytes:
-    """One line, newline included."""
+    """Encode a message as one line, newline included."""
     body = {"type": type(message).__name__.lower(), **dataclasses.asdict(message)}
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def decode(line: bytes) -> Request | Event:
-    """Inverse of `encode`; raises LocalqError on anything that is not one of the messages above."""
+    """Decode a line of `encode`; raises LocalqError for anything else."""
     try:
         body = json.loads(line)
         kind = _TYPES[body.pop("type")]
@@ -233,6 +231,6 @@ def decode(line: bytes) -> Request | Event:
                 body[name] = nested(**body[name])
         message: Request | Event = kind(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        cause = f"a message that is not understood ({type(error).__name__}: {error})"
+        cause = f"malformed message ({type(error).__name__}: {error})"
         raise LocalqError("engine process", cause, "Report this as a bug.", ExitCode.FAILURE) from error
     return message

@@ -1,4 +1,4 @@
-"""The threads that read what the engine process says: events from its stdout, the log from its stderr."""
+"""Readers of the engine process's pipes, each run in a thread: events from stdout, the log from stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG_LINE_BYTES = 2000
 
 
 def read_events(stdout: BinaryIO, events: queue.Queue[Event | LocalqError | None]) -> None:
-    """Every event, in order; an error for what is none; None at the end."""
+    """Put every event into `events`, in order: an error for a malformed line, None at the end."""
     with stdout:
         while line := stdout.readline(messages.MAX_LINE_BYTES):
             try:
@@ -28,7 +28,7 @@ def read_events(stdout: BinaryIO, events: queue.Queue[Event | LocalqError | None
 
 
 def read_log(stderr: BinaryIO, log: collections.deque[str]) -> None:
-    """Every line, without its end."""
+    """Append every line to `log`, without its newline."""
     with stderr:
         while line := stderr.readline(LOG_LINE_BYTES):
             log.append(line.decode("utf-8", "replace").rstrip())

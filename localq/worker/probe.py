@@ -1,4 +1,4 @@
-"""Is the GPU still there? Asked in a process of its own, because a driver that has lost its GPU may never answer.
+"""Check for a lost GPU, in a separate process, because a driver that has lost its GPU may never answer.
 
 `python -m localq.worker.probe` prints {"lost": WHY} on one line, WHY empty while the driver reaches a GPU. Torch-free.
 """
@@ -12,40 +12,40 @@ import sys
 from collections.abc import Sequence
 
 from localq import driver, gpus
-from localq.processes import ending, environment
+from localq.processes import child_environment, exit_reason
 
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.probe")
-SECONDS = 2.5  # with the end of the engine process, the user knows within 5 s
+SECONDS = 2.5  # together with ending the engine process, the user knows within 5 s
 REAP_S = 0.2
 
 
 def why_lost(seconds: float = SECONDS, command: Sequence[str] = COMMAND) -> str:
-    """Why no GPU can be reached any more; empty while one can. Takes `seconds` at most, and a moment."""
+    """Return why no GPU is reachable, "" while one is. Takes little more than `seconds` at most."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
     )
     try:
         said, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a lost device cannot be killed
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for a lost device cannot be killed
             process.communicate(timeout=REAP_S)
-        return f"its driver does not answer within {seconds:g} s"
+        return f"the driver does not respond within {seconds:g} s"
     try:
         return str(json.loads(said)["lost"])
     except (ValueError, KeyError, TypeError):
-        return f"asking its driver ended with {ending(process.returncode)}"
+        return f"querying the driver ended with {exit_reason(process.returncode)}"
 
 
-def look() -> str:
-    """As `why_lost`, here and now."""
+def check_here() -> str:
+    """`why_lost` in this process."""
     found = driver.probe_driver()
     if not found.present:
-        return "there is no driver any more"
+        return "the driver is gone"
     if found.why_not:
         return found.why_not
     return next((each for each in gpus.probe().unavailable if "lost" in each.casefold()), "")  # NVML: "GPU is lost"
 
 
 if __name__ == "__main__":
-    print(json.dumps({"lost": look()}))
+    print(json.dumps({"lost": check_here()}))

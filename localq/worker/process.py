@@ -1,4 +1,4 @@
-"""An engine process and its pipes, as the front end holds them: begun, listened to, written to, ended. Torch-free."""
+"""An engine process and its pipes on the front end's side: start, listen, write, end. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import threading
 from collections.abc import Callable, Sequence
 
 from localq.errors import LocalqError
-from localq.processes import environment
+from localq.processes import child_environment
 from localq.worker import messages, pipes
 from localq.worker.messages import Event, Shutdown
 
-CLOSE_S = 1.0  # for a polite end; then SIGTERM, then SIGKILL
+CLOSE_S = 1.0  # for an orderly end; then SIGTERM, then SIGKILL
 KILL_S = 0.5
 
 
 class EngineProcess:
-    """Begun by being made, in a session of its own: a Ctrl-C at the terminal does not reach it."""
+    """An engine process, started by the constructor in a separate session: Ctrl-C at the terminal does not reach it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._readers: list[threading.Thread] = []
@@ -30,11 +30,11 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=environment(),
+            env=child_environment(),
         )
 
     def listen(self, events: queue.Queue[Event | LocalqError | None], log: collections.deque[str]) -> None:
-        """From here on, in threads: what it says goes into `events`, None at its end; lines of stderr into `log`."""
+        """Start the reader threads: events go into `events`, None at the end; lines of stderr into `log`."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._readers = [
@@ -46,30 +46,30 @@ class EngineProcess:
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
+        """True while the process runs."""
         return self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the process, also of one that has ended."""
+        """The id of the process, also after its end."""
         return self._process.pid
 
     def write(self, line: bytes) -> None:
-        """From any thread. Raises OSError or ValueError where it is gone, or its pipe is."""
+        """Write a line; thread-safe. Raises OSError or ValueError where the process or its pipe is gone."""
         assert self._process.stdin is not None
         with self._writing:
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """At once."""
+        """Kill the process."""
         self._process.kill()
 
     def end(self) -> None:
-        """Within 2 s."""
+        """End the process within 2 s."""
         process = self._process
         assert process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it is gone already, or its pipe is
+        with contextlib.suppress(OSError, ValueError):  # the process or its pipe is gone
             process.stdin.write(messages.encode(Shutdown()))
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -86,7 +86,7 @@ class EngineProcess:
         self._heard_out()
 
     def code(self) -> int:
-        """The code that it ended with, everything that it said having been heard; one that lives on is killed."""
+        """Return the exit code after all output is read; a process that does not end is killed."""
         try:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:

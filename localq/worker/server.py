@@ -1,8 +1,8 @@
-"""The engine process: `python -m localq.worker.server`. Requests come on stdin, events go to what was stdout.
+"""The engine process: `python -m localq.worker.server`. Requests arrive on stdin, events go to the original stdout.
 
-The process says Ready before torch is imported. A thread reads stdin, so that Cancel is seen while a reply is made and
-the end of stdin (the front end is gone) ends the process at once: there are no orphans. Whatever libraries print goes
-to stderr. A CUDA error is sticky, only a new process can cure it, so the process reports it and ends.
+The process sends Ready before torch is imported. A thread reads stdin, so that Cancel works during a reply, and the end
+of stdin (the front end is gone) ends the process at once: there are no orphans. Output of libraries goes to stderr. A
+CUDA error is sticky and only a new process cures it, so the process reports it and ends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LESS = "Use a smaller model, a shorter context (--ctx), or close other programs
 
 
 class Server:
-    """The loop around a backend. `read_requests` runs in a thread of its own, everything else in the main thread."""
+    """The request loop around a backend; `read_requests` runs in a separate thread."""
 
     def __init__(self, requests: BinaryIO, events: BinaryIO, step_limit_s: float = STEP_LIMIT_S) -> None:
         self._requests, self._events = requests, events
@@ -61,7 +61,7 @@ class Server:
     # ---- the pipe
 
     def send(self, event: Event) -> None:
-        """Write one event; a front end that has gone ends the process."""
+        """Write one event; ends the process when the front end is gone."""
         try:
             with self._sending:
                 self._events.write(messages.encode(event))
@@ -70,7 +70,7 @@ class Server:
             os._exit(ExitCode.CLOSED_PIPE)
 
     def read_requests(self) -> None:
-        """Sort requests as they come: Cancel acts at once, work waits its turn, the end of the pipe ends all."""
+        """Read requests: Cancel acts at once, work is queued, the end of the pipe ends the process."""
         while line := self._requests.readline(messages.MAX_LINE_BYTES):
             if not line.endswith(b"\n"):
                 self._skip_line(line)
@@ -87,9 +87,9 @@ class Server:
             elif isinstance(request, Shutdown):
                 break
             else:
-                cause = f"{type(request).__name__} is no request"
+                cause = f"{type(request).__name__} is not a request"
                 self.send(Failed(LocalqError("engine process", cause, "Report this as a bug.").to_dict()))
-        os._exit(ExitCode.OK)  # at once, also in the middle of a step: the system frees the device
+        os._exit(ExitCode.OK)  # at once, even within a step: the system frees the device
 
     def _skip_line(self, line: bytes) -> None:
         while line and not line.endswith(b"\n"):
@@ -100,7 +100,7 @@ class Server:
     # ---- the work
 
     def serve(self, backend: Backend) -> None:
-        """Answer requests for ever."""
+        """Answer requests forever."""
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         while True:
             request = self._inbox.get()
@@ -111,7 +111,7 @@ class Server:
                 elif isinstance(request, Profile):
                     self._beat(backend.watched)
                     self.send(dataclasses.replace(backend.profile(request), id=request.id))
-                elif isinstance(request, SaveCache):  # not watched: how long it takes is up to the disk
+                elif isinstance(request, SaveCache):  # not watched: its time depends on the disk
                     self.send(dataclasses.replace(backend.save_cache(request), id=request.id))
                 elif isinstance(request, RestoreCache):
                     self.send(dataclasses.replace(backend.restore_cache(request), id=request.id))
@@ -119,22 +119,22 @@ class Server:
                     self._generate(request, backend)
             except LocalqError as error:
                 self.send(Failed(error.to_dict(), id))
-            except Exception as error:  # a bug must not take the process along; its traceback goes to the log
+            except Exception as error:  # a bug must not end the process; its traceback goes to the log
                 self._unexpected(error, id)
             else:
                 continue
             finally:
                 self._deadline = None
-            if isinstance(request, Load):  # here the error, whose frames held the model, is gone
+            if isinstance(request, Load):  # here the error, whose frames hold the model, is released
                 self._unload(backend)
 
     def _unload(self, backend: Backend) -> None:
-        """Free what a failed load left; a device that cannot even do that ends the process."""
+        """Free the memory of a failed load; where that fails too, the process ends."""
         try:
             backend.unload()
         except Exception as error:
             traceback.print_exc()
-            self.die(LocalqError(GPU, f"memory cannot be given back ({first_line(error)})", _NEXT))
+            self.die(LocalqError(GPU, f"memory cannot be freed ({first_line(error)})", _NEXT))
 
     def _generate(self, request: Generate, backend: Backend) -> None:
         batch: list[int] = []
@@ -143,7 +143,7 @@ class Server:
         self._beat(watched)
         try:
             for step in backend.generate(request, lambda: request.id in self._cancelled):
-                self._deadline = None  # sending may wait for a front end that is stopped (Ctrl-Z)
+                self._deadline = None  # sending may wait for a stopped front end (Ctrl-Z)
                 batch += step.ids
                 stats = step.stats
                 now = time.monotonic()
@@ -156,7 +156,7 @@ class Server:
                     self.send(Done(request.id, step.reason, stats))
                 self._beat(watched)
         finally:
-            if batch:  # made before the failure, so the front end shall have them
+            if batch:  # generated before the failure: the front end gets them
                 self.send(Tokens(request.id, batch, stats))
             self._cancelled.discard(request.id)
 
@@ -181,18 +181,18 @@ class Server:
             time.sleep(min(1.0, self._step_limit_s / 4))
             deadline = self._deadline
             if deadline is not None and time.monotonic() > deadline:
-                cause = f"it finished no step within {self._step_limit_s:g} s"
+                cause = f"no step finished within {self._step_limit_s:g} s"
                 self.die(LocalqError(GPU, cause, _NEXT))
 
     def die(self, error: LocalqError, id: int | None = None) -> NoReturn:
-        """Tell why, and end the process."""
+        """Report `error`, and end the process."""
         self.send(Failed(error.to_dict(), id, dying=True))
         sys.stderr.flush()
         os._exit(ExitCode.FAILURE)
 
 
 def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float = STEP_LIMIT_S) -> None:
-    """Serve until stdin ends. Takes stdout for events: from here on, fd 1 is stderr."""
+    """Serve until stdin ends. Events take over stdout: fd 1 becomes stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the front end, which sends Cancel or Shutdown
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -201,13 +201,13 @@ def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float
     threading.Thread(target=server.read_requests, name="requests", daemon=True).start()
     try:
         backend = make_backend()
-    except Exception as error:  # torch itself may fail to import: name it instead of leaving a silent death
+    except Exception as error:  # torch itself may fail to import: report it
         traceback.print_exc()
         cause = f"it cannot start ({type(error).__name__}: {error})"
         server.die(LocalqError("engine process", cause, "`localq doctor` shows what is wrong.", ExitCode.NO_DEVICE))
     try:
         server.serve(backend)
-    finally:  # no orderly shutdown: Python would abort over the thread that waits on stdin
+    finally:  # no orderly shutdown: Python aborts over the thread that waits on stdin
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(ExitCode.FAILURE)

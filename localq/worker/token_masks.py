@@ -1,6 +1,6 @@
-"""A grammar over the tokens of the loaded model, as the engine wants it: a mask for every token of a reply.
+"""Token masks of a grammar: for every token of a reply, the tokens that the grammar allows next.
 
-llguidance does the work. It reads the model's own tokenizer, so the bytes of a token are those of the model.
+llguidance computes them. It reads the model's own tokenizer, so the bytes of a token are those of the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from localq.errors import usage_error
 from localq.text import grammar
 from localq.text.grammar import Grammar
-from localq.text.tokenizer_files import panics_named
+from localq.text.tokenizer_files import report_panics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 WORD = 32  # bits of an element of a mask
-_NO_END = "<|no reply ends with this|>"
+_NO_END = "<|no reply ends with this|>"  # stands in for a missing stop id
 
 
 class Vocabulary:
-    """The tokens of one model and its stop ids as llguidance wants them: 0.4 s for 49,152 tokens, so it is kept.
+    """The tokens and stop ids of one model for llguidance. Takes 0.4 s for 49,152 tokens, so it is reused.
 
-    rows     of the model's logits. The tokenizer may have fewer tokens, and more (gemma 3's for images)
+    rows     of the model's logits. The tokenizer may have fewer tokens, or more (gemma 3's for images)
     known    i32 [ceil(rows / 32)], a bit for every token of the model
-    inside   the same without the stop ids that llguidance knows only as text
-    endless  the same without any stop id
+    inside   without the stop ids that llguidance knows only as text
+    endless  without any stop id
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, rows: int, stop_ids: Iterable[int]) -> None:
-        """`backend` may get a token more. Raises LocalqError (exit 8) for a kind that llguidance does not know."""
+        """May add a token to `backend`. Raises LocalqError (exit 8) for an unsupported tokenizer."""
         from llguidance import LLTokenizer  # start-up cost: only for replies with a grammar
 
         self.stop_ids = frozenset(stop_ids)
         ends = sorted(id for id in self.stop_ids if backend.id_to_token(id) is not None)
-        missing: list[int] = []  # no tokens of the model
-        if not ends:  # llguidance needs one: the reply ends where nothing can follow
+        missing: list[int] = []  # not tokens of the model
+        if not ends:  # llguidance needs a stop id: the reply ends where nothing can follow
             backend.add_special_tokens([_NO_END])
             ends = missing = [id for id in (backend.token_to_id(_NO_END),) if id is not None]
         tokens = max(rows, backend.get_vocab_size(with_added_tokens=True))
         next_step = "Chat with this model without a grammar."
-        with panics_named("the model's tokenizer", "no grammar can be laid over it", next_step):
+        with report_panics("the model's tokenizer", "no grammar can be laid over it", next_step):
             self.tokens: LLTokenizer = LLTokenizer(backend.to_str(), n_vocab=tokens, eos_token=ends)
         self.known = _bits(rows, [*range(rows, -(-rows // WORD) * WORD), *missing])
         self.endless = _bits(rows, ends) & self.known
-        # llguidance takes a stop id that is written like text for text.
+        # llguidance treats a stop id that looks like text as text.
         self.inside = _bits(rows, (id for id in ends if not self.tokens.is_special_token(id))) & self.known
 
 
-class Constraint:
-    """`engine.constraint.Constraint` of one reply. Raises LocalqError (exit 2): it is wrong, or too complex.
+class GrammarConstraint:
+    """An `engine.constraint.Constraint` for one reply. Raises LocalqError (exit 2) for an invalid or complex grammar.
 
-    begun  what the prompt has of the reply already
-    after  the grammar holds behind this text, which ends a thought; before it everything goes but the end. "" = at once
+    begun  start of the reply that the prompt contains
+    after  the grammar applies after this text, which ends the thinking; until then all but stop ids. "" = at once
     """
 
     def __init__(self, wanted: Grammar, vocabulary: Vocabulary, begun: str = "", after: str = "") -> None:
@@ -68,11 +68,11 @@ class Constraint:
         self._matcher = grammar.matcher(wanted, vocabulary.tokens)
         begun_ids = vocabulary.tokens.tokenize_str(begun)
         if self._matcher.try_consume_tokens(begun_ids) < len(begun_ids):
-            why = "what there is of the reply does not keep to it"
-            raise usage_error(wanted.called, why, "Answer anew (/regen), or leave it out.")
+            why = "the start of the reply does not match it"
+            raise usage_error(wanted.label, why, "Regenerate the reply (/regen), or remove the grammar.")
 
     def mask(self) -> Tensor:
-        """i32 [ceil(rows / 32)]: bit i % 32 of word i // 32 is set where token i may follow."""
+        """Return i32 [ceil(rows / 32)]: bit i % 32 of word i // 32 is set where token i may follow."""
         if self._after:
             return self._vocabulary.endless
         words = torch.empty(-(-self._vocabulary.tokens.vocab_size // WORD), dtype=torch.int32)
@@ -81,24 +81,24 @@ class Constraint:
         known = self._vocabulary.known if self._matcher.is_accepting() else self._vocabulary.inside
         words = words[: len(known)] & known
         if not words.any():
-            why = f"no token of this model can follow after token {self._count} of the reply"
-            raise usage_error(self._wanted.called, why, "Make it less strict.")
+            why = f"the model has no token that may follow token {self._count} of the reply"
+            raise usage_error(self._wanted.label, why, "Relax the grammar.")
         return words
 
     def accept(self, token: int) -> None:
-        """`token` is the next of the reply."""
+        """Advance by the next token of the reply."""
         self._count += 1
         if not self._after:
             self._matcher.consume_token(token)
             self._check()
             return
         self._thought = self._thought[-len(self._after) :] + self._vocabulary.tokens.decode_bytes([token])
-        if self._after in self._thought:  # what the token has behind it is white space: the tag is a token of its own
+        if self._after in self._thought:  # only white space can follow within the token: the tag is a token
             self._after = b""
 
     @property
     def stopped(self) -> bool:
-        """Nothing can follow."""
+        """True when nothing can follow."""
         return not self._after and self._matcher.is_stopped()
 
     def _check(self) -> None:
@@ -107,7 +107,7 @@ class Constraint:
 
 
 def _bits(rows: int, without: Iterable[int]) -> Tensor:
-    """i32 [ceil(rows / 32)]: all bits set but those of the ids `without`."""
+    """Return i32 [ceil(rows / 32)] with all bits set but those of the ids `without`."""
     bits = bytearray(b"\xff" * (-(-rows // WORD) * WORD // 8))
     for id in without:
         if id < 8 * len(bits):

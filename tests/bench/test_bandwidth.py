@@ -26,7 +26,7 @@ def answering(monkeypatch, code: int, out: str) -> list[list[str]]:
 
 def test_a_number_is_taken(monkeypatch):
     asked = answering(monkeypatch, 0, '{"read_bytes_per_s": 4.42e12}')
-    assert planner_card.measured() == 4.42e12
+    assert planner_card.measure_bandwidth() == 4.42e12
     assert asked == [[sys.executable, "-P", "-m", "localq.bench.bandwidth"]]
 
 
@@ -36,7 +36,7 @@ def test_a_number_is_taken(monkeypatch):
 ])  # fmt: skip
 def test_anything_else_is_nothing(monkeypatch, code, out):
     answering(monkeypatch, code, out)
-    assert planner_card.measured() is None
+    assert planner_card.measure_bandwidth() is None
 
 
 def test_without_a_gpu_the_process_says_so(monkeypatch, capsys):

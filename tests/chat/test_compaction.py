@@ -8,9 +8,10 @@ import pytest
 
 from localq.chat import compaction
 from localq.chat import prompt as prompts
-from localq.chat.history.conversation import TurnSummary, with_summary
+from localq.chat.history.conversation import Message, TurnSummary, with_summary
 from localq.chat.history.store import ConversationStore
-from localq.chat.session import ChatSession, Message, ReplyPiece
+from localq.chat.reply import ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load
@@ -61,7 +62,7 @@ def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, la
     client = ScriptedClient(*[["short"]] * 9, context_size=1200)
     session = ChatSession(client, Load("path", LoadOptions("model")), Narrow(), store=store)
     for size in (200, 200, last):
-        session.conversation.add(Message("assistant", "y" * size), session.conversation.say("x" * size))
+        session.conversation.add(Message("assistant", "y" * size), session.conversation.add_user("x" * size))
     _, _, told = streamed(command(session, "/compact"))
     assert "in place of the oldest 4 messages from now on; the" in told[-1]
     assert store.find(None).conversation.summaries == [TurnSummary("short", 3, 5)]
@@ -104,7 +105,7 @@ def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(
     streamed(command(session, "/compact"))
     said(session, "c")
     assert command(session, "/undo") == "taken back: c"
-    assert store.find(None).conversation.read()[0].text == "sum"
+    assert store.find(None).conversation.model_context()[0].text == "sum"
     assert "themselves again" in command(session, "/undo")
     assert store.find(None).conversation.summaries == []
     assert [m.content for m in session.prompt_messages()] == ["a", "1", "b", "2"]
@@ -170,7 +171,7 @@ def test_what_is_longer_than_the_context_is_summed_up_in_several_passes():
     assert text == "sum"
     assert "What came before it" not in asked[0]
     assert all("already (take" in prompt for prompt in asked[1:])
-    assert session.conversation.turns[session.conversation.read()[0].upto].message.content == "2"
+    assert session.conversation.turns[session.conversation.model_context()[0].upto].message.content == "2"
 
 
 def test_the_newest_quarter_stays_and_one_exchange_is_refused():
@@ -181,7 +182,7 @@ def test_the_newest_quarter_stays_and_one_exchange_is_refused():
             streamed(command(session, "/compact"))
     said(session, *"y" * 7)
     streamed(compaction.compact(session))
-    assert len(session.conversation.read()[1]) == 4  # two exchanges of eight
+    assert len(session.conversation.model_context()[1]) == 4  # two exchanges of eight
     with pytest.raises(LocalqError, match="it takes nothing"):
         command(session, "/compact now")
 
@@ -227,7 +228,7 @@ def test_two_processes_may_sum_up_the_same_turns(tmp_path):
     assert one.prompt_messages()[0].content == with_summary("one", "b")
     both = store.find(None)
     assert [each.text for each in both.conversation.summaries] == ["one", "other"]
-    assert both.conversation.read()[0].text == "other"
+    assert both.conversation.model_context()[0].text == "other"
     again = ChatSession(one.client, Load("path"), CharTokenizer(), record=both, store=store)
     command(again, "/compact off")
     assert store.find(None).conversation.summaries == []
@@ -241,7 +242,7 @@ def test_a_summary_in_the_middle_of_an_exchange_is_damage(tmp_path):
             db.execute("DELETE FROM summaries")
             db.execute("INSERT INTO summaries VALUES (NULL, 1, ?, 2, 'x')", (upto,))
         if code is None:
-            assert ConversationStore(path).find(None).conversation.read() == (TurnSummary("x", 1, 1), [])
+            assert ConversationStore(path).find(None).conversation.model_context() == (TurnSummary("x", 1, 1), [])
             continue
         with pytest.raises(LocalqError) as caught:
             ConversationStore(path).find(None)

@@ -100,7 +100,7 @@ def test_config_show_of_a_model_names_every_winner(mine, tmp_path, capsys):
     assert found["model"] == {"value": "mine", "origin": "argument"}
     assert found["min_p"] == {"value": 0.0, "origin": "built-in"}
     assert execute(["show", "mine"]) == 0
-    assert "by models.toml    temperature 0.3, top_p 0.5\n" in capsys.readouterr().out
+    assert "from models.toml  temperature 0.3, top_p 0.5\n" in capsys.readouterr().out
     assert execute(["config", "show", "smollm2-135n"]) == ExitCode.UNKNOWN_MODEL
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from localq.chat import prompt as prompts
+from localq.chat.history.conversation import Message
 from localq.chat.history.store import ConversationStore
-from localq.chat.session import Message
 from localq.errors import ExitCode, LocalqError
 from tests.support.chat.scripted_client import session_over, streamed
 
@@ -109,10 +109,10 @@ def test_a_limit_of_the_reply_makes_room_for_no_more_than_that():
 def test_a_conversation_longer_than_any_template_takes_goes_on(store):
     long = session_over()
     for number in range(5000):
-        long.conversation.add(Message("assistant", "y" * 120), long.conversation.say(f"{number} " + "x" * 120))
+        long.conversation.add(Message("assistant", "y" * 120), long.conversation.add_user(f"{number} " + "x" * 120))
     store.save(long.record)
     session = session_over(["fine"], ["too"], store=store, context_size=9000)
-    session.go_on(store.find(None))
+    session.switch_to(store.find(None))
     _, _, notices = streamed(session.ask("and now?"))
     assert notices[0].startswith("the context is full: the oldest 49")
     assert 0.7 * 9000 < len(session.client.prompts[-1]) <= 0.75 * 9000

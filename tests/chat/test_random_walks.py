@@ -7,7 +7,8 @@ import random
 import pytest
 
 from localq.chat.history.store import ConversationStore
-from localq.chat.session import ChatSession, ReplyPiece, Reply
+from localq.chat.reply import Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient
@@ -81,17 +82,17 @@ class Walk:
 
     def take(self) -> None:
         if turns := self.session.conversation.turns:
-            self.session.conversation.take(self.rng.randrange(len(turns)))
+            self.session.conversation.switch_to(self.rng.randrange(len(turns)))
 
     def clear(self) -> None:
         self.session.clear()
 
     def restart(self) -> None:
         """Another process goes on with what was saved."""
-        self.session.keep()
+        self.session.try_save()
         if self.session.record.id is not None:
             other = ChatSession(ScriptedClient(context_size=CONTEXT), Load("path"), CharTokenizer(), store=self.store)
-            other.go_on(self.store.load(self.session.record.id))
+            other.switch_to(self.store.load(self.session.record.id))
             assert other.conversation == self.session.conversation
             self.session = other
 

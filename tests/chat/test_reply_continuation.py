@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localq.chat.session import ChatSession, Message
+from localq.chat.history.conversation import Message
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.text import thinking
 from localq.text.thinking import CLOSING
@@ -59,9 +60,9 @@ def test_a_thought_goes_on_where_it_was_cut_also_one_that_the_prompt_opened():
     assert (reply.thought, reply.text) == ("so so", "yes")
     assert session.messages[-1].content == "<think>so so</think>yes"
     opening = "<user>q<assistant><think>\n"
-    assert thinking.continued(opening, "<think>\nso") == "<user>q<assistant><think>\nso"
-    assert thinking.continued(opening, "edited") == f"{opening}\n{CLOSING}\n\nedited"
-    assert thinking.continued("<assistant>", "plain") == "<assistant>plain"
+    assert thinking.continue_prompt(opening, "<think>\nso") == "<user>q<assistant><think>\nso"
+    assert thinking.continue_prompt(opening, "edited") == f"{opening}\n{CLOSING}\n\nedited"
+    assert thinking.continue_prompt("<assistant>", "plain") == "<assistant>plain"
 
 
 def test_half_a_character_at_the_cut_becomes_whole():

@@ -11,7 +11,8 @@ import pytest
 from localq.chat import commands, open_conversation, open_model
 from localq.chat.history.record import ChatSettings
 from localq.chat.history.store import ConversationStore
-from localq.chat.session import ChatSession, Reply
+from localq.chat.reply import Reply
+from localq.chat.session import ChatSession
 from localq.cli import execute
 from localq.cli.line.session import TerminalWatcher
 from localq.errors import ExitCode

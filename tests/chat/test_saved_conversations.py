@@ -10,9 +10,11 @@ import time
 import pytest
 
 from localq.chat import open_conversation
+from localq.chat.history.conversation import Message
 from localq.chat.history.record import Record
 from localq.chat.history.store import ConversationStore
-from localq.chat.session import ChatSession, Message, ReplyPiece, Reply
+from localq.chat.reply import Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.sanitize import sanitize
@@ -108,7 +110,7 @@ def test_another_process_goes_on_where_one_stopped(store):
     streamed(session.ask("one"))
     later = session_over(["c"], store=store)
     later.record.model = "tiny"
-    later.go_on(store.find(None))
+    later.switch_to(store.find(None))
     assert later.sampling == Sampling(0.5, seed=2)
     assert later.stop_strings == ("#",)
     streamed(later.ask("two"))
@@ -121,7 +123,7 @@ def test_a_reply_that_ends_after_the_user_went_elsewhere_belongs_where_it_was_as
     first = session.record
     for part in session.ask("count"):
         if isinstance(part, ReplyPiece) and part.text == "one ":
-            session.go_on(Record())
+            session.switch_to(Record())
     assert session.messages == []
     assert [turn.message.content for turn in store.load(first.id).conversation.turns] == ["count", "one two"]
     streamed(session.ask("new"))
@@ -134,7 +136,7 @@ def test_settings_of_another_model_are_not_taken_over(store):
     streamed(session.ask("one"))
     later = session_over(store=store)
     later.record.model = "tiny"
-    later.go_on(store.find(None))
+    later.switch_to(store.find(None))
     assert later.sampling == Sampling()
     assert later.record.model == "tiny"
 
@@ -145,7 +147,7 @@ def test_what_answers_keep_to_is_taken_over_from_another_model_and_kept(store):
     streamed(session.ask("one"))
     later = session_over(["{}"], store=store)
     later.record.model, later.stop_strings = "tiny", ("\n",)
-    later.go_on(store.find(None))
+    later.switch_to(store.find(None))
     streamed(later.ask("two"))
     assert (later.stop_strings, later.grammar) == (session.stop_strings, session.grammar)
     kept_settings = store.find(None).settings
@@ -157,7 +159,7 @@ def test_a_message_whose_answer_never_began_can_be_answered_after_a_restart(stor
     with pytest.raises(LocalqError):
         streamed(session.ask("question"))
     later = session_over(["answer"], store=store)
-    later.go_on(store.find(None))
+    later.switch_to(store.find(None))
     assert later.messages == []
     streamed(later.regenerate())
     assert kept(store) == [("question", True), ("answer", True)]
@@ -180,19 +182,19 @@ def test_a_save_that_fails_is_not_forgotten_over_another_conversation(store, mon
     session = session_over(["one"], ["two"], store=store)
     first, parts = session.record, session.ask("a question")
     next(parts)
-    session.go_on(Record(model="tiny"))
+    session.switch_to(Record(model="tiny"))
     with monkeypatch.context() as patch:
         patch.setattr(store, "save", failing)
         notices = [notice for part in parts if isinstance(part, Reply) for notice in part.notices]
         assert any("not saved, and tried again" in each for each in notices)
         assert session.unsaved == [first]
-        session.conversation.say("elsewhere")
-        assert "not saved" in session.keep()
+        session.conversation.add_user("elsewhere")
+        assert "not saved" in session.try_save()
         assert len(session.unsaved) == 2
         told: list[str] = []
         assert not open_conversation.save_at_exit(session, told.append)
         assert "is not saved" in told[0]
-    assert session.keep() == ""
+    assert session.try_save() == ""
     assert session.unsaved == []
     assert store.load(first.id).conversation.messages()[-1].content == "one"
     assert open_conversation.save_at_exit(session, told.append)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from localq.chat.session import ChatSession, Message, ReplyPiece, Reply
+from localq.chat.history.conversation import Message
+from localq.chat.reply import Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load

@@ -37,7 +37,7 @@ def test_a_file_a_line_of_stdin_and_the_word_itself(tmp_path, monkeypatch, capsy
     access_token.use(SECRET)
     assert os.environ["HF_TOKEN"] == SECRET
     out, err = capsys.readouterr()
-    assert "list of processes" in err
+    assert "process list" in err
     assert SECRET not in out + err
     monkeypatch.setenv("LOCALQ_TOKEN", "hf_quiet")  # the environment is nobody else's to read
     access_token.use("hf_quiet")
@@ -64,7 +64,7 @@ def test_a_file_that_is_none_is_wrong_usage(tmp_path):
 @pytest.mark.parametrize("verb", ["bench", "chat", "eval", "fit", "pull", "quantize", "run"])
 def test_every_verb_that_fetches_takes_it(verb, capsys):
     assert cli.execute([verb, "--token", ""]) == ExitCode.GATED
-    assert "--token: there is no token" in capsys.readouterr().err
+    assert "--token: the token is empty" in capsys.readouterr().err
 
 
 def test_a_gated_model_is_fetched_with_it_and_the_token_is_in_no_list_of_processes(tmp_path):

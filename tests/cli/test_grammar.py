@@ -48,10 +48,10 @@ def test_json_that_is_cut_is_a_failure_that_says_so(environment):
     ("arguments", "said"),
     [
         (["--json-schema", '{"type": "bogus"}'], "the JSON schema: Invalid type: bogus. Correct it."),
-        (["--json-schema", "no-such-file.json"], "no-such-file.json: it cannot be read"),
+        (["--json-schema", "no-such-file.json"], "no-such-file.json: cannot read it"),
         (["--grammar", "root ::= x"], "the grammar: line 1: there is no rule `x`. Correct the grammar."),
         (["--regex", "("], "the regular expression: unclosed group. Correct it."),
-        (["--regex", "a", "--grammar", 'start: "a"'], "--regex: it goes with no --grammar. Give one of them."),
+        (["--regex", "a", "--grammar", 'start: "a"'], "--regex: it cannot be combined with --grammar. Give one of them."),
     ],
 )
 def test_what_is_wrong_ends_with_2_before_a_model_is_looked_for(capsys, arguments, said):
@@ -68,7 +68,7 @@ def test_a_chat_keeps_its_grammar_and_takes_another(environment):
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(r"([0-9]{3}!\n){2}[xyz]{4}\n", result.stdout), result.stdout
     assert "answers keep to regex [0-9]{3}!\n" in result.stderr
-    assert "[1: it cannot be read" in result.stderr
+    assert "[1: cannot read it" in result.stderr
     assert "/grammar: nonsense is not understood. Write /grammar json" in result.stderr
     assert "answers keep to gbnf root ::= [xyz]{4}\n" in result.stderr
     result = localq(environment, "chat", "--continue", "--no-stats", stdin="Hi\n/grammar off\n/grammar\n")

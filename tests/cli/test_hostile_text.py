@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from localq.chat.session import ChatSession, ReplyPiece
+from localq.chat.reply import ReplyPiece
+from localq.chat.session import ChatSession
 from localq.cli import execute
 from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions

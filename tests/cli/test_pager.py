@@ -34,7 +34,7 @@ def screen(tmp_path, monkeypatch):
 def test_a_table_that_is_longer_than_the_screen_goes_through_it(screen, capfd):
     kept = screen(10)
     assert kept.startswith("FRX\nvariable ")
-    assert kept.endswith("ever reported\n")
+    assert kept.endswith("reports nothing\n")
     assert capfd.readouterr().out == ""
     assert screen(200) == ""
     assert "LOCALQ_NOPROJECT" in capfd.readouterr().out
@@ -58,7 +58,7 @@ def test_a_pager_that_cannot_run_is_named_and_the_table_printed(screen, monkeypa
     screen(10)
     captured = capfd.readouterr()
     assert "LOCALQ_NOPROJECT" in captured.out
-    assert captured.err.startswith(f"PAGER: {command} cannot be run")
+    assert captured.err.startswith(f"PAGER: cannot run {command}")
 
 
 def test_one_that_is_left_before_the_end_is_no_error(screen, monkeypatch, capfd):

@@ -34,7 +34,7 @@ def bare_machine(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport(unavailable=("NVML: none",)))
-    monkeypatch.setattr(planner_card, "measured", lambda: None)
+    monkeypatch.setattr(planner_card, "measure_bandwidth", lambda: None)
     monkeypatch.setattr(EngineClient, "start", lambda self: pytest.fail("the engine was started"))
     monkeypatch.setattr(hub, "fetch", lambda *arguments, **options: pytest.fail("something was fetched"))
 
@@ -51,7 +51,7 @@ def test_the_70b_on_24_gb_says_everything(capsys):
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     titles = [line[:11].strip() for line in lines]
-    wanted = {"model", "memory", "format", "source", "download", "embedding", "head", "KV cache", "context", "takes"}
+    wanted = {"model", "memory", "format", "source", "download", "embedding", "head", "KV cache", "context", "uses"}
     assert wanted | {"speed", "quality"} <= set(titles)
     by = dict(zip(titles, lines, strict=True))
     assert "vptq, 2.07 bits" in by["format"]
@@ -81,10 +81,10 @@ def test_json_is_one_line_and_says_what_the_planner_says(capsys):
 def test_everything_can_be_overridden(capsys):
     asked = ["--format", "vq2", "--kv", "8", "--ctx", "12k", "--embed", "host", "--head", "nf4", "--reserve", "1GiB"]
     body = plan_of(capsys, "llama-3.3-70b", "--vram", "24", *asked)
-    assert (body["name"], body["why"]) == ("llama-3.3-70b@vq2", "as asked for")
+    assert (body["name"], body["why"]) == ("llama-3.3-70b@vq2", "as requested")
     assert (body["kv_bits"], body["ctx"], body["embed"], body["head"]) == (8, 12_288, "host", "nf4")
     assert body["budget_bytes"] == 24_564 * MIB - 2**30
-    assert {line["why"] for line in body["choices"]} == {"as asked for"}
+    assert {line["why"] for line in body["choices"]} == {"as requested"}
     assert plan_of(capsys, "llama-3.3-70b@vq2", "--vram", "24")["name"] == "llama-3.3-70b@vq2"
 
 
@@ -106,7 +106,7 @@ def test_it_ends_as_the_command_would(capsys, monkeypatch):
     assert execute(["chat", "qwen3-32b", "--vram", "24", "--dry-run"]) == ExitCode.NETWORK
     captured = capsys.readouterr()
     assert "19.2 GB to fetch" in captured.out
-    assert "the network is switched off" in captured.err
+    assert "localq is offline" in captured.err
 
 
 def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch, tmp_path):
@@ -117,7 +117,7 @@ def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch
     body = plan_of(capsys, "qwen3-32b@vq2", "--vram", "24", "--offline")
     assert (body["path"], body["download_bytes"]) == (None, 0)
     assert execute(["chat", "qwen3-32b@vq2", "--vram", "24", "--dry-run"]) == ExitCode.OK
-    assert "what it comes from is on this machine" in capsys.readouterr().out
+    assert "the source is on this machine" in capsys.readouterr().out
     assert plan_of(capsys, "qwen3-32b", "--vram", "24")["download_bytes"] > 0  # which is published, and not made
 
 

@@ -18,7 +18,7 @@ from tests.support.cli.terminal_localq import COMMAND, environment
 
 SAID = "café 語 “quoted” 🦙 end"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-BECAME = "which this locale writes: they became ?"
+BECAME = "are shown as ?"
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +89,16 @@ def test_in_ascii_an_answer_says_what_it_lost_and_what_is_piped_in_is_utf8(place
 def test_bytes_that_are_no_text_are_told_of(place):
     done = asked(place, {}, "run", str(place.model), stdin=b"caf\xe9")
     assert done.returncode == 0
-    assert "some bytes that were read are no utf-8 text" in done.stderr.decode()
+    assert "input that is not valid utf-8" in done.stderr.decode()
 
 
 def test_at_a_latin_1_terminal_the_chat_goes_by_lines_and_says_why(place, latin_1):
     command = [*COMMAND, str(place.script), "chat", str(place.model)]
     with Terminal(command, environment(place.home, **latin_1), folder=place.home) as terminal:
         terminal.until(lambda: Line().is_ready(terminal))
-        assert "line by line: the full screen wants UTF-8" in terminal.text
+        assert "line mode: the full screen needs a UTF-8 locale" in terminal.text
         terminal.send("né\r".encode("latin-1"))
-        terminal.until("became ?")
+        terminal.until("shown as ?")
         terminal.until(lambda: Line().is_ready(terminal))
         assert b"caf\xe9 ? ?quoted? ? end" in terminal.raw
         assert Line().leave(terminal) == 0
@@ -107,7 +107,7 @@ def test_at_a_latin_1_terminal_the_chat_goes_by_lines_and_says_why(place, latin_
 
 def test_half_characters_and_unknown_encodings_are_no_fault_of_the_locale(monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    monkeypatch.setattr(stream_encoding, "_lost", {})
+    monkeypatch.setattr(stream_encoding, "_warnings", {})
     stream_encoding.prepare(out, None)
     print("\udc80 é", file=out, flush=True)
     assert out.buffer.getvalue() == "? é\n".encode()

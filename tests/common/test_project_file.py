@@ -75,7 +75,7 @@ def test_it_lies_between_the_users_file_and_the_environment(project, tmp_path):
 @pytest.mark.parametrize("name", sorted(set(settings.DESCRIPTIONS) - {*project_file.MAY_SET, *settings.SAMPLING}))
 def test_what_is_about_machine_data_or_screen_is_refused(project, name):
     write(project, f"{name} = true")
-    with pytest.raises(LocalqError, match=f"{name} in .*may not set it") as caught:
+    with pytest.raises(LocalqError, match=f"{name} in .*may not set this") as caught:
         settings.load({})
     assert caught.value.exit_code == ExitCode.USAGE
     assert settings.load({"LOCALQ_NOPROJECT": "1"}) == settings.Settings()
@@ -93,7 +93,7 @@ def test_a_model_is_a_name_of_the_catalogue(project, monkeypatch, model):
     monkeypatch.chdir(project)
     (project / "here").mkdir()
     write(project, f'model = "{model}"')
-    with pytest.raises(LocalqError, match="no paths and no repositories"):
+    with pytest.raises(LocalqError, match="may only name catalogue models"):
         settings.load({})
 
 
@@ -138,8 +138,8 @@ def test_show_names_the_winner_and_escapes_stay_off_the_terminal(project, capsys
 def test_what_it_decides_is_said_unless_a_flag_wins_or_quiet(project, capsys):
     path = write(project, "top_k = 7\nseed = 3\n")
     execute(["chat", "no-such-model"])
-    assert f"(top_k, seed as {path} says)\n" in capsys.readouterr().err
+    assert f"(top_k, seed: set by {path})\n" in capsys.readouterr().err
     execute(["chat", "no-such-model", "--seed", "4"])
-    assert f"(top_k as {path} says)\n" in capsys.readouterr().err
+    assert f"(top_k: set by {path})\n" in capsys.readouterr().err
     execute(["chat", "no-such-model", "-q"])
     assert "says" not in capsys.readouterr().err

@@ -177,7 +177,7 @@ def test_zeros_and_every_width(width, bits):
     x = torch.randn(50, width)
     back = kv_codec.dequantize(*kv_codec.quantize(x, bits), bits, torch.float32)
     assert (back - x).norm() <= {8: 0.006, 4: 0.1}[bits] * x.norm()
-    assert torch.allclose(kv_codec.turn(kv_codec.turn(x)), x, atol=1e-5)
+    assert torch.allclose(kv_codec.rotate(kv_codec.rotate(x)), x, atol=1e-5)
 
 
 def test_unknown_bits():

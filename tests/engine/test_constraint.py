@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localq.engine.constraint import allowed, checked_mask
+from localq.engine.constraint import next_mask, unpack_mask
 from localq.engine.generate import CPU_CHUNK
 from localq.errors import LocalqError
 from localq.sampling import Sampling
@@ -17,7 +17,7 @@ STOP = 7  # one that no reply here takes by itself
 
 def test_bits_are_ids():
     mask = torch.tensor([0b101, -(2**31), 0], dtype=torch.int32)
-    assert allowed(mask, 70).nonzero().flatten().tolist() == [0, 2, 63]
+    assert unpack_mask(mask, 70).nonzero().flatten().tolist() == [0, 2, 63]
     assert torch.equal(mask_of([0, 2, 63], 70), mask)
 
 
@@ -101,16 +101,16 @@ def test_damage_is_found_behind_a_mask(engine, value):
 
 
 def test_a_mask_that_allows_nothing_is_an_error_with_a_way_out(engine):
-    with pytest.raises(LocalqError, match="it allows no token at this place") as caught:
+    with pytest.raises(LocalqError, match="no token is allowed here") as caught:
         steps_of(engine, prompt_of(5), constraint=Script({3}, set()))
     assert caught.value.next_step
 
 
 def test_bits_past_the_vocabulary_allow_nothing():
     script = Script({40, 63}, vocab=64)
-    assert checked_mask(script, 41)[1] != 0
+    assert next_mask(script, 41)[1] != 0
     with pytest.raises(LocalqError, match="no token"):
-        checked_mask(script, 40)
+        next_mask(script, 40)
 
 
 @pytest.mark.parametrize("vocab", [VOCAB + 32, VOCAB - 1 - 31])

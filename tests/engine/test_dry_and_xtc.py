@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localq.engine.constraint import words_of
-from localq.engine.sampler import SamplerState, adjusted, kept_weights, repeated_lengths, sample
+from localq.engine.constraint import mask_words
+from localq.engine.sampler import SamplerState, adjust, repeated_lengths, sample, sampling_weights
 from localq.errors import LocalqError
 from localq.sampling import LONGEST_MATCH, Sampling
 from tests.support.engine.sampler_states import PROMPT, VOCAB, logits_of, state_of
@@ -75,7 +75,7 @@ def test_a_repetition_of_n_costs_exactly_multiplier_times_base_to_the_n_beyond(m
     penalty = multiplier * base ** (repeated - allowed) if repeated >= allowed else 0.0
     expected = logits.clone()
     expected[500] -= torch.tensor(penalty, dtype=torch.float64).float()
-    assert torch.equal(adjusted(logits, state), expected)
+    assert torch.equal(adjust(logits, state), expected)
 
 
 def test_the_repetition_penalty_comes_before_dry():
@@ -84,7 +84,7 @@ def test_the_repetition_penalty_comes_before_dry():
     state.reset(sampling, torch.tensor([7, 8, 9, 7, 8]), 5)
     logits = torch.full((VOCAB,), 6.0)
     logits[8] = -6.0
-    scores = adjusted(logits, state)
+    scores = adjust(logits, state)
     assert scores[[7, 8, 9, 10]].tolist() == [3.0, -12.0, 3.0 - 2.0, 6.0]
 
 
@@ -109,7 +109,7 @@ def test_what_a_mask_forbids_stays_below_the_heaviest_penalty():
     sampling = Sampling(temperature=100.0, seed=1, dry_multiplier=100.0, dry_base=10.0, dry_allowed_length=1)
     run = torch.arange(100, 160)
     state.reset(sampling, torch.cat((run, torch.tensor([500]), run)), 5)
-    mask = torch.zeros(words_of(VOCAB), dtype=torch.int32)
+    mask = torch.zeros(mask_words(VOCAB), dtype=torch.int32)
     mask[500 // 32] = 1 << 500 % 32
     state.allow(mask)
     for greedy in (True, False):
@@ -144,7 +144,7 @@ PROBABILITIES = torch.tensor([0.05, 0.4, 0.1, 0.3, 0.03, 0.12])  # by falling pr
     ],
 )
 def test_xtc_leaves_the_least_likely_of_what_reaches_the_threshold(threshold, settings, stay):
-    weights, ids = kept_weights(PROBABILITIES.log(), xtc_state(threshold, **settings))
+    weights, ids = sampling_weights(PROBABILITIES.log(), xtc_state(threshold, **settings))
     assert set(ids[weights > 0].tolist()) == stay
     left = PROBABILITIES[sorted(stay)].double()
     got = weights[ids.argsort()][sorted(stay)]
@@ -152,7 +152,7 @@ def test_xtc_leaves_the_least_likely_of_what_reaches_the_threshold(threshold, se
 
 
 def test_of_equal_probabilities_the_last_stays():
-    weights, ids = kept_weights(torch.zeros(6), xtc_state(0.1))
+    weights, ids = sampling_weights(torch.zeros(6), xtc_state(0.1))
     assert ids[weights > 0].tolist() == [5]
 
 
@@ -160,7 +160,7 @@ def test_xtc_acts_as_often_as_its_probability_says():
     state = SamplerState(6, 4000, torch.device("cpu"))
     state.reset(Sampling(temperature=1.0, xtc_probability=0.3, seed=2), torch.tensor([0]), 4000)
     assert abs(float(state.excludes.double().mean()) - 0.3) < 0.03  # the standard deviation is 0.0073
-    kept = [kept_weights(PROBABILITIES.log(), state)[0] for _ in range(3)]
+    kept = [sampling_weights(PROBABILITIES.log(), state)[0] for _ in range(3)]
     acts = bool(state.excludes[0])
     assert all(bool(weights[0] == 0) == acts for weights in kept)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from localq.engine.generate import Engine
-from localq.engine.load.device import Choice
+from localq.engine.load.device import DeviceChoice
 from localq.engine.load.load import LoadedModel, free_memory, load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
@@ -37,7 +37,7 @@ def long_checkpoint(tmp_path_factory):
 
 def on_gpu(folder, dtype: str = "bfloat16", opened=open_checkpoint, **options) -> LoadedModel:
     files = open_model(folder)
-    gpu = Choice(torch.device("cuda", 0))
+    gpu = DeviceChoice(torch.device("cuda", 0))
     return load(files, LoadOptions(device="cuda", dtype=dtype, **options), pick=lambda word: gpu, opened=opened)
 
 

@@ -102,7 +102,7 @@ def test_a_full_context_ends_the_reply(engine, reference, length):
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_counts(engine):
-    with pytest.raises(LocalqError, match="513 tokens, the context holds 512") as caught:
+    with pytest.raises(LocalqError, match="513 tokens, the context length is 512") as caught:
         engine.generate(prompt_of(CONTEXT + 1), GREEDY)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
 
@@ -200,7 +200,7 @@ def test_non_finite_logits_end_the_reply_and_the_chat_goes_on(checkpoint):
 
 
 def test_only_the_fused_step_of_a_gpu_is_timed(engine):
-    with pytest.raises(LocalqError, match="only the fused decode step") as caught:
+    with pytest.raises(LocalqError, match="needs the fused decode step") as caught:
         engine.profile_step()
     assert caught.value.exit_code == ExitCode.NO_DEVICE
     assert not engine.graphs

@@ -12,7 +12,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from localq.engine.sampler import NON_FINITE, SamplerState, kept_weights, penalized, sample
+from localq.engine.sampler import NON_FINITE, SamplerState, penalize, sample, sampling_weights
 from localq.sampling import Sampling
 from tests.support.engine.sampler_states import PROMPT, VOCAB, logits_of, state_of
 
@@ -47,7 +47,7 @@ SETTINGS = [
 def test_keeps_what_transformers_keeps(sampling):
     for seed in range(5):
         logits, state = logits_of(seed), state_of(sampling)
-        weights, ids = kept_weights(penalized(logits, state), state)
+        weights, ids = sampling_weights(penalize(logits, state), state)
         probabilities = torch.zeros(VOCAB, dtype=torch.float64)
         probabilities[ids] = weights / weights.sum()
         expected = reference_probabilities(logits, sampling)
@@ -98,7 +98,7 @@ def test_greedy_takes_the_first_of_equal_logits_and_obeys_the_penalty():
 
 def test_equal_logits_are_ordered_by_id():
     logits = torch.ones(VOCAB)
-    _, ids = kept_weights(logits, state_of(Sampling(temperature=1.0)))
+    _, ids = sampling_weights(logits, state_of(Sampling(temperature=1.0)))
     assert torch.equal(ids, torch.arange(VOCAB))
 
 

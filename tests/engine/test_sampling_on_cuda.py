@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from localq.engine.generate import Engine
-from localq.engine.load.device import Choice
+from localq.engine.load.device import DeviceChoice
 from localq.engine.load.load import LoadedModel, load
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 def on_gpu(folder, dtype: str = "bfloat16") -> LoadedModel:
-    gpu = Choice(torch.device("cuda", 0))
+    gpu = DeviceChoice(torch.device("cuda", 0))
     return load(open_model(folder), LoadOptions(device="cuda", dtype=dtype), pick=lambda word: gpu)
 
 

@@ -9,6 +9,7 @@ from localq.engine.selftest import first_failure
 from localq.engine.selftest.checks import CHECKS
 from localq.engine.selftest.compare import Mismatch
 from localq.formats.bcq import kernel as bcq_kernel
+from localq.formats.cases import KERNELS
 from localq.formats.codebooks import (
     adjoint_kernel,
     gather_kernel,
@@ -116,7 +117,9 @@ def test_a_wrong_result_is_found(name, monkeypatch):
     assert first_failure(CPU)[0] == name
 
 
-@pytest.mark.parametrize("name", ["int4_gemv", "rowlut_gemv", "mxfp4_gemv"])
+@pytest.mark.parametrize(
+    "name", [kernel.op for kernel in KERNELS if torch.bfloat16 in kernel.dtypes and 1 in kernel.rows]
+)
 def test_what_is_wrong_in_bf16_alone_is_found(name, monkeypatch):
     """Where codes or x become operands in another way than in f16."""
     module, wrong = WRONG[name]

@@ -125,7 +125,7 @@ def test_a_reply_on_a_gpu_after_a_restore_is_the_reply_that_would_have_come(chec
 
 
 def test_an_empty_cache_is_not_written(engine, tmp_path):
-    with pytest.raises(LocalqError, match="nothing is cached"):
+    with pytest.raises(LocalqError, match="the cache is empty"):
         engine.save_cache(tmp_path / "7.kv", WEIGHTS)
     assert not list(tmp_path.iterdir())
 
@@ -153,8 +153,8 @@ def test_loading_tells_the_weights_before_they_are_read(checkpoint):
 
     backend = TorchBackend()
     backend.load(Load(str(checkpoint), LoadOptions(device="cpu")), lambda *_: None)
-    assert backend._weights == snapshot.weights_of(open_model(checkpoint))
-    with pytest.raises(LocalqError, match="nothing is cached"):
+    assert backend._weights == snapshot.weights_id(open_model(checkpoint))
+    with pytest.raises(LocalqError, match="the cache is empty"):
         backend.save_cache(SaveCache("7.kv"))
     with pytest.raises(LocalqError, match="snapshot not used: it cannot be read"):
         backend.restore_cache(RestoreCache("missing.kv"))

@@ -49,24 +49,24 @@ def test_blocks_of_another_place_or_file_are_refused(written, loaded, tmp_path):
     start = 48 + int.from_bytes(raw[8:16], "little")
     first, second = raw[start : start + 4128], raw[start + 4128 : start + 8256]
     path.write_bytes(raw[:start] + second + first + raw[start + 8256 :])
-    assert "changed" in str(refusal(path, model))
+    assert "does not match its hash" in str(refusal(path, model))
     snapshot.save(tmp_path / "8.kv", model, WEIGHTS, prompt_of(TOKENS, seed=8))
     other = (tmp_path / "8.kv").read_bytes()
     path.write_bytes(raw[:start] + other[len(other) - len(raw) + start :])
-    assert "changed" in str(refusal(path, model))
+    assert "does not match its hash" in str(refusal(path, model))
 
 
 def test_what_is_no_snapshot_is_refused(written):
     path, model = written
     path.write_bytes(b"SQLite format 3\0" * 300)
-    assert "no snapshot" in str(refusal(path, model))
+    assert "not a snapshot" in str(refusal(path, model))
     path.unlink()
     assert "cannot be read" in str(refusal(path, model))
     path.mkdir()
     assert refusal(path, model)
     path.rmdir()
     os.mkfifo(path)  # opening one waits for a writer
-    assert "not a file" in str(refusal(path, model))
+    assert "not a regular file" in str(refusal(path, model))
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def other_config(model: LoadedModel) -> LoadedModel:
 def test_a_snapshot_of_another_model_is_refused_by_name(written, name, change):
     path, model = written
     assert restored(path, model)
-    assert str(refusal(path, change(model))) == f"snapshot not used: it was made with another {name}."
+    assert str(refusal(path, change(model))) == f"snapshot not used: it was saved with a different {name}."
 
 
 def test_other_weights_kernels_and_devices_are_refused_by_name(written, monkeypatch):
     path, model = written
-    assert "another set of weights" in str(refusal(path, model, "v" * 64))
+    assert "a different set of weights" in str(refusal(path, model, "v" * 64))
     monkeypatch.setattr(snapshot, "NUMERICS", snapshot.NUMERICS + 1)
     assert "another version of the kernels" in str(refusal(path, model))
     monkeypatch.undo()
@@ -159,7 +159,7 @@ def test_other_weights_kernels_and_devices_are_refused_by_name(written, monkeypa
 def test_a_context_that_is_too_small_is_named(written, loaded):
     path, _ = written
     small = with_cache(loaded, torch.float32, 16, TOKENS - 1)
-    assert f"it holds {TOKENS} tokens, the context {TOKENS - 1}" in str(refusal(path, small))
+    assert f"it has {TOKENS} tokens, the context length is {TOKENS - 1}" in str(refusal(path, small))
 
 
 def test_tables_behind_the_conversation_do_not_count(written):
@@ -169,20 +169,20 @@ def test_tables_behind_the_conversation_do_not_count(written):
 
 def test_weights_are_known_by_path_size_and_time(tmp_path):
     folder = make_checkpoint(tmp_path / "a", dtype=torch.float32)
-    before = snapshot.weights_of(open_model(folder))
-    assert snapshot.weights_of(open_model(folder)) == before
+    before = snapshot.weights_id(open_model(folder))
+    assert snapshot.weights_id(open_model(folder)) == before
     (folder / "README.md").write_text("not read")
-    assert snapshot.weights_of(open_model(folder)) == before
+    assert snapshot.weights_id(open_model(folder)) == before
     seen = {before}
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
     for name in ("config.json", "model.safetensors.index.json", shards[-1]):
         changed = (folder / name).stat().st_mtime_ns + 1000
         os.utime(folder / name, ns=(changed, changed))
-        seen.add(snapshot.weights_of(open_model(folder)))
+        seen.add(snapshot.weights_id(open_model(folder)))
     with (folder / "config.json").open("a") as file:
         file.write(" ")
     os.utime(folder / "config.json", ns=(changed, changed))
-    seen.add(snapshot.weights_of(open_model(folder)))
+    seen.add(snapshot.weights_id(open_model(folder)))
     folder.rename(tmp_path / "b")
-    seen.add(snapshot.weights_of(open_model(tmp_path / "b")))
+    seen.add(snapshot.weights_id(open_model(tmp_path / "b")))
     assert len(seen) == 6

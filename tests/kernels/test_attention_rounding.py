@@ -23,7 +23,7 @@ CASES = {
 
 def turned(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
     """f32, as the codes stand: `dequantize` turns them back, which is undone."""
-    return kv_codec.turn(kv_codec.dequantize(codes, scales, bits, torch.float32))
+    return kv_codec.rotate(kv_codec.dequantize(codes, scales, bits, torch.float32))
 
 
 def rounded_as_the_kernel_does(operands: Operands) -> Tensor:
@@ -39,7 +39,7 @@ def rounded_as_the_kernel_does(operands: Operands) -> Tensor:
     keys = turned(layer.k[:, live], layer.k_scales[:, live], key_bits)
     values = turned(layer.v[:, live], layer.v_scales[:, live], value_bits)
     values[:, :-1] = values[:, :-1].to(F16)  # the token's own stays in f32, as its weight does
-    x = kv_codec.turn(q.float()).to(F16).view(case.kv_heads, -1, case.head_dim)
+    x = kv_codec.rotate(q.float()).to(F16).view(case.kv_heads, -1, case.head_dim)
     scores = x.double() @ keys.double().transpose(1, 2) * operands.scale
     highest = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - highest) * LIFT
@@ -47,7 +47,7 @@ def rounded_as_the_kernel_does(operands: Operands) -> Tensor:
     if operands.sinks is not None:
         total += torch.exp(operands.sinks.double().view(case.kv_heads, -1, 1) - highest) * LIFT
     weights[..., :-1] = weights[..., :-1].to(F16)
-    return kv_codec.turn((weights @ values.double() / total).float()).to(F16).view(1, -1)
+    return kv_codec.rotate((weights @ values.double() / total).float()).to(F16).view(1, -1)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from localq import kernels
-from localq.engine.sampler import NON_FINITE, SamplerState, adjusted, repeated_lengths
+from localq.engine.sampler import NON_FINITE, SamplerState, adjust, repeated_lengths
 from localq.engine.step.state import StepState
 from localq.kernels import logit_adjust, sampling
 from localq.kernels.sampling import workspace_elements
@@ -207,7 +207,7 @@ def test_scores_are_those_of_the_reference_bit_for_bit(emulated, masked):
             twins.allow(range(0, vocab, 3))
         logits = logits_of(vocab, 3)
         logits[[0, 3, 102]] = torch.tensor([3e38, -3e38, -3e38])  # times the penalty the last one is infinite
-        expected = adjusted(logits, twins.theirs.sampler)
+        expected = adjust(logits, twins.theirs.sampler)
         logit_adjust.dry_match(twins.ours.sampler, twins.ours.token)
         logit_adjust.adjust(logits, twins.ours.sampler)
         assert torch.equal(logits, expected)

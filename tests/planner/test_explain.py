@@ -22,16 +22,16 @@ def told(name: str, budget: int | None, **wishes) -> tuple[planner.Plan, dict[st
 def test_where_all_fits_nothing_gives_way():
     _, lines = told("qwen3-8b", 12 * 2**30)
     assert [line.option for line in lines.values()] == ["--embed", "--head", "--kv", "--ctx"]
-    assert {lines[what].why for what in ("embedding", "head", "KV cache")} == {"nothing has to give way"}
+    assert {lines[what].why for what in ("embedding", "head", "KV cache")} == {"there is room"}
     assert (lines["KV cache"].value, lines["context"].why) == ("16 bit", "the largest that fits")
 
 
 def test_what_was_reduced_says_what_would_fit_without_it():
     plan, lines = told("llama-3.1-8b", 6500 * MIB)
-    assert (plan.embed, lines["embedding"].value[:14]) == ("host", "in host memory")
-    found = re.search(r"without it ([\d,]+) tokens would fit", lines["embedding"].why)
+    assert (plan.embed, lines["embedding"].value[:14]) == ("host", "in RAM, one ro")
+    found = re.search(r"without it only ([\d,]+) tokens fit", lines["embedding"].why)
     if found is None:
-        assert "would not fit" in lines["embedding"].why
+        assert "does not fit" in lines["embedding"].why
     left = planner.assess(
         catalog.find("llama-3.1-8b").arch, "nf4", 6500 * MIB, wishes=Wishes(None, plan.kv_bits, "device", plan.head)
     )
@@ -42,23 +42,23 @@ def test_what_was_reduced_says_what_would_fit_without_it():
 
 def test_what_was_asked_for_and_what_the_model_was_made_for():
     _, lines = told("qwen2.5-0.5b", 80 * 2**30, kv_bits=8, head="8")
-    assert (lines["KV cache"].why, lines["head"].why) == ("as asked for", "as asked for")
-    assert lines["head"].value == "8 bit of its own"
+    assert (lines["KV cache"].why, lines["head"].why) == ("as requested", "as requested")
+    assert lines["head"].value == "8 bit, separate from the embedding"
     assert told("qwen2.5-0.5b", 80 * 2**30, kv_bits="k8v4")[1]["KV cache"].value == "keys 8 bit, values 4 bit"
-    assert lines["context"].why == "all that the model was made for"
+    assert lines["context"].why == "the most that the model supports"
     _, lines = told("qwen2.5-0.5b", 80 * 2**30, ctx=2000)
-    assert (lines["context"].value, lines["context"].why) == ("2,000 tokens", "as asked for")
-    assert "the embedding table" in lines["head"].value
+    assert (lines["context"].value, lines["context"].why) == ("2,000 tokens", "as requested")
+    assert "shared with the embedding" in lines["head"].value
 
 
 @pytest.mark.parametrize("mib", range(900, 2600, 100))
 def test_a_tied_table_and_its_head_give_way_together(mib):
     plan, lines = told("llama-3.2-1b", mib * MIB)
-    assert (plan.embed == "host") == ("of its own" in lines["head"].value)
-    assert ("to make room" in lines["head"].why) == (plan.embed == "host")
+    assert (plan.embed == "host") == ("separate from" in lines["head"].value)
+    assert ("saves memory" in lines["head"].why) == (plan.embed == "host")
     assert len({line.what for line in lines.values()}) == 4
 
 
 def test_on_the_cpu():
     _, lines = told("llama-3.1-8b", None)
-    assert lines["context"].why == "the CPU's default"
+    assert lines["context"].why == "the default on the CPU"

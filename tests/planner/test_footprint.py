@@ -13,8 +13,9 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, format_sizes
 from localq.files.architecture import Architecture
 from localq.formats.codebooks import linear as codebook_linear
-from localq.formats.codebooks import lookup_kernel, vq2
 from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.codebooks import vq2
+from localq.kernels import workspace
 from localq.kernels.sampling import workspace_elements
 from localq.planner import footprint
 from localq.planner import plan as planner
@@ -31,12 +32,12 @@ def shape_of(name: str) -> Architecture:
 def test_a_table_that_leaves_the_device_needs_a_head_that_can_be_made():
     shape = replace(shape_of("llama-3.2-1b"), hidden=2048 + 8)
     assert all(placement.embed == "device" for placement in Wishes().placements(shape))
-    with pytest.raises(LocalqError, match=r"8 bit takes a multiple of 16 columns.*--embed device") as raised:
+    with pytest.raises(LocalqError, match=r"8 bit needs a multiple of 16 columns.*--embed device") as raised:
         planner.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(embed="host"))
     assert raised.value.exit_code == ExitCode.USAGE
     eight = replace(shape_of("llama-3.2-1b"), hidden=2048 + 16)  # a multiple of 16 and not of 64
     assert {placement.head for placement in Wishes().placements(eight)} == {"16", "8"}
-    with pytest.raises(LocalqError, match="NF4 takes a multiple of 64 columns, the head has 2064"):
+    with pytest.raises(LocalqError, match="NF4 needs a multiple of 64 columns, the head has 2064"):
         planner.plan(eight, "bf16", 80 * 2**30, wishes=Wishes(head="nf4"))
 
 
@@ -74,7 +75,7 @@ def test_what_vq_gemv_has_besides_the_weights(length, fragments):
     book = torch.randn(256, length, generator=torch.Generator().manual_seed(0))
     assert codebook_tiles.fragments(book, 4096.0).nbytes == fragments * format_sizes.FRAGMENT_BYTES
     assert 2 * fragments <= format_sizes.MOST_FRAGMENTS
-    assert 4 * lookup_kernel.MEETING_WORDS == format_sizes.WORKSPACE_BYTES
+    assert 4 * workspace.WORDS == format_sizes.WORKSPACE_BYTES
 
 
 def test_tables_that_matrices_share_are_counted_once():

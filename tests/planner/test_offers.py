@@ -42,7 +42,7 @@ def test_a_70b_on_24_gb_is_vptq_until_its_vq2_is_made(monkeypatch):
     choice = chosen("llama-3.3-70b", "24")
     assert (choice.taken.offer.name, choice.taken.plan.fits) == ("llama-3.3-70b@vptq", True)
     assert "nf4 needs" in choice.why
-    assert "published" in choice.why
+    assert "downloaded" in choice.why
     put_here(monkeypatch, "llama-3.3-70b@vq2")
     choice = chosen("llama-3.3-70b", "24")
     assert (choice.taken.offer.format, choice.taken.here) == ("vq2", Path("/here"))
@@ -56,13 +56,13 @@ def test_a_70b_on_24_gb_is_vptq_until_its_vq2_is_made(monkeypatch):
 def test_what_takes_hours_is_never_begun_by_itself():
     choice = chosen("qwen3-32b", "12")
     assert (choice.taken.offer.format, choice.taken.plan.fits) == ("nf4", False)
-    assert [each.offer.format for each in choice.considered if each.usable] == ["vq2"]
+    assert [each.offer.format for each in choice.candidates if each.usable] == ["vq2"]
 
 
 def test_a_format_may_be_asked_for():
     choice = chosen("llama-3.3-70b", "24", "vq2")
-    assert (choice.taken.offer.name, choice.why) == ("llama-3.3-70b@vq2", "as asked for")
-    with pytest.raises(LocalqError, match="There is nf4, bf16, vptq, vq2") as raised:
+    assert (choice.taken.offer.name, choice.why) == ("llama-3.3-70b@vq2", "as requested")
+    with pytest.raises(LocalqError, match="Available: nf4, bf16, vptq, vq2") as raised:
         chosen("llama-3.3-70b", "24", "awq")
     assert raised.value.exit_code == ExitCode.USAGE
 
@@ -86,7 +86,7 @@ def test_every_offer_resolves_to_itself():
 
 def test_the_command_that_makes_it_puts_it_where_its_name_finds_it():
     offer = next(each for each in offers.of_entry(catalog.find("llama-3.3-70b")) if each.format == "vq2")
-    command = offers.making(offer)
+    command = offers.making_command(offer)
     assert command.startswith("localq quantize llama-3.3-70b@bf16 --format vq2 --out ")
     assert str(places.quantized_dir() / "llama-3.3-70b@vq2") in command
     assert catalog.resolve("llama-3.3-70b@bf16").format == "bf16"

@@ -49,15 +49,15 @@ def test_the_table_of_a_tied_model_moves_only_with_a_head_of_its_own():
 def test_what_was_decided_is_said_and_what_was_asked_for_is_kept():
     shape, budget = arch("llama-3.1-8b"), 6500 * MIB
     plan = planner.plan(shape, "nf4", budget)
-    assert plan.choice.startswith("to make room for 4096 tokens of context: the embedding in host memory (--embed)")
+    assert plan.choice.startswith("saves memory: embedding in RAM (--embed)")
     kept = planner.assess(shape, "nf4", budget, wishes=Wishes(kv_bits=16, embed="device", head="8"))
     assert (kept.placement, kept.choice) == (Placement(16, "device", "8"), "")
     longer = planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000))
     assert (longer.ctx, longer.kv_bits) == (30_000, 8)
-    assert "the KV cache in 8 bit (--kv)" in longer.choice
+    assert "KV cache 8 bit (--kv)" in longer.choice
     longest = planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000, embed="device", head="16"))
     assert (longest.ctx, longest.kv_bits) == (30_000, "k8v4")
-    assert "the KV cache in keys 8 bit, values 4 bit (--kv)" in longest.choice
+    assert "KV cache keys 8 bit, values 4 bit (--kv)" in longest.choice
 
 
 def test_heads_that_the_quantized_cache_does_not_cover():
@@ -70,7 +70,7 @@ def test_heads_that_the_quantized_cache_does_not_cover():
 def test_heads_that_a_form_does_not_cover():
     shape = replace(arch("llama-3.1-8b"), hidden=4096 + 8)
     assert all(placement.head == "16" for placement in Wishes().placements(shape))
-    with pytest.raises(LocalqError, match="8 bit takes a multiple of 16 columns, the head has 4104"):
+    with pytest.raises(LocalqError, match="8 bit needs a multiple of 16 columns, the head has 4104"):
         planner.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(head="8"))
 
 

@@ -189,8 +189,8 @@ GIVEN = {
     ("nf4", "3", None, None): "",
 }  # fmt: skip
 WRONG = {
-    ("bcq", "6", None, None): "'6' is not offered", ("bcq", "x", "64", None): "'x' is not offered",
-    ("bcq", "3", "100", None): "'100' is not offered", ("nf4", None, "64", None): "--group: nf4 has no such option",
+    ("bcq", "6", None, None): "'6' is not supported", ("bcq", "x", "64", None): "'x' is not supported",
+    ("bcq", "3", "100", None): "'100' is not supported", ("nf4", None, "64", None): "--group: --format nf4 has no such option",
     ("vq2", "2", None, True): "--zero-points: vq2 has no such option",
 }  # fmt: skip
 

@@ -185,9 +185,9 @@ def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_
         (["--format", "vq2", "--bits", "3"], "--bits is decided"),
         (["--format", "vq2", "--quick"], "--quick is decided"),
         (["--format", "vq2", "--best", "--seed", "1"], "--seed is decided"),
-        (["--format", "vq2", "--best"], "it holds no quantized layers"),
+        (["--format", "vq2", "--best"], "the folder holds no quantized layers"),
         (["--format", "vq2", "--device", "cpu"], "--device is decided"),
-        (["--format", "vq2"], "it holds no quantized layers"),
+        (["--format", "vq2"], "the folder holds no quantized layers"),
     ],
 )
 def test_options_that_do_not_go_with_it(tmp_path, capsys, changes, words):

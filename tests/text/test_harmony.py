@@ -9,12 +9,12 @@ import pytest
 
 from localq.chat import compaction, reply_stream, side_request
 from localq.chat.history.conversation import Message
-from localq.chat.reply import Reply
+from localq.chat.reply import Reply, ReplyPiece
 from localq.chat.reply_stream import ReplyDecoder
-from localq.chat.session import ChatSession, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.text import harmony, template, thinking
 from localq.text.grammar import Grammar
-from localq.text.thinking import Splitter
+from localq.text.thinking import ThoughtSplitter
 from localq.text.tokenizer import Tokenizer, _end_of_turn_ids
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import ScriptedClient
@@ -61,7 +61,7 @@ def literal(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def read(tokenizer: Tokenizer, ids: list[int]) -> ReplyDecoder:
     """A reply that came token by token; pieces are what it says that it has."""
-    incoming = ReplyDecoder(harmony.Marked(tokenizer))
+    incoming = ReplyDecoder(harmony.ChannelDetokenizer(tokenizer))
     pieces = [piece for id in ids for piece in incoming.push([id])] + incoming.finish()
     assert "".join(text for text, thinks in pieces if thinks) == incoming.thought
     assert "".join(text for text, thinks in pieces if not thinks) == incoming.answer
@@ -75,9 +75,9 @@ def test_what_ends_a_reply_is_not_what_ends_a_message_of_it(tokenizer):
 
 @pytest.mark.parametrize("raw", CASES)
 def test_channels_by_hand_and_for_every_cut_in_two(raw):
-    assert thinking.split(raw) == CASES[raw]
+    assert thinking.split_reply(raw) == CASES[raw]
     for at in range(len(raw) + 1):
-        splitter = Splitter()
+        splitter = ThoughtSplitter()
         parts = [splitter.push(raw[:at]), splitter.push(raw[at:]), splitter.finish()]
         assert tuple("".join(part[kind] for part in parts) for kind in (0, 1)) == CASES[raw]
         assert raw.startswith(splitter.head + CASES[raw][1])
@@ -89,7 +89,7 @@ def test_tokens_tell_the_channels_as_they_come(tokenizer, raw):
     assert (incoming.thought, incoming.answer) == CASES[raw]
     if any(CASES[raw]):
         assert raw.startswith(incoming.raw)
-        assert thinking.split(incoming.raw) == CASES[raw]
+        assert thinking.split_reply(incoming.raw) == CASES[raw]
 
 
 def test_only_tokens_are_marks_and_what_is_stored_is_read_alike(tokenizer):
@@ -104,13 +104,13 @@ def test_only_tokens_are_marks_and_what_is_stored_is_read_alike(tokenizer):
         incoming = read(tokenizer, ids)
         assert (incoming.thought.replace("\u200b", ""), incoming.answer) == (thought, answer)
         if thought or answer:
-            assert thinking.split(incoming.raw) == (incoming.thought, answer)
+            assert thinking.split_reply(incoming.raw) == (incoming.thought, answer)
 
 
 def test_an_answer_is_over_where_another_message_begins(tokenizer):
-    incoming = ReplyDecoder(harmony.Marked(tokenizer), ("sto",))
+    incoming = ReplyDecoder(harmony.ChannelDetokenizer(tokenizer), ("sto",))
     pieces = incoming.push(tokenizer.encode(f"{REPLY} st{NEXT}<|channel|>analysis<|message|>more"))
-    assert incoming.ended()
+    assert incoming.is_over()
     assert "".join(text for text, thinks in pieces + incoming.finish() if not thinks) == "yes st"
     assert incoming.raw == f"{REPLY} st"
 
@@ -118,7 +118,7 @@ def test_an_answer_is_over_where_another_message_begins(tokenizer):
 def test_half_a_character_before_a_mark_is_none(tokenizer):
     half = tokenizer.encode("👩")[:2]
     ids = [*tokenizer.encode(THOUGHT), *half, *tokenizer.encode(f"{NEXT}<|channel|>final<|message|>"), *half]
-    incoming = ReplyDecoder(harmony.Marked(tokenizer))
+    incoming = ReplyDecoder(harmony.ChannelDetokenizer(tokenizer))
     incoming.push(ids)
     incoming.finish(cut=True)
     assert (incoming.thought, incoming.answer) == ("so so", "")
@@ -177,7 +177,7 @@ def test_a_cut_reply_is_gone_on_with_to_the_letter(tokenizer, at, known):
     assert ("there is no answer" in reply.notices[0]) == (at < len(REPLY) - 1)
     if not known:
         session._reading.exact = None
-    reply = list(session.extend())[-1]
+    reply = list(session.continue_reply())[-1]
     assert (reply.thought, reply.text) == ("so so", "yes")
     assert prompts(session)[1] == prompts(session)[0] + REPLY[:at]
     assert session.messages[-1].content == REPLY
@@ -219,7 +219,7 @@ def test_a_cut_thought_must_end_before_a_grammar_holds(tokenizer):
     session = over(tokenizer, THOUGHT, f"{NEXT}<|channel|>final<|message|>1", reason="length")
     asked(session, session.ask("q"))
     session.grammar = Grammar("regex", '[0-9a-z{}": ,]*')
-    assert list(session.extend())[-1].text == "1"
+    assert list(session.continue_reply())[-1].text == "1"
     assert session.client.generated[1].grammar_after == "<|channel|>final<|message|>"
 
 
@@ -227,11 +227,11 @@ def test_one_model_goes_on_with_what_another_said():
     gpt_oss, special = source("published/gpt-oss-120b")
     qwen, _ = source("published/qwen3-0.6b")
     tags = "<think>\nso so\n</think>\n\nyes"
-    assert thinking.in_form_of(qwen, REPLY) == tags
-    assert thinking.in_form_of(gpt_oss, tags) == thinking.in_form_of(gpt_oss, REPLY) == REPLY
-    assert thinking.in_form_of(qwen, THOUGHT) == "<think>\nso so"
-    assert thinking.in_form_of(gpt_oss, "<think>\nso so") == THOUGHT
-    assert thinking.in_form_of(gpt_oss, "yes") == "<|channel|>final<|message|>yes"
+    assert thinking.convert_for(qwen, REPLY) == tags
+    assert thinking.convert_for(gpt_oss, tags) == thinking.convert_for(gpt_oss, REPLY) == REPLY
+    assert thinking.convert_for(qwen, THOUGHT) == "<think>\nso so"
+    assert thinking.convert_for(gpt_oss, "<think>\nso so") == THOUGHT
+    assert thinking.convert_for(gpt_oss, "yes") == "<|channel|>final<|message|>yes"
     said = [Message("user", "Q"), Message("assistant", tags), Message("user", "R")]
     for stored in (tags, REPLY):
         said[1] = Message("assistant", stored)
@@ -267,7 +267,7 @@ def test_marks_in_an_answer_that_is_gone_on_with_are_none(tokenizer):
     session = ChatSession(client, Load("path"), tokenizer)
     asked(session, session.ask("how?"))
     session._reading.exact = None  # as after a restart
-    reply = list(session.extend())[-1]
+    reply = list(session.continue_reply())[-1]
     assert reply.text == f"{text}so"
     first, second = (each.prompt for each in client.generated)
     began = tokenizer.encode(f"{THOUGHT}{NEXT}<|channel|>final<|message|>")
@@ -286,7 +286,7 @@ def test_what_another_model_writes_of_the_format_is_its_answer(text):
         incoming.push([id])
     incoming.finish()
     assert (incoming.thought, incoming.answer.replace("\u200b", "")) == ("", text)
-    assert thinking.split(incoming.raw) == ("", incoming.answer)
+    assert thinking.split_reply(incoming.raw) == ("", incoming.answer)
 
 
 def test_marks_in_what_is_asked_besides_are_no_messages(tokenizer):
@@ -301,7 +301,7 @@ def test_a_pass_over_text_that_looks_like_marks_fits_into_the_context(tokenizer)
     client = ScriptedClient(*[[tokenizer.encode("<|channel|>final<|message|>s")]] * 9, context_size=4000)
     session = ChatSession(client, Load("path"), tokenizer)
     for text in ("<|channel|>" * 600, "a", "b"):
-        session.conversation.add(Message("assistant", "x"), session.conversation.say(text))
+        session.conversation.add(Message("assistant", "x"), session.conversation.add_user(text))
     list(compaction.compact(session))
     assert len(client.generated) > 2
     assert max(len(each.prompt) + each.max_tokens for each in client.generated) <= 4000

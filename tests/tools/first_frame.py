@@ -72,7 +72,7 @@ def _talk(home: Path, turns: int, about: str) -> None:
     for turn in range(0, turns, 2):
         question = f"{about}question {turn} {'about ships ' * 10}"
         answer = NEWEST if turn + 2 >= turns else f"answer {turn} {'of a kind ' * 20}"
-        conversation.add(Message("assistant", answer), conversation.say(question), FIGURES)
+        conversation.add(Message("assistant", answer), conversation.add_user(question), FIGURES)
         input_history.append(typed, question)
     ConversationStore(home / "data" / "sessions.db").save(record)
 

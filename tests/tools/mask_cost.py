@@ -17,7 +17,7 @@ from localq.files.model_folder import open_model
 from localq.text import grammar
 from localq.text.grammar import Grammar
 from localq.text.tokenizer import Tokenizer as ModelTokenizer
-from localq.worker.token_masks import Constraint, Vocabulary
+from localq.worker.token_masks import GrammarConstraint, Vocabulary
 from tests.support.files.real_model import smollm2
 
 LARGE = 151_936
@@ -65,7 +65,7 @@ def large(small: Tokenizer) -> Tokenizer:
 
 def costs(wanted: Grammar, vocabulary: Vocabulary, text: str) -> list[float]:
     """Microseconds of every token of `text`."""
-    constraint, spent = Constraint(wanted, vocabulary), []
+    constraint, spent = GrammarConstraint(wanted, vocabulary), []
     for id in vocabulary.tokens.greedy_tokenize(text):
         started = time.thread_time()
         constraint.mask()

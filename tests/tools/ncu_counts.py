@@ -103,7 +103,7 @@ def _chosen(wanted: list[str]) -> list[tuple[str, int]]:
 def _case(name: str, device: Any) -> Callable[[], object]:
     import torch
 
-    from localq.bench.kernels.nf4_weights import Weights
+    from localq.formats import nf4
     from localq.formats.int8 import kernel as int8_kernel
     from localq.formats.int8.kernel import Int8Operand
     from localq.formats.nf4 import kernel as nf4_kernel
@@ -127,15 +127,15 @@ def _case(name: str, device: Any) -> Callable[[], object]:
         return _bcq(device)
     if op == "rowlut_gemv":
         return _rowlut(int(name.split()[1]), device)
-    weights = Weights.random(shape, device, 1)
+    linear = nf4.Linear(nf4.sample(shape, 1, device))
+    matrix = linear.operand() if op == "nf4_dequantize" and "tiled" not in name else linear.tile_().operand()
     if op == "nf4_dequantize":
-        matrix = weights.tiled() if "tiled" in name else weights.matrix
         return partial(nf4_kernel.nf4_dequantize, matrix, torch.float16)
     rows = int(name.split()[1])
     x = _x(rows, device).to(torch.bfloat16 if "bf16" in name else torch.float16)
     if op == "nf4_gemm":
-        return partial(nf4_kernel.nf4_gemm, x, weights.tiled())
-    return partial(nf4_kernel.nf4_gemv, x, [weights.tiled()])
+        return partial(nf4_kernel.nf4_gemm, x, matrix)
+    return partial(nf4_kernel.nf4_gemv, x, [matrix])
 
 
 def _int4(rows: int, device: Any) -> Callable[[], object]:

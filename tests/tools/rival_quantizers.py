@@ -74,7 +74,7 @@ class Work:
         dtype = "float16" if self.device.type == "cuda" else "float32"
         options = LoadOptions(folder.name if folder else "reference", str(self.device), dtype)
         found = evaluation.run(
-            evaluation.Request(files, options, DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, WINDOW, self.most)
+            evaluation.EvaluationRequest(files, options, DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, WINDOW, self.most)
         )
         return {"perplexity": found["perplexity"], "bits": found["bits_per_weight"]}
 

@@ -22,7 +22,7 @@ from tests.tools.tui_report import LEAST_TOKENS, Arm, Outcome, main
 def machine(monkeypatch, tmp_path):
     for name in ("config", "data", "cache"):
         monkeypatch.setenv(f"LOCALQ_{name.upper()}", str(tmp_path / name))
-    monkeypatch.setattr(instrument_facts.Facts.__init__, "__defaults__", (lambda: 0.0, Watch()))
+    monkeypatch.setattr(instrument_facts.InstrumentFacts.__init__, "__defaults__", (lambda: 0.0, Watch()))
 
 
 def report(client: TimedClient, tmp_path: Path, profile: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any]]:

@@ -31,7 +31,8 @@ from tests.support.tui.tui_pilot import chat_app, drive, drive_chat, say, screen
 ROOT = Path(__file__).parents[2]
 FRAME = """
 import gc, os, sys
-from localq.cli import chat, execute, tui
+from localq.cli import execute
+from localq.cli.verbs import chat, tui
 def timed(app):
     if type(app.screen).__name__ == sys.argv[1]:
         times = os.times()
@@ -39,7 +40,7 @@ def timed(app):
                 "localq.chat.open_model", "jinja2",
                 "tokenizers", "huggingface_hub", "pynvml", "pydantic", "markdown_it", "pygments",
                 "localq.chat.commands",
-                "localq.worker.messages", "localq.planner.speed.predict", "localq.gpus") if each in sys.modules]
+                "localq.worker.messages", "localq.planner.speed.predict") if each in sys.modules]
         if gc.isenabled():
             late.append("a search for garbage")
         print(times.user + times.system, late, flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.processes import last_words
+from localq.processes import last_message
 from localq.worker.client import COMMAND, EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Progress, Tokens, encode
 from localq.worker.recovery import Recovery
@@ -156,7 +156,7 @@ def test_watchdog_ends_a_hanging_step():
     with EngineClient((*SCRIPTED, "0.4"), Recovery(lost=lambda: "")) as client:
         client.load(Load("tiny"))
         started = time.monotonic()
-        with pytest.raises(LocalqError, match=r"GPU: it finished no step within 0\.4 s"):
+        with pytest.raises(LocalqError, match=r"GPU: no step finished within 0\.4 s"):
             reply(client, 1006)
         assert time.monotonic() - started < 5
         assert not client.alive
@@ -297,7 +297,7 @@ def test_modules_of_the_current_folder_are_not_imported(tmp_path):
     ],
 )
 def test_last_words(log, words):
-    assert last_words(log) == words
+    assert last_message(log) == words
 
 
 def _environment() -> dict[str, str]:

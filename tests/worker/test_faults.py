@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from localq.chat.session import ChatSession, Message, Reply
+from localq.chat.history.conversation import Message
+from localq.chat.reply import Reply
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.worker import faults
@@ -145,7 +147,7 @@ def test_a_card_that_gives_other_answers_does_not_serve(tmp_path):
             spoiled.touch()
             error, got = machine.fails("are you well?")
             assert (error.exit_code, got) == (ExitCode.NO_DEVICE, "")
-            assert "continues a known prompt otherwise" in error.why
+            assert "a known prompt gives a different reply" in error.why
             assert not machine.client.alive
             spoiled.unlink()
             assert "failed again" in machine.fails("now?")[0].why
@@ -191,7 +193,7 @@ def test_a_lost_gpu_is_said_at_once_and_nothing_is_restarted():
             assert "it is lost" in error.why
             assert machine.gone in error.why
             assert "re-seat" in error.next_step
-            assert "`localq chat --continue` goes on with what was saved" in error.next_step
+            assert "`localq chat --continue` resumes the conversation" in error.next_step
             machine.clock.now += RESTART_S
             error, _ = machine.fails("hello?")
             assert "it is lost" in error.why
@@ -213,7 +215,7 @@ def hang(number: int) -> None:
             error, got = machine.fails(f"hang {step % LETTERS}")
             assert time.monotonic() - started < 5
             assert error.what == "GPU"
-            assert ("finished no step within 0.3 s" if own else "said nothing for 0.3 s") in error.why
+            assert ("no step finished within 0.3 s" if own else "did not respond for 0.3 s") in error.why
             assert len(got) <= step
             assert not machine.client.alive
             machine.clock.now += RESTART_S

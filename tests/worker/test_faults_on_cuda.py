@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from localq.chat.session import ChatSession, Message, Reply
+from localq.chat.history.conversation import Message
+from localq.chat.reply import Reply
+from localq.chat.session import ChatSession
 from localq.engine.generate import Engine
-from localq.engine.load.device import Choice
+from localq.engine.load.device import DeviceChoice
 from localq.engine.load.load import load
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
@@ -119,7 +121,7 @@ def folder(tmp_path_factory):
 def unbroken(folder) -> Callable[[list[int]], str]:
     """What an engine that never failed says to a prompt that it has read nothing of."""
     options = LoadOptions(device="cuda", ctx=CONTEXT)
-    engine = Engine(load(open_model(folder), options, pick=lambda word: Choice(torch.device("cuda", 0))))
+    engine = Engine(load(open_model(folder), options, pick=lambda word: DeviceChoice(torch.device("cuda", 0))))
 
     def answer(prompt: list[int]) -> str:
         ids_of(engine, [7], GREEDY, max_tokens=1)  # no prompt begins so: nothing of the last one is taken up
@@ -153,7 +155,7 @@ def injected(library: Path, folder: Path, order: Path, way: str, words: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("way", "words"), [("bad_store", "illegal memory access"), ("hang", "finished no step within 2 s")]
+    ("way", "words"), [("bad_store", "illegal memory access"), ("hang", "no step finished within 2 s")]
 )
 def test_a_fault_on_the_gpu_ends_the_process_and_the_conversation_goes_on(
     way, words, library, folder, unbroken, tmp_path

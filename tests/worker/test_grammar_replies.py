@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from localq.chat.session import ChatSession, ReplyPiece, Reply
+from localq.chat.reply import Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.text.grammar import Grammar, grammar, json_schema, regex
@@ -134,7 +135,7 @@ def test_what_is_cut_says_so_and_is_gone_on_with_to_its_end(session):
     with pytest.raises(ValueError, match="line"):
         json.loads(reply.text)
     session.max_tokens = None
-    *_, whole = session.extend()
+    *_, whole = session.continue_reply()
     assert whole.text.startswith(reply.text)
     assert keeps_to(json.loads(whole.text), PERSON)
 

@@ -25,9 +25,9 @@ def python(code: str) -> tuple[str, ...]:
     [
         ('print(\'{"lost": ""}\')', ""),
         ('print(\'{"lost": "it finds no GPU"}\')', "it finds no GPU"),
-        ("import os; os.abort()", "asking its driver ended with signal SIGABRT"),
-        ("raise SystemExit(3)", "asking its driver ended with exit code 3"),
-        ("print('[1]')", "asking its driver ended with exit code 0"),
+        ("import os; os.abort()", "querying the driver ended with signal SIGABRT"),
+        ("raise SystemExit(3)", "querying the driver ended with exit code 3"),
+        ("print('[1]')", "querying the driver ended with exit code 0"),
     ],
 )
 def test_what_the_driver_answers(code, why):
@@ -36,7 +36,7 @@ def test_what_the_driver_answers(code, why):
 
 def test_a_driver_that_does_not_answer():
     started = time.monotonic()
-    assert probe.why_lost(0.3, python("import time; time.sleep(60)")) == "its driver does not answer within 0.3 s"
+    assert probe.why_lost(0.3, python("import time; time.sleep(60)")) == "the driver does not respond within 0.3 s"
     assert time.monotonic() - started < 3
     assert probe.SECONDS + probe.REAP_S + 2.0 < 5  # and the end of the engine process, at most
 
@@ -44,7 +44,7 @@ def test_a_driver_that_does_not_answer():
 @pytest.mark.parametrize(
     ("found", "told", "why"),
     [
-        (Driver(present=False), NvmlReport(), "there is no driver any more"),
+        (Driver(present=False), NvmlReport(), "the driver is gone"),
         (Driver(present=True, why_not="it finds no GPU"), NvmlReport(), "it finds no GPU"),
         (WORKING, LOST, "GPU 0: GPU is lost"),
         (WORKING, NvmlReport(unavailable=("GPU 0 memory: Not Supported",)), ""),
@@ -54,10 +54,10 @@ def test_a_driver_that_does_not_answer():
 def test_what_the_driver_and_nvml_say(monkeypatch, found, told, why):
     monkeypatch.setattr(driver, "probe_driver", lambda: found)
     monkeypatch.setattr(gpus, "probe", lambda: told)
-    assert probe.look() == why
+    assert probe.check_here() == why
 
 
 def test_the_real_question_is_answered_in_time():
     started = time.monotonic()
-    assert probe.why_lost(60.0) == probe.look()
+    assert probe.why_lost(60.0) == probe.check_here()
     assert time.monotonic() - started < 60

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from localq.errors import ExitCode, LocalqError
 from localq.text.grammar import Grammar, json_schema, regex
-from localq.worker.token_masks import Constraint, Vocabulary
+from localq.worker.token_masks import GrammarConstraint, Vocabulary
 from tests.support.models.tiny_checkpoints import SPECIAL_TOKENS, write_tokenizer
 from tests.support.text.tiny_tokenizers import byte_level, llama2, unigram
 
@@ -40,7 +40,7 @@ def bytes_of(tokenizer: Tokenizer, special: tuple[str, ...]) -> dict[int, bytes]
     return found
 
 
-def allowed(constraint: Constraint, rows: int) -> set[int]:
+def allowed(constraint: GrammarConstraint, rows: int) -> set[int]:
     """The ids of a mask; no bit beyond the model's tokens may be set."""
     words = constraint.mask()
     assert len(words) == -(-rows // 32)
@@ -60,7 +60,7 @@ def test_masks_of_a_listed_language_are_those_of_its_words(kind):
     choices = random.Random(kind)
     seen = set()
     for _ in range(40):
-        constraint, said = Constraint(regex(LISTED), vocabulary), b""
+        constraint, said = GrammarConstraint(regex(LISTED), vocabulary), b""
         while not constraint.stopped:
             truth = {id for id, text in tokens.items() if text and any(w.startswith(said + text) for w in WORDS)}
             truth |= {end} if said in WORDS else set()
@@ -93,7 +93,7 @@ def tiny(tmp_path_factory) -> Tokenizer:
 @pytest.mark.parametrize("rows", [200, 262, 264, 287, 288, 289, 320])
 def test_masks_have_the_size_of_the_model_whatever_the_tokenizer_has(tiny, rows):
     tokens = bytes_of(tiny, SPECIAL_TOKENS)
-    constraint = Constraint(regex("(the|an)+"), Vocabulary(tiny, rows, [256, 258]))
+    constraint = GrammarConstraint(regex("(the|an)+"), Vocabulary(tiny, rows, [256, 258]))
     first = {id for id, text in tokens.items() if text in (b"t", b"th", b"the", b"a", b"an") and id < rows}
     assert allowed(constraint, rows) == first
     for letter in "an":
@@ -104,18 +104,18 @@ def test_masks_have_the_size_of_the_model_whatever_the_tokenizer_has(tiny, rows)
 def test_bit_31_of_a_word_is_cleared_without_touching_others(tiny):
     end = next(id for id in range(31, 256, 32) if tiny.id_to_token(id).isalpha())  # a letter ends replies
     vocabulary = Vocabulary(tiny, 264, [end])
-    inside = Constraint(json_schema('{"type": "string", "maxLength": 9}'), vocabulary)
+    inside = GrammarConstraint(json_schema('{"type": "string", "maxLength": 9}'), vocabulary)
     inside.accept(tiny.token_to_id('"'))
     found = allowed(inside, 264)
     assert end not in found
     assert {end - 1, end + 1} & found or {end - 2, end + 2} & found
-    done = Constraint(regex("0+"), vocabulary)
+    done = GrammarConstraint(regex("0+"), vocabulary)
     done.accept(tiny.token_to_id("0"))
     assert allowed(done, 264) == {end, tiny.token_to_id("0")}
 
 
 def test_without_a_stop_id_a_reply_goes_on_until_nothing_can_follow(tiny):
-    constraint = Constraint(regex("0{1,2}"), Vocabulary(tiny, 264, []))
+    constraint = GrammarConstraint(regex("0{1,2}"), Vocabulary(tiny, 264, []))
     zero = tiny.token_to_id("0")
     assert allowed(constraint, 264) == {zero}
     constraint.accept(zero)
@@ -127,14 +127,14 @@ def test_without_a_stop_id_a_reply_goes_on_until_nothing_can_follow(tiny):
 
 def test_a_place_where_no_token_can_follow_is_an_error(tiny):
     vocabulary = Vocabulary(tiny, tiny.token_to_id("z"), [256])  # a model that has no z
-    constraint = Constraint(regex("az"), vocabulary)
+    constraint = GrammarConstraint(regex("az"), vocabulary)
     constraint.accept(tiny.token_to_id("a"))
-    with pytest.raises(LocalqError, match="the regular expression: no token of this model can follow after token 1"):
+    with pytest.raises(LocalqError, match="the regular expression: the model has no token that may follow token 1"):
         constraint.mask()
 
 
 def test_a_grammar_that_becomes_too_complex_on_the_way_is_an_error(tiny):
-    constraint = Constraint(regex("(a{1000}){1000}"), Vocabulary(tiny, 264, [258]))
+    constraint = GrammarConstraint(regex("(a{1000}){1000}"), Vocabulary(tiny, 264, [258]))
     constraint.mask()
     with pytest.raises(LocalqError, match=r"after token 1 of the reply: .*too many") as caught:
         constraint.accept(tiny.token_to_id("a"))
@@ -143,7 +143,7 @@ def test_a_grammar_that_becomes_too_complex_on_the_way_is_an_error(tiny):
 
 @pytest.mark.parametrize("tag", ["</think>", "an"])
 def test_a_grammar_begins_behind_a_thought(tiny, tag):
-    constraint = Constraint(regex("0"), Vocabulary(tiny, 264, [256, 258]), after=tag)
+    constraint = GrammarConstraint(regex("0"), Vocabulary(tiny, 264, [256, 258]), after=tag)
     anything = set(range(264)) - {256, 258}
     for id in tiny.encode("so th</thinking " * 3 + tag).ids:
         assert allowed(constraint, 264) == anything
@@ -157,19 +157,19 @@ def test_a_grammar_begins_behind_a_thought(tiny, tag):
 def test_a_reply_is_gone_on_with_where_it_was_cut(tiny):
     vocabulary = Vocabulary(tiny, 264, [258])
     schema = json_schema('{"type": "object", "properties": {"a": {"const": "ü"}}, "required": ["a"]}')
-    constraint = Constraint(schema, vocabulary, begun='{"a": "')
+    constraint = GrammarConstraint(schema, vocabulary, begun='{"a": "')
     assert allowed(constraint, 264) == {tiny.encode("ü").ids[0]}
-    with pytest.raises(LocalqError, match="the JSON schema: what there is of the reply does not keep to it"):
-        Constraint(schema, vocabulary, begun="[")
-    assert Constraint(regex("ja"), vocabulary, begun="ja").stopped
+    with pytest.raises(LocalqError, match="the JSON schema: the start of the reply does not match it"):
+        GrammarConstraint(schema, vocabulary, begun="[")
+    assert GrammarConstraint(regex("ja"), vocabulary, begun="ja").stopped
 
 
 def test_special_tokens_of_a_model_can_be_named_and_unknown_ones_are_refused(tiny):
     vocabulary = Vocabulary(tiny, 264, [258])
-    constraint = Constraint(Grammar("lark", 'start: <|im_start|> "a"'), vocabulary)
+    constraint = GrammarConstraint(Grammar("lark", 'start: <|im_start|> "a"'), vocabulary)
     assert allowed(constraint, 264) == {257}
     with pytest.raises(LocalqError, match="unknown special token") as caught:
-        Constraint(Grammar("lark", 'start: <|nobody|> "a"'), vocabulary)
+        GrammarConstraint(Grammar("lark", 'start: <|nobody|> "a"'), vocabulary)
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -177,7 +177,7 @@ def test_whitespace_in_json_has_an_end_and_a_schema_may_say_otherwise(tiny):
     vocabulary = Vocabulary(tiny, 264, [258])
 
     def takes(text: str, **options: object) -> bool:
-        constraint = Constraint(json_schema(json.dumps({"type": "object", **options})), vocabulary)
+        constraint = GrammarConstraint(json_schema(json.dumps({"type": "object", **options})), vocabulary)
         for id in tiny.encode(text).ids:
             if id not in allowed(constraint, 264):
                 return False

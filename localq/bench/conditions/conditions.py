@@ -1,4 +1,4 @@
-"""The conditions of a measurement: device, driver, clocks, power, versions, commit, host. What is not told is None."""
+"""The conditions of a measurement: device, driver, clocks, power, versions, commit, host. Unknown facts are None."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 
 import localq
 from localq import places
-from localq.bench.conditions import power as nvml
+from localq.bench.conditions import power
 from localq.engine.load import device as devices
 
 
 def conditions(device: torch.device, seed: int) -> dict[str, Any]:
-    """Flat, in the order in which they are printed; units in the key names."""
+    """Return the conditions as a flat dict, in printing order; units in the key names."""
     facts: dict[str, Any] = {"device": devices.device_name(device)}
     if device.type == "cuda":
         facts |= {"sm": "".join(map(str, torch.cuda.get_device_capability(device))), **gpu_state(device)}
@@ -52,18 +52,18 @@ _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {  # of pynvml and a card
 
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
-    """Driver, clocks now and at most, temperature and power, as NVML tells them; None what it does not."""
+    """Return driver, current and maximum clocks, temperature and power by NVML; None where unsupported."""
     answers: dict[str, Any] = dict.fromkeys(_QUESTIONS)
-    if (found := nvml.card(device)) is not None:
+    if (found := power.card(device)) is not None:
         library, card = found
         for name, question in _QUESTIONS.items():
-            with contextlib.suppress(library.NVMLError):  # each may be unsupported by itself
+            with contextlib.suppress(library.NVMLError):  # each may be unsupported
                 answers[name] = question(library, card)
     return answers
 
 
 def commit(folder: Path) -> dict[str, Any]:
-    """Of the source tree that is running: its commit, and whether files differ from it; None for an installed wheel."""
+    """Return commit and dirty flag of the running source tree; None for an installed wheel."""
     if not (folder / ".git").exists():
         return {"commit": None, "dirty": None}
     answers = []
@@ -77,7 +77,7 @@ def commit(folder: Path) -> dict[str, Any]:
 
 
 def host_cpu() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Joules that a GPU takes, as NVML tells: its energy counter, or, where there is none, power integrated over time.
+"""Energy and clock limits of a GPU by NVML: the energy counter, or power integrated over time; throttling by cause.
 
-The counter is of the whole card: the desktop and other programs are in it. What NVML does not tell is None.
+The counter covers the whole card, with the desktop and other programs. Values that NVML does not report are None.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def card(device: torch.device) -> tuple[Any, Any] | None:
-    """(pynvml, handle of `device`); None on the CPU and where NVML does not answer.
+    """Return (pynvml, handle of `device`); None on the CPU and where NVML fails.
 
-    Leaves NVML initialised, which costs nothing, until the process ends.
+    NVML stays initialized, which costs nothing, until the process ends.
     """
     if device.type != "cuda":
         return None
-    import pynvml  # type: ignore[import-untyped]  # only benchmarks ask
-    import torch  # reports import what asks here, and load none
+    import pynvml  # type: ignore[import-untyped]  # only benchmarks need it
+    import torch  # reports import this module without torch
 
     try:
         pynvml.nvmlInit()
@@ -35,24 +35,24 @@ def card(device: torch.device) -> tuple[Any, Any] | None:
 
 
 POLICIES = {"power": "NVML_PERF_POLICY_POWER", "heat": "NVML_PERF_POLICY_THERMAL"}
-WORTH_SAYING = 0.01  # share of the time
+WORTH_SAYING = 0.01  # fraction of the time that is reported
 
 
 class Throttle:
-    """Cause -> share of the time since `start` in which the clocks were held down for it."""
+    """Throttling: cause -> fraction of the time since `start` in which the driver lowered the clocks for it."""
 
     def __init__(self, nvml: Any, card: Any) -> None:
-        """nvml: pynvml, initialised; None, None where there is nothing to ask."""
+        """Take pynvml, initialized, and a card; None, None without a GPU."""
         self._nvml, self._card = nvml, card
         self._before: dict[str, int] = {}
         self._started = 0.0
 
     def start(self) -> None:
-        """From here on."""
+        """Start counting."""
         self._before, self._started = self._counters(), time.perf_counter()
 
     def stop(self) -> dict[str, float]:
-        """Until here; empty where nothing is counted."""
+        """Return the fractions since `start`; empty where nothing is counted."""
         elapsed = (time.perf_counter() - self._started) * 1e9
         after = self._counters()
         return {
@@ -62,7 +62,7 @@ class Throttle:
         }
 
     def _counters(self) -> dict[str, int]:
-        """Nanoseconds since the driver was loaded."""
+        """Return the counters in nanoseconds since the driver was loaded."""
         found = {}
         for cause, policy in POLICIES.items() if self._nvml is not None else ():
             try:
@@ -74,26 +74,26 @@ class Throttle:
 
 
 def throttle(device: torch.device) -> Throttle:
-    """For `device`."""
+    """Return the `Throttle` of `device`."""
     return Throttle(*(card(device) or (None, None)))
 
 
-def told(shares: dict[str, float]) -> str:
-    """For people: "power 62 %"; empty where it is not worth a word."""
+def summary(shares: dict[str, float]) -> str:
+    """Return text for people: "power 62%"; empty for negligible throttling."""
     return ", ".join(f"{cause} {share:.0%}" for cause, share in shares.items() if share >= WORTH_SAYING)
 
 
-SAMPLE_S = 0.02  # between two readings of the power; drivers renew it every 20 to 100 ms
+SAMPLE_S = 0.02  # between two readings of the power, which drivers update every 20 to 100 ms
 
 
 class NoMeter:
-    """For the CPU, and for GPUs that tell neither energy nor power."""
+    """The meter of the CPU, and of GPUs that report neither energy nor power."""
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def stop(self) -> float | None:
-        """Unknown."""
+        """Return None: unknown."""
         return None
 
 
@@ -108,8 +108,8 @@ class CounterMeter:
         self._before = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
 
     def stop(self) -> float | None:
-        """See `measure.Meter`. None too where the counter has not moved: it is renewed every 20 to 100 ms."""
-        with contextlib.suppress(self._nvml.NVMLError):  # the driver tells no longer
+        """Return the joules since `start`; None also where the counter, updated every 20 to 100 ms, has not moved."""
+        with contextlib.suppress(self._nvml.NVMLError):  # the driver no longer reports it
             after = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
             return (after - self._before) / 1e3 if after > self._before else None
         return None
@@ -146,20 +146,20 @@ class PowerMeter:
 
 
 def integrate(readings: list[tuple[float, float]]) -> float:
-    """Joules under (seconds, watts), ascending in time, by the trapezoid rule."""
+    """Integrate (seconds, watts), ascending in time, to joules by the trapezoid rule."""
     pairs = itertools.pairwise(readings)
     return sum((later - earlier) * (watts + after) / 2 for (earlier, watts), (later, after) in pairs)
 
 
 def meter(device: torch.device) -> NoMeter | CounterMeter | PowerMeter:
-    """The best meter that `device` has."""
+    """Return the best meter that `device` supports."""
     found = card(device)
     if found is None:
         return NoMeter()
     pynvml, handle = found
     meters = ((CounterMeter, pynvml.nvmlDeviceGetTotalEnergyConsumption), (PowerMeter, pynvml.nvmlDeviceGetPowerUsage))
     for kind, question in meters:
-        with contextlib.suppress(pynvml.NVMLError):  # not supported by this card: try the next way
+        with contextlib.suppress(pynvml.NVMLError):  # unsupported by this card: try the next one
             question(handle)
             return kind(pynvml, handle)
     return NoMeter()

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from localq import kernels
 from localq.bench.conditions.conditions import conditions
-from localq.bench.kernels.nf4_weights import Weights, copies
 from localq.bench.kernels.timing import SEED, Bench, check, exact_product
 from localq.engine.load import device as devices
 from localq.errors import ExitCode, LocalqError
+from localq.formats import nf4
 from localq.formats.nf4 import crossover
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4.kernel import Nf4Operand
@@ -61,7 +61,7 @@ def run(
     points = [[point for shape in each for point in _measure(bench, shape, rows, out)] for each in shapes]
     found = tuple(rows_from(each) for each in points)
     gpu = torch.cuda.get_device_name(device)
-    print(f"\nlocalq/quant/nf4_crossover.py, MEASURED:\n    {line(gpu, found)}", file=out)
+    print(f"\nlocalq/formats/nf4/crossover.py, MEASURED:\n    {line(gpu, found)}", file=out)
     result = {
         "schema": 1,
         **conditions(device, SEED),
@@ -92,15 +92,16 @@ def line(gpu: str, rows: tuple[int, ...]) -> str:
 
 
 def _measure(bench: Bench, shape: tuple[int, int], rows: Sequence[int], out: TextIO) -> list[Point]:
-    weights = Weights.random(shape, bench.device, SEED)
-    matrix = weights.tiled()
-    matrices = copies(matrix, bench.copies(nf4_kernel.nf4_weight_bytes(matrix.count)))
+    packed = nf4.sample(shape, SEED, bench.device)
+    weight = nf4.dequantize(packed, torch.float32)
+    matrix = nf4.Linear(packed).tile_().operand()
+    matrices = [matrix.copy() for _ in range(bench.copies(matrix.nbytes))]
     dense = torch.empty(shape, dtype=DTYPE, device=bench.device)
     points = []
     for count in rows:
         x = bench.normal(count, shape[1], dtype=DTYPE, seed=SEED + count)
         y = torch.empty(count, shape[0], dtype=DTYPE, device=bench.device)
-        point = Point(shape, count, *_times(bench, weights, matrices, x, y, dense))
+        point = Point(shape, count, *_times(bench, weight, matrices, x, y, dense))
         print(
             f"{shape[0]:>6} x {shape[1]:<5} {count:>5} {point.gemm_us:>7.1f} us {point.dequantize_us:>17.1f} us",
             file=out,
@@ -112,7 +113,7 @@ def _measure(bench: Bench, shape: tuple[int, int], rows: Sequence[int], out: Tex
 
 
 def _times(
-    bench: Bench, weights: Weights, matrices: Sequence[Nf4Operand], x: Tensor, y: Tensor, dense: Tensor
+    bench: Bench, weight: Tensor, matrices: Sequence[Nf4Operand], x: Tensor, y: Tensor, dense: Tensor
 ) -> tuple[float, float]:
     """Microseconds of `nf4_gemm` and of the other way, which dequantizes into the scratch `dense`; all write `y`."""
 
@@ -122,7 +123,7 @@ def _times(
 
     got = nf4_kernel.nf4_gemm(x, matrices[0]).clone()
     dequantized(matrices[0])
-    check("nf4_gemm", f"{tuple(dense.shape)}, {x.shape[0]} rows", got, exact_product(x, weights.dense()), y)
+    check("nf4_gemm", f"{tuple(dense.shape)}, {x.shape[0]} rows", got, exact_product(x, weight), y)
     ways: list[list[Callable[[], object]]] = [
         [partial(nf4_kernel.nf4_gemm, x, matrix, out=y) for matrix in matrices],
         [partial(dequantized, matrix) for matrix in matrices],

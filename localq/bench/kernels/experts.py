@@ -1,4 +1,4 @@
-"""Rows of mixtures of experts at the shapes of models, and of MXFP4.
+"""Rows of mixtures of experts at the shapes of models.
 
 Cold: experts take turns, so that those of a launch were not read for more than twice the cache. `mixture` is router,
 gate and up, and down behind each other, as a layer of a decode step has them.
@@ -14,26 +14,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.bench.kernels import products
-from localq.bench.kernels.nf4_weights import Weights
-from localq.bench.kernels.rows import lookup as lookup_rows
-from localq.bench.kernels.shapes import Mixture, Product, Workload
+from localq.bench.kernels import formats
+from localq.bench.kernels.shapes import Mixture, Workload
 from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
-from localq.formats import mxfp4 as mxfp4_format
+from localq.files import format_facts
+from localq.formats import STACKS, mxfp4, nf4
+from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.codebooks import vq2
+from localq.formats.codebooks.definition import dequantize_codes
 from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
 from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack, shape_of
-from localq.formats.mxfp4 import kernel as mxfp4_kernel
-from localq.formats.mxfp4.kernel import Mxfp4Operand
 from localq.kernels.gemv import Norm
 
 HALF = torch.float16
 MXFP4_DTYPE = torch.bfloat16  # of gpt-oss
-ROWS = (1, 8)
 EPS = 1e-5
-OF_VQ2 = {"experts_gate_up": "vq_experts_gate_up", "experts_down": "vq_experts_down"}  # what multiplies experts in vq2
+IN_CODEBOOKS = {"experts_gate_up": "vq_experts_gate_up", "experts_down": "vq_experts_down"}  # what multiplies those
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
@@ -42,9 +41,7 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     for mixture in work.mixtures:
         found += [partial(row, mixture=mixture) for row in (router_row, gate_up_row, down_row, mixture_row)]
     found += [partial(route_row, mixture=mixture) for mixture in work.mixtures[:1]]
-    found += [partial(gemv_row, product=product, rows=rows) for product in work.batches for rows in ROWS]
-    found += [partial(dequantize_row, product=product) for product in work.dequantized]
-    return found
+    return found + formats.cases(work, "experts")
 
 
 @dataclass(frozen=True)
@@ -76,16 +73,13 @@ class Operands:
 
 
 def _stack(bench: Bench, mixture: Mixture, count: int, out: int, columns: int, seed: int) -> Stack:
-    generator = torch.Generator(bench.device).manual_seed(seed)
-
-    def random(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, dtype=torch.uint8, device=bench.device, generator=generator)
-
-    if mixture.format == "vq2":
+    if mixture.format in STACKS:
+        packed = mxfp4.sample((count * out, columns), seed, bench.device)
+        blocks = packed.codes.view(count, out, -1, mxfp4.BLOCK // 2)
+        return Mxfp4Stack(blocks, packed.scales.view(blocks.shape[:3]))
+    if not format_facts.of(mixture.format).stacks_experts:
         return _in_codebooks(bench, count, out, columns, 2 if out == 2 * mixture.width else 1, seed)
-    if mixture.format == "mxfp4":
-        return Mxfp4Stack(random(0, 256, count, out, columns // 32, 16), random(118, 124, count, out, columns // 32))
-    return Nf4Stack(Weights.random((count * out, columns), bench.device, seed).matrix, count)
+    return Nf4Stack(nf4.Linear(nf4.sample((count * out, columns), seed, bench.device)).operand(), count)
 
 
 def _in_codebooks(bench: Bench, count: int, out: int, columns: int, parts: int, seed: int) -> VqStack:
@@ -93,9 +87,25 @@ def _in_codebooks(bench: Bench, count: int, out: int, columns: int, parts: int, 
     made = []
     for expert in range(count):
         seeds = (seed + 2 * expert + part for part in range(parts))
-        first, *others = (lookup_rows.matrix(bench, out // parts, columns, each) for each in seeds)
+        first, *others = (_in_tiles(bench, (out // parts, columns), each) for each in seeds)
         made.append([first, *(replace(each, books=_books_of(first, each), factor=first.factor) for each in others)])
     return vq_stack(made)
+
+
+def _in_tiles(bench: Bench, shape: tuple[int, int], seed: int) -> VqOperand:
+    operand = vq2.Linear(vq2.sample(shape, seed, bench.device)).put_into_tiles().operand()
+    assert isinstance(operand, VqOperand)  # a layout that the kernels read
+    return operand
+
+
+def _weights_of(operand: VqOperand) -> Tensor:
+    """f32 [out, in] of a matrix as the kernels take it: back from tiles and fragments."""
+    (book,) = operand.books
+    codes = codebook_tiles.untile(book.codes.flatten(), (operand.out_features, book.tile_positions))
+    parts = book.fragments.float().view(16, book.steps, 8, 4, 2, 2, 2)  # m, k, g, t, upper columns, upper rows, i
+    codebook = parts.permute(0, 5, 2, 1, 4, 3, 6).reshape(1, 256, -1) * operand.factor
+    total = dequantize_codes(codes[:, :, None], codebook, book.stride, codebook.shape[2], operand.in_features)
+    return total * operand.scales[:, None].float()
 
 
 def _books_of(first: VqOperand, other: VqOperand) -> tuple[VqBook, ...]:
@@ -105,7 +115,7 @@ def _books_of(first: VqOperand, other: VqOperand) -> tuple[VqBook, ...]:
 
 def _operands(bench: Bench, mixture: Mixture) -> Operands:
     hidden, width, active = mixture.hidden, mixture.width, mixture.active
-    dtype = MXFP4_DTYPE if mixture.format == "mxfp4" else HALF
+    dtype = _dtype(mixture)
     per_layer = active * hidden * width  # bytes of down, about half of what a launch of gate and up reads
     turns = bench.copies(per_layer // 2)
     count = min(turns * active, expert_kernel.MOST_EXPERTS)
@@ -125,7 +135,7 @@ def _operands(bench: Bench, mixture: Mixture) -> Operands:
 
 def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
     if isinstance(stack, VqStack):
-        return [torch.cat([lookup_rows.weights_of(each) for each in stack.matrices[index]]).to(dtype)
+        return [torch.cat([_weights_of(each) for each in stack.matrices[index]]).to(dtype)
                 for index in chosen.tolist()]  # fmt: skip
     _, out, columns = shape_of(stack)
     empty = [torch.empty(out, columns, dtype=dtype, device=chosen.device) for _ in chosen]
@@ -135,7 +145,11 @@ def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _op(mixture: Mixture, op: str) -> str:
-    return OF_VQ2[op] if mixture.format == "vq2" else op
+    return op if format_facts.of(mixture.format).stacks_experts else IN_CODEBOOKS[op]
+
+
+def _dtype(mixture: Mixture) -> torch.dtype:
+    return MXFP4_DTYPE if mixture.format in STACKS else HALF
 
 
 def gate_up_row(bench: Bench, mixture: Mixture) -> Row:
@@ -208,7 +222,7 @@ def _routers(bench: Bench, mixture: Mixture, dtype: torch.dtype) -> list[Tensor]
 
 def router_row(bench: Bench, mixture: Mixture) -> Row:
     """One `router`, checked and timed."""
-    dtype = MXFP4_DTYPE if mixture.format == "mxfp4" else HALF
+    dtype = _dtype(mixture)
     x, norm = bench.normal(1, mixture.hidden, dtype=dtype), bench.normal(mixture.hidden, dtype=dtype, seed=SEED + 1)
     routed, weights = Routed(bench, mixture, x, Norm(norm, EPS)), _routers(bench, mixture, dtype)
     what = f"{mixture.name}, {mixture.active} of {mixture.experts}"
@@ -253,45 +267,3 @@ def mixture_row(bench: Bench, mixture: Mixture) -> Row:
     moved += expert_kernel.experts_down_bytes(of.down, mixture.active)
     what = f"{mixture.name}, all of a layer"
     return Row("experts", "mixture", what, 1, type_name(of.x.dtype), moved, bench.time(launches))
-
-
-def _matrix(bench: Bench, product: Product) -> tuple[Mxfp4Operand, Tensor]:
-    """Random, and its weights f32."""
-    generator = torch.Generator(bench.device).manual_seed(SEED)
-    out, columns = product.outs[0], product.columns
-
-    def random(low: int, high: int, width: int) -> Tensor:
-        return torch.randint(low, high, (out, width), dtype=torch.uint8, device=bench.device, generator=generator)
-
-    codes, scales = random(0, 256, columns // 2), random(118, 124, columns // 32)
-    packed = mxfp4_format.Packed(codes, scales)
-    return Mxfp4Operand(codes, scales), mxfp4_format.dequantize(packed, torch.float32)
-
-
-def _copies(bench: Bench, matrix: Mxfp4Operand) -> list[Mxfp4Operand]:
-    count = bench.copies(matrix.codes.nbytes)
-    pairs = zip(clones(matrix.codes, count), clones(matrix.scales, count), strict=True)
-    return [Mxfp4Operand(codes, scales) for codes, scales in pairs]
-
-
-def gemv_row(bench: Bench, product: Product, rows: int) -> Row:
-    """One `mxfp4_gemv` of a single matrix, checked and timed."""
-    given, (matrix, weight) = products.inputs(bench, product, rows, HALF), _matrix(bench, product)
-    out, what, half = torch.empty(rows, product.width, dtype=HALF, device=bench.device), product.name, weight.to(HALF)
-    got = mxfp4_kernel.mxfp4_gemv(given.x, [matrix], out=out)
-    check("mxfp4_gemv", what, got, products.exact(given, [weight]), products.naive(given, [half]))
-    timing = bench.time([partial(mxfp4_kernel.mxfp4_gemv, given.x, [each], out=out) for each in _copies(bench, matrix)])
-    moved = mxfp4_kernel.mxfp4_gemv_bytes(rows, product.width, product.columns)
-    rivals = (products.cublas(bench, given.x, [half]),)
-    return Row("experts", "mxfp4_gemv", what, rows, type_name(HALF), moved, timing, rivals)
-
-
-def dequantize_row(bench: Bench, product: Product) -> Row:
-    """One `mxfp4_dequantize` to f16, checked bit by bit and timed."""
-    matrix, weight = _matrix(bench, product)
-    if not torch.equal(mxfp4_kernel.mxfp4_dequantize(matrix, HALF), weight.to(HALF)):
-        raise wrong("mxfp4_dequantize", product.name, "differs from the reference")
-    pairs = [(each, torch.empty_like(weight, dtype=HALF)) for each in _copies(bench, matrix)]
-    timing = bench.time([partial(mxfp4_kernel.mxfp4_dequantize, each, HALF, out) for each, out in pairs])
-    moved = mxfp4_kernel.mxfp4_dequantize_bytes(product.outs[0], product.columns, HALF)
-    return Row("experts", "mxfp4_dequantize", product.name, 0, type_name(HALF), moved, timing)

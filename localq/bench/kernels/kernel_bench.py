@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TextIO
 
 import torch
@@ -20,17 +21,10 @@ from localq.bench import plot
 from localq.bench.conditions.conditions import conditions
 from localq.bench.kernels import attention as attention_rows
 from localq.bench.kernels import experts as experts_rows
+from localq.bench.kernels import formats as format_rows
 from localq.bench.kernels import roofline, shapes
 from localq.bench.kernels import search as search_rows
 from localq.bench.kernels import step as step_rows
-from localq.bench.kernels.rows import bcq as bcq_rows
-from localq.bench.kernels.rows import dense as dense_rows
-from localq.bench.kernels.rows import dequantize as dequantize_rows
-from localq.bench.kernels.rows import gather as gather_rows
-from localq.bench.kernels.rows import int4 as int4_rows
-from localq.bench.kernels.rows import lookup as lookup_rows
-from localq.bench.kernels.rows import nf4 as nf4_rows
-from localq.bench.kernels.rows import rowlut as rowlut_rows
 from localq.bench.kernels.shapes import Workload
 from localq.bench.kernels.table import FORMAT, HEADER, Row, as_json, lines
 from localq.bench.kernels.timing import SEED, Bench, version_of
@@ -41,22 +35,16 @@ OnCase = Callable[[str, int, int], contextlib.AbstractContextManager[Any]]
 RIVALS = ("bitsandbytes", "triton", "aqlm", "vptq")  # packages whose versions belong to the conditions
 # Name -> what of a workload is to be measured; each case gives one row.
 FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
-    "nf4": nf4_rows.gemv_cases,
-    "gemm": nf4_rows.gemm_cases,
-    "dequantize": dequantize_rows.cases,
-    "dense": dense_rows.dense_cases,
-    "int8": dense_rows.int8_cases,
-    "int4": int4_rows.cases,
-    "rowlut": rowlut_rows.cases,
-    "gather": gather_rows.cases,
-    "vq": lookup_rows.cases,
+    **{family: partial(format_rows.cases, family=family) for family in ("nf4", "gemm", "dequantize")},
+    "dense": format_rows.dense_cases,
+    **{family: partial(format_rows.cases, family=family) for family in ("int8", "int4", "rowlut", "gather", "vq")},
     "experts": experts_rows.cases,
-    "bcq": bcq_rows.cases,
+    "bcq": partial(format_rows.cases, family="bcq"),
     "attention": attention_rows.cases,
     "search": search_rows.cases,
     "step": step_rows.cases,
 }
-BY_NAME = {"trade-offs of bcq": bcq_rows.trade_offs}  # measured only where they are named
+BY_NAME = {"trade-offs of bcq": format_rows.trade_offs}  # measured only where they are named
 
 
 def run(
@@ -151,7 +139,9 @@ def _answers(device: torch.device) -> bool:
 
 
 def _name(case: Any) -> str:
-    """A case (a partial) for people."""
+    """A case for people: what it calls itself, or a partial with its arguments."""
+    if not isinstance(case, partial):
+        return str(case.name)
     return " ".join(
         [case.func.__name__.removesuffix("_row"), *(f"{key}={value}" for key, value in case.keywords.items())]
     )

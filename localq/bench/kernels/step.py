@@ -96,7 +96,7 @@ def adjust_row(bench: Bench, vocab: int) -> Row:
     logits, state = 4 * bench.normal(vocab), selftest_replies.found(states)
     what, scores = f"{vocab} logits, DRY and mask", logits.clone()
     logit_adjust.adjust(scores, state)
-    if not torch.equal(scores.cpu(), sampler.adjusted(logits.cpu(), states[0])):
+    if not torch.equal(scores.cpu(), sampler.adjust(logits.cpu(), states[0])):
         raise wrong("adjust", what, "differs from the reference")
     timing = bench.time(
         [partial(logit_adjust.adjust, each, state) for each in clones(logits, bench.copies(logits.nbytes))]

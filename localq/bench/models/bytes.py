@@ -1,4 +1,4 @@
-"""Bytes that one decode step must read: counted over the tensors that are there, not over a formula of the model."""
+"""Bytes that one decode step must read, counted over the loaded tensors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from localq.engine.load.stacks import idle_bytes
 
 
 def per_token(model: LoadedModel, length: float) -> int:
-    """At `length` live positions: every weight once with its scales, one embedding row, keys and values.
+    """Return the bytes at `length` live positions: weights with scales, one embedding row, keys and values.
 
-    A windowed layer reads no more than its window. Where the head is the embedding table, the table is read whole.
+    A windowed layer reads at most its window. A tied head reads the whole embedding table.
     """
     return weights(model) + round(kv(model, length))
 
 
 def weights(model: LoadedModel) -> int:
-    """All parameters and buffers, shared storage once; of an embedding table that is not the head one row, of a layer
-    with experts those that a token goes through."""
+    """Return the bytes of weights: shared storage once, one row of an untied embedding, only the active experts."""
     decoder = model.model
     tensors = {tensor.data_ptr(): tensor for tensor in (*decoder.parameters(), *decoder.buffers())}
     count = sum(tensor.nbytes for tensor in tensors.values()) - idle_bytes(decoder)
@@ -26,7 +25,7 @@ def weights(model: LoadedModel) -> int:
 
 
 def kv(model: LoadedModel, length: float) -> float:
-    """Keys and values, with their scales, of `length` positions over all layers."""
+    """Return the bytes of keys and values, with scales, of `length` positions over all layers."""
     total = 0.0
     for layer, window in enumerate(model.model.config.windows):
         total += model.cache.layer(layer).bytes_per_slot() * (min(length, window) if window else length)
@@ -34,5 +33,5 @@ def kv(model: LoadedModel, length: float) -> float:
 
 
 def mean_length(case: Case) -> float:
-    """Live positions of a decode case, averaged over its steps: the first step sees start + 1 of them."""
+    """Return the mean number of live positions in a decode case; its first step sees start + 1."""
     return case.start + (case.generate + 1) / 2

@@ -1,8 +1,8 @@
-"""What a bare `localq bench` measures: decided from the disk, the catalogue and the card, before torch is loaded.
+"""The model that `localq bench` without arguments measures, chosen from disk, catalogue and card, before torch loads.
 
-The largest model on this machine that is quantized and whose 16-bit form fits the card too, so that the speedup over
-fp16 is measured and not extrapolated. (A model that is stored in 16 bit has no speedup to show.) Else random weights of
-the largest catalogued model of which that holds. Without a GPU the embedded model, on the CPU.
+It is the largest quantized model on this machine that also fits the card in 16 bit, so that the speedup over fp16 is
+measured and not extrapolated. Otherwise random weights of the largest such catalogued model; without a GPU the packaged
+model, on the CPU.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CPU_MODEL = "smollm2-135m"
 
 
 @dataclass(frozen=True)
-class Choice:
-    """path: of a model on the disk; name: of a catalogue entry where `path` is "". note: what the user must be told."""
+class BenchChoice:
+    """The chosen model: `path` on disk, or the catalogue's `name` where that is ""; note: for the user."""
 
     name: str
     path: str = ""
@@ -33,15 +33,15 @@ class Choice:
     note: str = ""
 
 
-def bare(
+def choose(
     ctx: int, device: str = "auto", vram_bytes: int | None = None, synthetic: bool = False, reserve_bytes: int = 0
-) -> Choice:
-    """The choice for this machine. `ctx`: what the tests need; `synthetic`: random weights are asked for."""
+) -> BenchChoice:
+    """Choose a model for this machine; ctx: what the tests need; synthetic: use random weights."""
     if device == "cpu":
-        return Choice(CPU_MODEL, synthetic=synthetic, note=f"no model named: measuring {CPU_MODEL} on the CPU")
+        return BenchChoice(CPU_MODEL, synthetic=synthetic, note=f"no MODEL given: measuring {CPU_MODEL} on the CPU")
     if not driver.probe_driver().present:
         note = f"no NVIDIA driver found: measuring {CPU_MODEL} on the CPU"
-        return Choice(CPU_MODEL, synthetic=synthetic, note=note)
+        return BenchChoice(CPU_MODEL, synthetic=synthetic, note=note)
     free = max(0, card_bytes() - reserve_bytes)
     budget = free if vram_bytes is None else min(free, vram_bytes)
     local = [] if synthetic else local_models.list_local()
@@ -49,21 +49,21 @@ def bare(
 
 
 def card_bytes() -> int:
-    """Memory of the card that is free now. Raises LocalqError (exit 2) where NVML does not tell."""
+    """Return the free memory of the card. Raises LocalqError (exit 2) where NVML does not report it."""
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.free is None:
-        why = f"how much memory the GPU has is not told ({'; '.join(found.unavailable) or 'none is visible'})"
-        raise usage_error("bench", why, "Name a model: `localq bench MODEL`.")
+        why = f"the memory of the GPU is unknown ({'; '.join(found.unavailable) or 'no GPU is visible'})"
+        raise usage_error("bench", why, "Give a model: `localq bench MODEL`.")
     return gpu.free
 
 
 def architecture_of(model: LocalModel) -> Architecture | None:
-    """The shape of a model on the disk; None where its files cannot be read, or are in a layout that is not."""
+    """Return the architecture of a model on disk; None where its files or its layout cannot be read."""
     try:
         files = open_model(model.path)
         return None if stored_format.unreadable(files.quantization) else Architecture.from_config(files.config)
-    except LocalqError:  # damaged or of another kind: `localq ls` and `localq show` tell about it
+    except LocalqError:  # damaged or unsupported: `localq ls` and `localq show` report it
         return None
 
 
@@ -73,8 +73,8 @@ def from_facts(
     local: Iterable[LocalModel],
     entries: Iterable[ModelEntry],
     shape: Callable[[LocalModel], Architecture | None],
-) -> Choice:
-    """As the module says, for a card with `budget` bytes. Raises LocalqError (exit 2) where nothing fits."""
+) -> BenchChoice:
+    """Choose for a card with `budget` bytes. Raises LocalqError (exit 2) where nothing fits."""
     on_disk, order = [], quantized()
     for model in local:
         arch = shape(model) if model.complete and model.format in order else None
@@ -84,21 +84,18 @@ def from_facts(
             on_disk.append((arch.parameters, -order.index(model.format), model.name, model))
     if on_disk:
         chosen = max(on_disk, key=lambda each: each[:3])[3]
-        return Choice(chosen.name, path=str(chosen.path))
+        return BenchChoice(chosen.name, path=str(chosen.path))
     in_nf4 = (each for each in entries if not format_facts.unsupported(each.arch, "nf4"))
     catalogued = [each for each in in_nf4 if _fits(each.arch, budget, ctx)]
     if not catalogued:
-        raise usage_error("bench", "no catalogued model fits this card in fp16", "Name a model: `localq bench MODEL`.")
+        raise usage_error("bench", "no catalogued model fits this card in fp16", "Give a model: `localq bench MODEL`.")
     entry = max(catalogued, key=lambda each: planner.size_class(each.arch))  # the first of equals
-    note = f"no quantized model found that fits in fp16 too: random weights of the shape of {entry.name}"
-    return Choice(entry.name, synthetic=True, note=note)
+    note = f"no quantized model on this machine also fits in fp16: using random weights in the shape of {entry.name}"
+    return BenchChoice(entry.name, synthetic=True, note=note)
 
 
 def quantized() -> list[str]:
-    """The formats that are measured; of one model in several, the first. Those in 16 bit have no speedup to show.
-
-    Formats that are offered last come last; before others come those that localq makes for a name.
-    """
+    """Return the quantized formats by preference: those that localq makes by name first, `offered_last` last."""
     formats = [each for each in format_facts.FORMATS.values() if each.is_quantized]
     return [each.name for each in sorted(formats, key=lambda each: (bool(each.offered_last), not each.made_by_name))]
 

@@ -1,25 +1,25 @@
-"""Times of a model that does not fit: two cuts of it are timed, and the rest is a straight line.
+"""Extrapolated times of a model that does not fit: two cuts of it are timed, and a straight line gives the rest.
 
-All layers of a decoder read the same number of bytes, so a step takes t(layers) = t(few) + slope * (layers - few),
-where the slope comes from the two cuts and what is outside the layers (embedding, head, sampling) is in t(few).
+All layers of a decoder read the same number of bytes, so a step takes t(layers) = t(few) + slope * (layers - few); the
+slope comes from the two cuts, and t(few) includes embedding, head and sampling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from localq.bench.models.measure import Measured, Run
+from localq.bench.models.measure import Measurement, Run
 from localq.errors import ExitCode, LocalqError
 
-# Numbers of layers to time, the most telling first; smaller pairs for smaller cards. Six is gemma3's pattern.
+# Numbers of layers to time, the most accurate first; smaller pairs for smaller cards. Six is gemma3's pattern.
 PAIRS = ((6, 12), (2, 4), (1, 2))
-Timed = dict[str, list[Measured]]  # subject -> its cases
+Timed = dict[str, list[Measurement]]  # subject -> its cases
 
 
-def extrapolated(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tuple[int, int]]:
-    """What `timed(n)`, which measures the model cut to n layers, says about `layers`; and the pair it was taken from.
+def extrapolate(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tuple[int, int]]:
+    """Extrapolate `timed(n)`, which measures the model cut to n layers, to `layers`; returns the pair used as well.
 
-    A pair that does not fit gives way to the next. Raises LocalqError (exit 3) when none fits.
+    Tries the next pair where one does not fit. Raises LocalqError (exit 3) when none fits.
     """
     failure: LocalqError | None = None
     for few, more in PAIRS:
@@ -30,7 +30,7 @@ def extrapolated(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tup
         except LocalqError as error:
             if error.exit_code != ExitCode.DOES_NOT_FIT:
                 raise
-            failure = error.with_traceback(None)  # its frames would keep a half-loaded model alive
+            failure = error.with_traceback(None)  # its frames hold a half-loaded model
             continue
         both = [name for name in at_few if name in at_more]
         pairs = {name: zip(at_few[name], at_more[name], strict=True) for name in both}
@@ -40,13 +40,13 @@ def extrapolated(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tup
     raise LocalqError("bench", f"a model of {layers} layers is too small to cut", "", ExitCode.DOES_NOT_FIT)
 
 
-def _line(at_few: Measured, at_more: Measured, few: int, more: int, layers: int) -> Measured:
-    """Medians onto the line; the spread of two medians would be no spread of the sum, so there is one run."""
+def _line(at_few: Measurement, at_more: Measurement, few: int, more: int, layers: int) -> Measurement:
+    """Extrapolate the medians, as one run: the spread of two medians is not the spread of the result."""
     tokens = at_few.case.tokens
     seconds = line(at_few.seconds_per_token * tokens, at_more.seconds_per_token * tokens, few, more, layers)
-    return Measured(at_few.case, (Run(seconds),), extrapolated=True)
+    return Measurement(at_few.case, (Run(seconds),), extrapolated=True)
 
 
 def line(at_few: float, at_more: float, few: int, more: int, layers: int) -> float:
-    """The value at `layers` of the line through (few, at_few) and (more, at_more)."""
+    """Return the value at `layers` of the line through (few, at_few) and (more, at_more)."""
     return at_few + (at_more - at_few) / (more - few) * (layers - few)

@@ -1,8 +1,8 @@
-"""`localq bench --formats MODEL`: in which formats MODEL is here, and how the others can be had. Torch-free.
+"""Formats for `localq bench --formats MODEL`: which are on this machine, and how to get the others. Torch-free.
 
-A model of the catalogue has its published and made weights by NAME@FORMAT. Of any other (a folder, a .gguf file, a
-repository) what `localq quantize` made is looked for in the folder NAME@FORMAT: beside a folder or file, and where
-localq keeps what it makes. What is missing is made only where that was asked for; nothing but MODEL itself is fetched.
+A catalogued model has published and quantized weights under NAME@FORMAT. For any other (a folder, a .gguf file, a
+repository) the results of `localq quantize` are searched in the folder NAME@FORMAT, beside the folder or file and in
+localq's own folder. Missing formats are quantized only on request; only MODEL itself is fetched.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from localq.wording import OnProgress, Say
 
 @dataclass(frozen=True)
 class Candidate:
-    """A format and where its weights are.
+    """A format and its weights.
 
-    path       a folder or .gguf file; None where they are not here, or are random
-    reason     why they are not here; "" where they are
-    command    that makes or fetches them; "" where nothing does
-    seconds    that quantizing took on this machine, where that is known
-    folder     where it would be made of `base`; None where it is not
-    made_as    NAME@FORMAT of the catalogue where that makes it: there may be more to its way (layers that come with
-               localq); "" where the weights of `base` are all there is to it
-    failed     making it ended as it should not
+    path       a folder or .gguf file; None where they are missing, or random
+    reason     why they are missing; "" where they are here
+    command    that makes or fetches them; "" without one
+    seconds    of quantizing on this machine, where known
+    folder     of the quantized model; None where localq cannot make it
+    made_as    NAME@FORMAT of the catalogue where localq makes it by name (it may use packaged layers); "" where it is
+               made from the weights of `base`
+    failed     quantizing ended with an unexpected error
     """
 
     format: str
@@ -51,8 +51,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A model: its name, the best weights of it that are here, and every format."""
+class FormatCandidates:
+    """A model, its best weights on this machine, and all its formats."""
 
     name: str
     base: Path
@@ -60,41 +60,43 @@ class Found:
 
 
 def names() -> list[str]:
-    """The rows of the table: every quantized format, and what `localq quantize` calls a variant of one."""
+    """Return the rows of the table: every quantized format, and the variants that `localq quantize` names."""
     quantized = (each for each in format_facts.FORMATS.values() if each.is_quantized)
     return [name for each in quantized for name in filter(None, (each.name, each.quantize_name))]
 
 
 def random() -> tuple[Candidate, ...]:
-    """What random weights may be made in: all that is not the same as another."""
+    """Return the formats for random weights: all distinct quantized ones."""
     return tuple(Candidate(each.name) for each in format_facts.FORMATS.values() if each.is_quantized)
 
 
-def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> Found:
-    """The formats of the model `name`. Its own weights are fetched if need be; raises as `prepare.source_path` does."""
+def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> FormatCandidates:
+    """Find the formats of the model `name`; fetches its weights if needed; raises as `prepare.source_path` does."""
     target = catalog.resolve(name)
     base = _full_precision(target) or prepare.model_path(target, say, on_progress, offline)
     if target.entry:
-        return Found(target.entry.name, base, tuple(_candidate(format, target, base) for format in names()))
-    with contextlib.suppress(LocalqError):  # of what cannot be read every line says why
+        return FormatCandidates(target.entry.name, base, tuple(_candidate(format, target, base) for format in names()))
+    with contextlib.suppress(LocalqError):  # for unreadable weights every row shows the reason
         own = stored_format.format_of_config(open_model(base).config)
         candidates = (Candidate(each, base) if each == own else _candidate(each, target, base) for each in names())
-        return Found(target.name, base, tuple(candidates))
-    return Found(target.name, base, tuple(_candidate(format, target, base) for format in names()))
+        return FormatCandidates(target.name, base, tuple(candidates))
+    return FormatCandidates(target.name, base, tuple(_candidate(format, target, base) for format in names()))
 
 
 def to_make(words: str) -> tuple[str, ...]:
-    """Of `--make`: names with commas between, or "all". Raises LocalqError (exit 2) for what is not made here."""
+    """Parse `--make`: comma-separated names, or "all". Raises LocalqError (exit 2) for other formats."""
     made = format_facts.writable()
     named = tuple(made) if words == "all" else tuple(filter(None, words.split(",")))
     for format in named:
         if format not in made:
-            raise usage_error("--make", f"{format[:40]!r} is not made here", f"Use {', '.join(made)}, or all.")
+            raise usage_error("--make", f"localq cannot make {format[:40]!r}", f"Use {', '.join(made)}, or all.")
     return named
 
 
-def make(found: Found, wanted: Sequence[str], say: Say, on_progress: OnProgress | None, offline: bool) -> Found:
-    """The same, with the formats `wanted` made where they are missing; what cannot be made has the reason."""
+def make(
+    found: FormatCandidates, wanted: Sequence[str], say: Say, on_progress: OnProgress | None, offline: bool
+) -> FormatCandidates:
+    """Quantize the missing formats among `wanted`; a failure is recorded as the reason."""
     made = (
         _made(each, found, say, on_progress, offline) if each.format in wanted else each for each in found.candidates
     )
@@ -102,7 +104,7 @@ def make(found: Found, wanted: Sequence[str], say: Say, on_progress: OnProgress 
 
 
 def _full_precision(target: Target) -> Path | None:
-    """Weights of a catalogued model that others are made from, if they are here: the reference of all."""
+    """Return the full-precision weights of a catalogued model, if they are here: the reference for all formats."""
     if target.entry is None:
         return None
     for format in (*format_facts.full_precision(), target.entry.base_format):
@@ -116,17 +118,17 @@ def _candidate(format: str, target: Target, base: Path) -> Candidate:
     if target.entry is not None and target.entry.source(format) is not None:
         command = f"localq pull {target.entry.name}@{format}"
         path = hub.local_path(catalog.resolve(f"{target.entry.name}@{format}"))
-        return Candidate(format, path, "" if path else "not fetched", command)
+        return Candidate(format, path, "" if path else "not downloaded", command)
     if format not in format_facts.writable():
-        return Candidate(format, reason="nobody publishes it, as far as the catalogue knows" if target.entry else
-                         "localq does not write it")  # fmt: skip
+        return Candidate(format, reason="not published in the catalogue" if target.entry else
+                         "localq cannot make it")  # fmt: skip
     folder = _folder(format, target)
     made = folder if hub_cache.is_complete(folder) else None
     command = shlex.join(["localq", "quantize", str(base), "--format", format, "--out", str(folder)])
     seconds = local_measurements.quantizing(folder) if made else None
     listed = target.entry is not None and format in catalog.made_formats(target.entry)
     made_as = f"{target.entry.name}@{format}" if target.entry is not None and listed else ""
-    return Candidate(format, made, "" if made else "not made", command, seconds, folder, made_as)
+    return Candidate(format, made, "" if made else "not quantized yet", command, seconds, folder, made_as)
 
 
 def _folder(format: str, target: Target) -> Path:
@@ -137,7 +139,9 @@ def _folder(format: str, target: Target) -> Path:
     return places.quantized_dir() / f"{name}@{format}"
 
 
-def _made(each: Candidate, found: Found, say: Say, on_progress: OnProgress | None, offline: bool) -> Candidate:
+def _made(
+    each: Candidate, found: FormatCandidates, say: Say, on_progress: OnProgress | None, offline: bool
+) -> Candidate:
     if each.path is not None or each.folder is None:
         return each
     target = catalog.resolve(each.made_as) if each.made_as else None
@@ -148,12 +152,12 @@ def _made(each: Candidate, found: Found, say: Say, on_progress: OnProgress | Non
             path = prepare.model_path(target, say, on_progress, offline)
         else:
             prepare.check_can_make(each.format)
-            say(f"{found.name}@{each.format}: made here once, in {each.folder}")
+            say(f"{found.name}@{each.format}: quantizing once, into {each.folder}")
             prepare.quantize(f"{found.name}@{each.format}", found.base, each.format, each.folder, on_progress)
             path = each.folder
     except LocalqError as error:
         return replace(each, reason=str(error))
-    except Exception as error:  # a defect of one format ends no other
+    except Exception as error:  # a defect of one format must not stop the others
         return replace(each, reason=defect(error), failed=True)
     seconds = time.monotonic() - started if timed else None
     if seconds is not None:
@@ -162,11 +166,11 @@ def _made(each: Candidate, found: Found, say: Say, on_progress: OnProgress | Non
 
 
 def _is_all_work(target: Target) -> bool:
-    """Neither fetching nor layers that come with localq are part of making it: what goes on is not timed either."""
+    """True where quantizing needs no download and no packaged layers, so that its time is the whole work."""
     return target.base is not None and hub.local_source(target.base) is not None and not prepare.ready_layers(target)
 
 
 def defect(error: Exception) -> str:
-    """What should not have failed, in one line."""
+    """Return an unexpected error in one line."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return f"{type(error).__name__}: {first}"

@@ -1,8 +1,7 @@
-"""What `localq bench --formats` says: a line for every format, in the formats of `-o`, and quality against speed. No
-torch.
+"""The report of `localq bench --formats`: a row for every format, and quality plotted against speed. No torch.
 
-The last line on stdout is one JSON object with everything in it. A format that was not measured has a line too, with
-the reason and the command that makes or fetches it.
+The last line on stdout is one JSON object with everything in it. A format that was not measured has a row too, with the
+reason and the command that makes or fetches it.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from localq.bench.models import report
 SCHEMA = 1
 SIXTEEN = "16 bit"
 PEOPLE = ("table", "md")
-LARGEST_SPOT = 900.0  # points squared, of the most memory in a plot
+LARGEST_SPOT = 900.0  # area in points squared of the spot with the most memory
 
 
-class Point(NamedTuple):
-    """A spot: x and y of a format, and the bytes that its area stands for."""
+class PlotPoint(NamedTuple):
+    """A spot of the plot: x and y of a format, and the bytes that its area shows."""
 
     name: str
     x: float
@@ -33,16 +32,16 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
-    """One format. None = not measured, or not known.
+class FormatLine:
+    """One format. None = not measured, or unknown.
 
     format             one of `format_list.names()`, or `SIXTEEN`
-    variant            in the catalogue's words: "s4l16"; of `SIXTEEN` the type
+    variant            scheme as in the catalogue: "s4l16"; for `SIXTEEN` the dtype
     bits_per_weight    over all quantized linears, with scales, tables and codebooks; weights_bytes: of all weights
-    memory_bytes       of the process while it was timed, as the driver tells; else by the engine's ledger
-    kl, top1           against the 16-bit weights: nats per token, share of tokens
-    quantize_s         that making it took on this machine
-    reason, command    why it was not measured, and what makes or fetches it
+    memory_bytes       of the process while it was timed (driver), else by the engine's ledger
+    kl, top1           against the 16-bit weights: nats per token, fraction of tokens
+    quantize_s         time to quantize on this machine
+    reason, command    why it was not measured, and how to make or fetch it
     """
 
     format: str
@@ -66,23 +65,23 @@ class Line:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The format with its variant, for people."""
         return f"{self.format} {self.variant}".strip()
 
 
 @dataclass(frozen=True)
-class Table:
-    """A whole run.
+class FormatTable:
+    """The report of one run.
 
     decode, prefill   the tests
-    dequantized       when they were loaded, all of them: on the CPU, where speeds tell nothing of formats
-    text, window      what quality was judged on; "" and 0 = it was not
-    failures          what should not have failed
-    stopped           by Ctrl-C, so that formats are missing
+    dequantized       all formats were dequantized at load time (on the CPU), so speeds do not compare formats
+    text, window      the evaluation text; "" and 0 = quality not measured
+    failures          unexpected failures
+    stopped           by Ctrl-C, so formats are missing
     """
 
     model: str
-    lines: tuple[Line, ...]
+    lines: tuple[FormatLine, ...]
     decode: str
     prefill: str
     synthetic: bool
@@ -96,25 +95,25 @@ class Table:
     stopped: bool = False
 
     @property
-    def measured(self) -> list[Line]:
-        """The lines with a speed."""
+    def measured(self) -> list[FormatLine]:
+        """The rows with a speed."""
         return [line for line in self.lines if line.tok_per_s is not None]
 
     def first_line(self) -> str:
-        """The speedups over fp16, the best first."""
-        said = sorted(((line.speedup_over_fp16, line.format) for line in self.measured
+        """Return the headline: the speedups over fp16, the best first."""
+        factors = sorted(((line.speedup_over_fp16, line.format) for line in self.measured
                        if line.speedup_over_fp16 and line.format != SIXTEEN), reverse=True)  # fmt: skip
         base = next((line for line in self.measured if line.format == SIXTEEN), None)
-        told = ", ".join(f"{factor:.2f}x {name}" for factor, name in said)
-        if base is None or base.tok_per_s is None or not told:
-            why = "on the CPU all are dequantized, so speeds are alike" if self.dequantized else "no speed beside fp16"
+        speedups = ", ".join(f"{factor:.2f}x {name}" for factor, name in factors)
+        if base is None or base.tok_per_s is None or not speedups:
+            why = "the CPU dequantizes all, so speeds are alike" if self.dequantized else "no fp16 baseline"
             return f"{self.model}: {len(self.measured)} of {len(self.lines)} formats measured; {why}"
         how = ", extrapolated" if base.extrapolated else ""
         fp16 = f"{base.variant} ({base.tok_per_s:.1f} tok/s at {self.decode}{how})"
-        return f"{self.model}: {told} of the same engine in {fp16}"
+        return f"{self.model}: {speedups} over the same engine in {fp16}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For the last line."""
+        """Return the whole report, for the last line."""
         return {
             "schema": SCHEMA,
             "model": self.model,
@@ -133,7 +132,7 @@ class Table:
         }
 
 
-def write(table: Table, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
+def write(table: FormatTable, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
     """Write `table` in one of `report.FORMATS`; returns the object of the last line."""
     body = table.to_dict()
     print(table.first_line(), file=out if format in PEOPLE else err)
@@ -151,36 +150,36 @@ def write(table: Table, format: str, out: TextIO, err: TextIO) -> dict[str, Any]
     return body
 
 
-def columns(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Headers and cells of the lines that were measured; a column without any figure is left out."""
-    every: list[tuple[str, Callable[[Line], str]]] = [
+def columns(table: FormatTable) -> tuple[list[str], list[list[str]]]:
+    """Return headers and cells of the measured rows; columns without a number are omitted."""
+    every: list[tuple[str, Callable[[FormatLine], str]]] = [
         ("format", lambda line: line.name),
         ("bits/weight", lambda line: _shown(line.bits_per_weight, 1, ".3f")),
         ("weights MB", lambda line: _shown(line.weights_bytes, 1e-6, ",.1f")),
         (f"{table.decode} tok/s", lambda line: ("~" if line.extrapolated else "") + _shown(line.tok_per_s, 1, ".1f")),
         ("x fp16", lambda line: _shown(line.speedup_over_fp16, 1, ".2f")),
-        ("roof", lambda line: _shown(line.share_of_roof, 1, ".0%")),
+        ("bandwidth", lambda line: _shown(line.share_of_roof, 1, ".0%")),
         (f"{table.prefill} tok/s", lambda line: _shown(line.prefill_tok_per_s, 1, ",.0f")),
         ("memory GiB", lambda line: _shown(line.memory_bytes, 2**-30, ".2f")),
         ("perplexity", lambda line: _shown(line.perplexity, 1, ".3f")),
         ("KL", lambda line: _shown(line.kl, 1, ".4f")),
         ("top-1", lambda line: _shown(line.top1, 1, ".1%")),
-        ("made in s", lambda line: _shown(line.quantize_s, 1, ",.1f")),
+        ("quantize s", lambda line: _shown(line.quantize_s, 1, ",.1f")),
     ]
     kept = [(name, cell) for name, cell in every if name == "format" or {cell(line) for line in table.measured} - {"-"}]
     return [name for name, _ in kept], [[cell(line) for _, cell in kept] for line in table.measured]
 
 
-def _below(table: Table) -> list[str]:
-    """What was not measured and why, what quality was judged on, conditions and notes."""
+def _below(table: FormatTable) -> list[str]:
+    """Return the lines below the table: what was not measured and why, the text, conditions and notes."""
     lines = []
     for line in table.lines:
         if line.reason:
-            what = "quality not judged" if line.tok_per_s is not None else "not measured"
+            what = "quality not measured" if line.tok_per_s is not None else "not measured"
             lines.append(f"{line.name}: {what}: {line.reason}{f' ({line.command})' if line.command else ''}")
     windows = "1 window" if table.n_windows == 1 else f"{table.n_windows} windows"
     if table.text:
-        lines.append(f"perplexity, KL and top-1 against 16 bit: {windows} of {table.window} tokens of "
+        lines.append(f"perplexity, KL and top-1 against 16 bit: on {windows} of {table.window} tokens of "
                      f"{table.text}")  # fmt: skip
     facts = [f"{name.replace('_', ' ')} {value}" for name, value in table.conditions.items() if value is not None]
     return [*lines, ", ".join(facts), *table.notes]
@@ -193,11 +192,11 @@ def _shown(value: float | None, scale: float, form: str) -> str:
 # ---- quality against speed
 
 
-def draw(table: Table, target: str, out: TextIO) -> None:
-    """Perplexity over tok/s, or where quality was not judged bits per weight; the area of a spot is its memory.
+def draw(table: FormatTable, target: str, out: TextIO) -> None:
+    """Plot perplexity (else bits per weight) over tok/s; the area of a spot shows its memory.
 
-    To `out` for "-", else a PNG, as `plot.draw` does. Where all is dequantized it is over the size of the weights, for
-    speeds differ by chance there.
+    To `out` for "-", else a PNG, as `plot.draw` does. Dequantized formats are plotted over the size of the weights,
+    because their speeds differ only by chance.
     """
     judged = any(line.perplexity is not None for line in table.measured)
     what = "perplexity" if judged else "bits per weight"
@@ -207,7 +206,7 @@ def draw(table: Table, target: str, out: TextIO) -> None:
         x = (line.weights_bytes or 0) / 1e6 if table.dequantized else line.tok_per_s
         y = line.perplexity if judged else line.bits_per_weight
         if x and y:
-            points.append(Point(line.name, x, y, line.memory_bytes or 0))
+            points.append(PlotPoint(line.name, x, y, line.memory_bytes or 0))
     if not points:
         return
     title = f"{table.model}: {what} over {across}; area = memory"
@@ -217,8 +216,8 @@ def draw(table: Table, target: str, out: TextIO) -> None:
         plot.to_png(target, lambda axes: _spots(axes, points, title, (across, what)), (8, 5))
 
 
-def _in_terminal(points: Sequence[Point], across: str) -> list[str]:
-    """Lines of text; memory is told beside the names."""
+def _in_terminal(points: Sequence[PlotPoint], across: str) -> list[str]:
+    """Return the plot as lines of text, with memory beside the names."""
     xs, ys = [point.x for point in points], [point.y for point in points]
     places = [(point.x, math.log(point.y)) for point in points]
     drawn = plot.spots(places, (f"{min(xs):.1f}", f"{max(xs):.1f} {across}"), (f"{min(ys):.2f}", f"{max(ys):.2f}"))
@@ -226,7 +225,7 @@ def _in_terminal(points: Sequence[Point], across: str) -> list[str]:
     return [*drawn, *plot.legend(list(named))]
 
 
-def _spots(axes: Any, points: Sequence[Point], title: str, names: tuple[str, str]) -> None:
+def _spots(axes: Any, points: Sequence[PlotPoint], title: str, names: tuple[str, str]) -> None:
     most = max((point.area for point in points), default=0) or 1
     for point, colour in zip(points, itertools.cycle(f"C{number}" for number in range(10)), strict=False):
         area = LARGEST_SPOT * max(point.area, 0.01 * most) / most

@@ -1,8 +1,8 @@
 """`localq bench --formats MODEL`: every format of one model in one table: size, speed, quality, time to make.
 
-Each format is timed as `bench MODEL` does and judged as `eval --against reference` does, alone on the device. On a GPU
-the 16-bit model is timed in the run of the first quantized format, on the same weights (`whole`); on the CPU, where
-nothing else is different, by itself. A format that fails is a line with the reason.
+Each format is timed like `bench MODEL` and evaluated like `eval --against reference`, alone on the device. On a GPU the
+16-bit model is timed in the run of the first quantized format, on the same weights (`model_bench.py`); on the CPU
+separately. A format that fails has a row with the reason.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 
 from localq.bench.models import model_bench
 from localq.bench.models.format_list import Candidate, defect
-from localq.bench.models.format_report import SIXTEEN, Line, Table
-from localq.bench.models.plan import Plan
-from localq.bench.models.report import BASELINE, OURS, Report, Row
+from localq.bench.models.format_report import SIXTEEN, FormatLine, FormatTable
+from localq.bench.models.plan import TestPlan
+from localq.bench.models.report import BASELINE, OURS, BenchReport, BenchRow
 from localq.bench.quality import bits, evaluation
 from localq.bench.synthetic import sources
 from localq.engine.load import device as devices
@@ -37,8 +37,8 @@ STOPPED = "stopped by Ctrl-C"
 
 
 @dataclass(frozen=True)
-class Text:
-    """What quality is judged on: the bytes, what to call them, and how many windows of how many tokens at most."""
+class EvaluationText:
+    """The evaluation text: its bytes, its name, and the most windows of `window` tokens."""
 
     raw: bytes
     name: str
@@ -47,38 +47,38 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to measure.
+class FormatsRequest:
+    """A run of `bench --formats`.
 
-    base   the weights that others are made from; None = random ones of the catalogued model `name`
-    text   None = quality is not judged
+    base   weights that the formats are made from; None = random weights of the catalogued model `name`
+    text   None = quality is not measured
     """
 
     name: str
     base: Path | None
     candidates: tuple[Candidate, ...]
     options: LoadOptions
-    plan: Plan
-    text: Text | None = None
+    plan: TestPlan
+    text: EvaluationText | None = None
 
 
-def run(asked: Asked, on_state: OnState) -> Table:
-    """Measure all that is there. Raises LocalqError where no format could be measured: the first reason.
+def run(asked: FormatsRequest, on_state: OnState) -> FormatTable:
+    """Measure all available formats. Raises LocalqError where none could be measured: the first reason.
 
-    Ctrl-C ends it with what was measured until then; KeyboardInterrupt where that is nothing.
+    Ctrl-C ends the run with the results so far, or KeyboardInterrupt without any.
     """
     return _Formats(asked, on_state).run()
 
 
 class _Formats:
-    """One run: what it is about, and what it gathers."""
+    """One run: its request and its results so far."""
 
-    def __init__(self, asked: Asked, on_state: OnState) -> None:
+    def __init__(self, asked: FormatsRequest, on_state: OnState) -> None:
         self._asked, self._on_state = asked, on_state
         self._device = devices.pick(asked.options.device).device
-        self._plain: Line | None = None  # the 16-bit model
-        self._tried = False  # it was to be timed beside a format
-        self._judged: dict[str, Any] = {}  # what `evaluation` says of the last format
+        self._plain: FormatLine | None = None  # the 16-bit model
+        self._tried = False  # its timing beside a format was tried
+        self._judged: dict[str, Any] = {}  # evaluation of the last format
         self._conditions: dict[str, Any] = {}
         self._notes: list[str] = []
         self._failures: list[str] = []
@@ -88,7 +88,7 @@ class _Formats:
         self._decode = asked.plan.headline
         self._prefill = next((case for case in cases if case.prompt), self._decode)
 
-    def run(self) -> Table:
+    def run(self) -> FormatTable:
         on_cpu = self._device.type == "cpu"
         if on_cpu:
             self._plain = self._guarded(Candidate(SIXTEEN), self._sixteen)
@@ -99,9 +99,9 @@ class _Formats:
         if plain.tok_per_s is None and all(line.tok_per_s is None for line in lines):
             if self._stopped:
                 raise KeyboardInterrupt
-            raise self._first or LocalqError(self._asked.name, "no format of it is here", lines[0].command)
+            raise self._first or LocalqError(self._asked.name, "no format of it is on this machine", lines[0].command)
         text = self._asked.text if self._judged else None
-        return Table(
+        return FormatTable(
             model=self._asked.name,
             lines=(plain, *lines) if on_cpu else tuple(_beside(each, plain) for each in (plain, *lines)),
             dequantized=on_cpu,
@@ -119,24 +119,24 @@ class _Formats:
 
     # ---- a format
 
-    def _guarded(self, each: Candidate, measured: Callable[[], Line]) -> Line:
-        """What goes wrong is a line with its reason, and no end of the others."""
+    def _guarded(self, each: Candidate, measured: Callable[[], FormatLine]) -> FormatLine:
+        """Measure a format; a failure becomes a row with its reason."""
         if each.reason:
             self._failures += [f"{each.format}: {each.reason}"] if each.failed else []
-            return Line(each.format, reason=each.reason, command=each.command)
+            return FormatLine(each.format, reason=each.reason, command=each.command)
         if self._stopped:
-            return Line(each.format, reason=STOPPED, quantize_s=each.seconds)
+            return FormatLine(each.format, reason=STOPPED, quantize_s=each.seconds)
         try:
             return measured()
-        except KeyboardInterrupt:  # what was measured before is told
+        except KeyboardInterrupt:  # earlier results are still reported
             self._stopped = True
-            return Line(each.format, reason=STOPPED, quantize_s=each.seconds)
+            return FormatLine(each.format, reason=STOPPED, quantize_s=each.seconds)
         except LocalqError as error:
             error.__context__ = error.__cause__ = None
             self._first = self._first or error.with_traceback(None)  # whose frames hold the model
-            return Line(each.format, reason=str(error), quantize_s=each.seconds)
-        except Exception as error:  # a defect of one format: hours of others shall not be lost
-            return Line(each.format, reason=self._defect(each.format, error), quantize_s=each.seconds)
+            return FormatLine(each.format, reason=str(error), quantize_s=each.seconds)
+        except Exception as error:  # a defect of one format must not lose hours of others
+            return FormatLine(each.format, reason=self._defect(each.format, error), quantize_s=each.seconds)
         finally:
             free_memory()
 
@@ -144,7 +144,7 @@ class _Formats:
         self._failures.append(f"{format}: {defect(error)}")
         return defect(error)
 
-    def _line(self, each: Candidate) -> Line:
+    def _line(self, each: Candidate) -> FormatLine:
         files, opened = self._opened(each)
         request = self._request(files, opened, self._asked.options, baseline=not self._tried and self._plain is None)
         report = model_bench.run(request, self._telling(each.format))
@@ -165,18 +165,20 @@ class _Formats:
 
     def _request(
         self, files: ModelFiles, opened: sources.Opened, options: LoadOptions, baseline: bool = False
-    ) -> model_bench.Request:
-        return model_bench.Request(files, opened, replace(options, name=files.name), self._asked.plan, (), baseline)
+    ) -> model_bench.BenchRequest:
+        return model_bench.BenchRequest(
+            files, opened, replace(options, name=files.name), self._asked.plan, (), baseline
+        )
 
     def _telling(self, format: str) -> OnState:
         return lambda text: self._on_state(f"{format}: {text}")
 
-    def _timed(self, format: str, variant: str, report: Report, engine: str) -> Line:
+    def _timed(self, format: str, variant: str, report: BenchReport, engine: str) -> FormatLine:
         self._conditions = self._conditions or {k: v for k, v in report.conditions.items() if k != "format"}
         self._notes += report.notes
         decode, prefill = report.row(engine, self._decode), report.row(engine, self._prefill)
         assert decode is not None
-        return Line(
+        return FormatLine(
             format=format,
             variant=variant or (decode.format if format == SIXTEEN else ""),
             tok_per_s=decode.tok_per_s,
@@ -190,8 +192,8 @@ class _Formats:
 
     # ---- 16 bit
 
-    def _sixteen(self) -> Line:
-        """The 16-bit model by itself: nothing saved on it."""
+    def _sixteen(self) -> FormatLine:
+        """Measure the 16-bit model alone, without memory savings."""
         base, options = self._asked.base, self._asked.options
         options = replace(options, kv_bits=16, vram_bytes=None, embed="device", head="16", force=False)
         if base is None:
@@ -207,11 +209,11 @@ class _Formats:
         line = self._sized(self._timed(SIXTEEN, "", report, OURS), files)
         return replace(line, variant="" if self._device.type == "cpu" else str(report.conditions["dtype"]))
 
-    def _sized(self, line: Line, files: ModelFiles) -> Line:
+    def _sized(self, line: FormatLine, files: ModelFiles) -> FormatLine:
         return replace(line, bits_per_weight=bits.UNQUANTIZED, weights_bytes=bits.dense_bytes(files))
 
-    def _with_reference(self, line: Line) -> Line:
-        """What was judged against the reference says how good that is; where nothing was, the model itself is read."""
+    def _with_reference(self, line: FormatLine) -> FormatLine:
+        """Add the perplexity of the 16-bit model: from the comparisons, or measured now."""
         if (known := self._judged.get("perplexity_reference")) is not None:
             return replace(line, perplexity=known)
         if self._asked.text is None or self._asked.base is None or line.tok_per_s is None or self._stopped:
@@ -220,15 +222,17 @@ class _Formats:
 
     # ---- quality
 
-    def _with_quality(self, line: Line, files: ModelFiles | None, against: str | None = evaluation.REFERENCE) -> Line:
-        """files: None = the model that others are made from."""
+    def _with_quality(
+        self, line: FormatLine, files: ModelFiles | None, against: str | None = evaluation.REFERENCE
+    ) -> FormatLine:
+        """Add the quality of `files`; None = the base model."""
         text, base = self._asked.text, self._asked.base
         if text is None or base is None:
             return line
         try:
             files = files or open_model(base)
             window = min(text.window, int(files.text_config.get("max_position_embeddings", text.window)))
-            request = evaluation.Request(
+            request = evaluation.EvaluationRequest(
                 files, replace(self._asked.options, name=files.name, ctx=None), text.raw, text.name, window, text.most,
                 against, open_model(base) if against else None,
             )  # fmt: skip
@@ -236,7 +240,7 @@ class _Formats:
         except KeyboardInterrupt:
             self._stopped = True
             return replace(line, reason=STOPPED)
-        except LocalqError as error:  # its speed is known all the same
+        except LocalqError as error:  # its speed is still known
             return replace(line, reason=f"{error}")
         except Exception as error:
             return replace(line, reason=self._defect(line.format, error))
@@ -248,14 +252,14 @@ def _variant(each: Candidate, files: ModelFiles) -> str:
     return format_facts.of(each.format).random_scheme if each.path is None else stored_format.scheme_of(files)
 
 
-def _memory(row: Row, report: Report | None) -> int | None:
-    """Bytes: of the process as the driver says, else of the ledger."""
-    told = row.process_vram_bytes or row.peak_vram_bytes
-    return told or (sum(report.ledger_bytes.values()) or None if report is not None else None)
+def _memory(row: BenchRow, report: BenchReport | None) -> int | None:
+    """Return the memory of the process (driver), else of the ledger."""
+    used = row.process_vram_bytes or row.peak_vram_bytes
+    return used or (sum(report.ledger_bytes.values()) or None if report is not None else None)
 
 
-def _beside(line: Line, plain: Line) -> Line:
-    """With its speedup over 16 bit."""
+def _beside(line: FormatLine, plain: FormatLine) -> FormatLine:
+    """Add the speedup over 16 bit."""
     if line.tok_per_s is None or plain.tok_per_s is None:
         return line
     return replace(line, speedup_over_fp16=line.tok_per_s / plain.tok_per_s)

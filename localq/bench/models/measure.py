@@ -1,7 +1,7 @@
-"""How an engine is timed: one reply for decode, one prompt for prefill, through the same calls that a chat makes.
+"""Timing of an engine: one reply for decode, one prompt for prefill, through the calls that a chat makes.
 
-What was timed is what the engine's `Stats` say: decode from the first token to the last, prefill from the request to
-the end of its last pass. The tokens of the depth stay in the cache between repetitions, as a conversation's do.
+Times are those of the engine's `Stats`: decode from the first token to the last, prefill from the request to the end of
+its last pass. The tokens of the depth stay in the cache between repetitions, like a conversation.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Protocol
 import torch
 
 from localq.bench.conditions.power import Throttle
-from localq.bench.models.plan import Case, Plan
+from localq.bench.models.plan import Case, TestPlan
 from localq.engine.generate import Engine
 from localq.errors import LocalqError
 from localq.sampling import Sampling
 
 CHECK_PROMPT, CHECK_TOKENS = 8, 32
-OnRun = Callable[[str, Case], None]  # who, what: before every run
+OnRun = Callable[[str, Case], None]  # subject and case, before every run
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a case: seconds of its tokens, seconds to the first token (None: not observed), and the ids."""
+    """One run of a case: seconds of its tokens, seconds to the first token (None: unknown), and the ids."""
 
     seconds: float
     first_token_s: float | None = None
@@ -33,8 +33,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """All runs of a case. joules: over all of them, None where the device does not tell; held_down: see `throttle`."""
+class Measurement:
+    """All runs of a case; joules: of all of them, None where unknown; held_down: of `power.Throttle`."""
 
     case: Case
     runs: tuple[Run, ...]
@@ -49,7 +49,7 @@ class Measured:
 
     @property
     def seconds_per_token(self) -> float:
-        """The median."""
+        """The median seconds per token."""
         return statistics.median(run.seconds for run in self.runs) / self.case.tokens
 
     @property
@@ -60,72 +60,73 @@ class Measured:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Of the tokens that were timed."""
+        """Joules per timed token."""
         return None if self.joules is None else self.joules / (len(self.runs) * self.case.tokens)
 
 
 class Subject(Protocol):
-    """Something that is timed; `repetition` counts from -1, the warm-up."""
+    """An engine that is timed; `repetition` counts from -1, the warm-up."""
 
     def run(self, case: Case, repetition: int) -> Run:
-        """One run."""
+        """Run a case once."""
         ...
 
     def can(self, case: Case) -> bool:
-        """It can be timed on this case."""
+        """True where it can be timed on this case."""
         ...
 
     def metered(self, case: Case) -> bool:
-        """The energy of a run is that of the tokens which are timed."""
+        """True where the energy of a run is that of its timed tokens."""
         ...
 
 
 class Meter(Protocol):
-    """Joules since `start`, None where the device does not tell; see `energy`."""
+    """An energy meter: joules since `start`, None where the device does not report them; see `conditions.power`."""
 
     def start(self) -> None:
-        """From here on."""
+        """Start counting."""
         ...
 
     def stop(self) -> float | None:
-        """Until here."""
+        """Return the joules since `start`."""
         ...
 
 
 class EngineSubject:
-    """An engine of localq."""
+    """localq's engine."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self.engine, self._seed = engine, seed
 
     def run(self, case: Case, repetition: int) -> Run:
-        """See `Subject`. The prompt of a prefill run is new behind the depth, so that nothing of it is cached."""
+        """Run a case; the prompt of a prefill run is new after the depth, so that none of it is cached."""
         vocab = self.engine.model.vocab
         start = prompt(case.start, vocab, self._seed)
         if case.generate:
             return self._decode(start, case.generate)
-        # The one token that must differ is the first; the chances of two equal draws are not taken.
+        # The first token must differ, so it is not left to chance.
         fresh = prompt(case.prompt, vocab, self._seed + 2 + repetition)
         fresh[0] = (start[0] + 2 + repetition if start else 1 + repetition) % vocab
         return self._prefill([*start, *fresh], None if repetition < 0 else case.prompt)
 
     def can(self, case: Case) -> bool:
-        """Every case."""
+        """True for every case."""
         return True
 
     def metered(self, case: Case) -> bool:
-        """Every case: the depth stays in the cache."""
+        """True for every case: the depth stays in the cache."""
         return True
 
     def _decode(self, start: list[int], generate: int) -> Run:
         steps = list(self.engine.generate(start, Sampling(), max_tokens=generate + 1))
         ids, stats = [id for step in steps for id in step.ids], steps[-1].stats
         if stats.generated_tokens != generate + 1:
-            raise LocalqError("bench", f"the reply ended after {stats.generated_tokens} tokens", "Report this.")
+            why = f"the reply ended after {stats.generated_tokens} tokens"
+            raise LocalqError("bench", why, "Report this as a bug.")
         return Run(stats.decode_s, stats.time_to_first_token_s, tuple(ids))
 
     def _prefill(self, ids: list[int], count: int | None) -> Run:
-        """`count`: the tokens that must be computed; None for the warm-up, which may find the depth cached or not."""
+        """Run a prefill of `count` new tokens; None for the warm-up, where the depth may be cached or not."""
         stats = list(self.engine.generate(ids, Sampling(), max_tokens=1))[-1].stats
         if count is not None and stats.prefilled_tokens != count:
             why = f"{stats.prefilled_tokens} tokens were computed for a prompt of {count}"
@@ -134,18 +135,18 @@ class EngineSubject:
 
 
 def prompt(count: int, vocab: int, seed: int) -> list[int]:
-    """`count` random ids, the same for the same seed."""
+    """Return `count` random ids, determined by the seed."""
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def measure(
-    subjects: dict[str, Subject], plan: Plan, meter: Meter, limits: Throttle, on_run: OnRun
-) -> dict[str, list[Measured]]:
-    """Every case on every subject: a warm-up each, then the repetitions in turn, so that a slow minute hits all alike.
+    subjects: dict[str, Subject], plan: TestPlan, meter: Meter, limits: Throttle, on_run: OnRun
+) -> dict[str, list[Measurement]]:
+    """Run every case on every subject: a warm-up each, then the repetitions in turn, so that drift affects all alike.
 
-    Energy is told only where one subject is measured alone, and does nothing else meanwhile.
+    Energy is reported only for a single subject that does nothing else meanwhile.
     """
-    results: dict[str, list[Measured]] = {name: [] for name in subjects}
+    results: dict[str, list[Measurement]] = {name: [] for name in subjects}
     for case in plan.cases:
         able = {name: subject for name, subject in subjects.items() if subject.can(case)}
         for name, subject in able.items():
@@ -161,18 +162,18 @@ def measure(
         joules, held_down = meter.stop(), limits.stop()
         for name, subject in able.items():
             known = len(subjects) == 1 and subject.metered(case)
-            results[name].append(Measured(case, tuple(runs[name]), joules if known else None, held_down=held_down))
+            results[name].append(Measurement(case, tuple(runs[name]), joules if known else None, held_down=held_down))
     return results
 
 
 def greedy_ids(engine: Engine, seed: int) -> list[int]:
-    """The tokens that correctness is judged by: `CHECK_TOKENS` behind `CHECK_PROMPT` random ones."""
+    """Return the tokens of the correctness check: `CHECK_TOKENS` after `CHECK_PROMPT` random ones."""
     steps = engine.generate(prompt(CHECK_PROMPT, engine.model.vocab, seed), Sampling(), max_tokens=CHECK_TOKENS)
     return [id for step in steps for id in step.ids]
 
 
 def common_prefix(ids: list[int], others: list[int]) -> int:
-    """How many leading tokens agree."""
+    """Return the number of leading tokens that agree."""
     count = 0
     for mine, theirs in zip(ids, others, strict=False):
         if mine != theirs:

@@ -1,8 +1,8 @@
-"""`localq bench MODEL`: a whole model, timed beside the same engine in 16 bit and beside others in the same run.
+"""`localq bench MODEL`: a whole model, timed beside the same engine in 16 bit and other engines in the same run.
 
-Correctness first: on a GPU the captured graph and the eager step must give the same tokens, and how many of them others
-give is counted. Then the model alone on the device; then, where its weights are quantized, the 16-bit form of the same
-weights in its place; others run on the tensors of whichever is loaded. Where 16 bit does not fit, see `extrapolate`.
+Correctness first: on a GPU the captured graph and the eager step must give the same tokens, and the common tokens with
+other engines are counted. Then the model alone on the device; then, for quantized weights, the same weights in 16 bit
+instead; other engines run on the tensors of whichever is loaded. Where 16 bit does not fit, see `extrapolate`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from localq.bench.conditions import power
 from localq.bench.conditions.conditions import conditions
 from localq.bench.kernels.roofline import read_bytes_per_s
 from localq.bench.models import measure, rivals
-from localq.bench.models.extrapolate import Timed, extrapolated
+from localq.bench.models.extrapolate import Timed, extrapolate
 from localq.bench.models.measure import EngineSubject, Subject
-from localq.bench.models.plan import RIVALS, Case, Plan
-from localq.bench.models.report import BASELINE, OURS, Report, Row
+from localq.bench.models.plan import RIVALS, Case, TestPlan
+from localq.bench.models.report import BASELINE, OURS, BenchReport, BenchRow
 from localq.bench.models.rows import rows_of
 from localq.bench.synthetic.checkpoint import checkpoint, with_layers
 from localq.engine.generate import Engine
@@ -38,55 +38,55 @@ from localq.models.layers import RMSNorm
 from localq.planner.load_options import LoadOptions
 
 TRANSFORMERS, BITSANDBYTES = RIVALS
-OnState = Callable[[str], None]  # what is going on now
+OnState = Callable[[str], None]  # the current state, for a progress line
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to measure.
+class BenchRequest:
+    """A run of `bench MODEL`.
 
-    opened     gives the weights of `files`, or random ones, on that device
-    against    of `plan.RIVALS`
-    baseline   also in 16 bit, where the weights are quantized
+    opened     returns the weights of `files`, or random ones, on a device
+    against    engines of `plan.RIVALS`
+    baseline   measure quantized weights in 16 bit as well
     """
 
     files: ModelFiles
     opened: Callable[[ModelFiles, torch.device], Checkpoint]
     options: LoadOptions
-    plan: Plan
+    plan: TestPlan
     against: tuple[str, ...] = ()
     baseline: bool = True
 
     @property
     def ctx(self) -> int:
-        """The context asked for, or what the tests need and no more than the model was made for.
+        """The requested context length, or what the tests need, within the model's limit.
 
-        Raises LocalqError (exit 2) where the tests need more than was asked for.
+        Raises LocalqError (exit 2) where the tests need more than requested.
         """
         if self.options.ctx is None:
             most = int(self.files.text_config.get("max_position_embeddings", self.plan.ctx))
             return max(min(self.plan.ctx, most), self.plan.positions)
         if self.options.ctx < self.plan.positions:
-            why = f"a context of {self.options.ctx} is too short for the tests, which take {self.plan.positions}"
-            raise usage_error("--ctx", why, "Leave it out.")
+            why = f"a context of {self.options.ctx} is too short for the tests, which need {self.plan.positions}"
+            raise usage_error("--ctx", why, "Remove --ctx.")
         return self.options.ctx
 
 
-def run(request: Request, on_state: OnState) -> Report:
-    """Measure. Raises LocalqError as `load` does, and where the graph and the eager step disagree (exit 1)."""
+def run(request: BenchRequest, on_state: OnState) -> BenchReport:
+    """Run the benchmark. Raises LocalqError as `load` does, and exit 1 where graph and eager step disagree."""
     options = replace(request.options, ctx=request.ctx)
     device = devices.pick(request.options.device).device
     on_state("measuring the read bandwidth")
     bench = _Bench(request, device, read_bytes_per_s(device), on_state)
     free_memory()
     model = bench.ours(options)
-    facts = {**form_of(model), **conditions(device, request.plan.seed)}  # now: the clocks are those of the timing
+    facts = {**form_of(model), **conditions(device, request.plan.seed)}  # now, while the clocks are those of the timing
     predicted, dtype, plain = model.plan.ledger.components, model.dtype, is_plain(model)
     del model
     if not plain and (request.baseline or TRANSFORMERS in request.against):
         with bench.noting("16 bit"):
             bench.in_16_bit(dtype)
-    return Report(
+    return BenchReport(
         model=request.files.name,
         rows=tuple(bench.rows),
         headline=request.plan.headline,
@@ -102,14 +102,14 @@ def run(request: Request, on_state: OnState) -> Report:
 
 
 def _why_no_fp16(plain: bool, asked: bool) -> str:
-    """What the first line says where there is no speedup over fp16."""
+    """Return why the headline has no speedup over fp16."""
     if not asked:
-        return "fp16 was left out"
-    return "nothing quantized to set against fp16" if plain else "fp16 could not be measured, see the notes"
+        return "no fp16 baseline (--no-baseline)"
+    return "the model is not quantized: no fp16 baseline" if plain else "fp16 could not be measured, see the notes"
 
 
 def form_of(model: LoadedModel) -> dict[str, Any]:
-    """What a model was measured as."""
+    """Return format, dtype, context length and placement of the measured model."""
     return {
         "format": model.format,
         "dtype": name_of(model.dtype),
@@ -121,35 +121,35 @@ def form_of(model: LoadedModel) -> dict[str, Any]:
 
 
 def is_plain(model: LoadedModel) -> bool:
-    """Is every matrix a plain one? On the CPU all are: dequantized at load."""
+    """True where no matrix is quantized; on the CPU all are dequantized at load time."""
     leaves = (module for module in model.model.modules() if next(module.children(), None) is None)
     return all(isinstance(module, nn.Linear | nn.Embedding | RMSNorm | Experts) for module in leaves)
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """As a format: "fp16"."""
+    """Return the dtype as a format: "fp16"."""
     return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As on the command line: "float16"."""
+    """Return the dtype as on the command line: "float16"."""
     return str(dtype).removeprefix("torch.")
 
 
 class _Bench:
-    """One run: what it is about, and what it gathers."""
+    """One run: its request and its results so far."""
 
-    def __init__(self, request: Request, device: torch.device, roof: float, on_state: OnState) -> None:
+    def __init__(self, request: BenchRequest, device: torch.device, roof: float, on_state: OnState) -> None:
         self.request, self.device, self.roof, self._on_state = request, device, roof, on_state
         self._meter, self._limits = power.meter(device), power.throttle(device)
         self._seed = request.plan.seed
-        self.rows: list[Row] = []
+        self.rows: list[BenchRow] = []
         self.notes: list[str] = []
         self.ledger: dict[str, int] = {}
         self.same_tokens: dict[str, int] = {}
 
     def ours(self, options: LoadOptions) -> LoadedModel:
-        """localq itself, then those who can run on the tensors that it has loaded."""
+        """Measure localq, then the engines that can run on its loaded tensors."""
         request = self.request
         model = self._loaded(request.files, options, lambda files: request.opened(files, self.device))
         eager = self._eager_ids(model)
@@ -158,10 +158,11 @@ class _Bench:
         self.ledger = engine.ledger()
         ids = measure.greedy_ids(engine, self._seed)
         if eager is not None and ids != eager:
-            raise LocalqError("bench", "the captured graph and the eager step give different tokens", "Report this.")
+            why = "the captured graph and the eager step give different tokens"
+            raise LocalqError("bench", why, "Report this as a bug.")
         subject, timed = EngineSubject(engine, self._seed), Timed()
         beside = TRANSFORMERS in request.against and is_plain(model)
-        if beside and self.device.type == "cpu":  # in turn, because the host's speed changes by the minute
+        if beside and self.device.type == "cpu":  # in turn, because the host's speed drifts
             with self.noting(TRANSFORMERS):
                 timed |= self._timed({OURS: subject, TRANSFORMERS: self._transformers(model, request.files, ids)})
         timed = timed or self._timed({OURS: subject})
@@ -177,10 +178,10 @@ class _Bench:
         return model
 
     def in_16_bit(self, dtype: torch.dtype) -> None:
-        """The same engine, and transformers, on the same weights dequantized; where all is too much, on two cuts."""
+        """Measure localq and transformers on the same weights dequantized; on two cuts where they do not fit."""
         request = self.request
         free_memory()
-        options = replace(  # nothing quantized, nothing on the host, the whole card; what does not fit is cut
+        options = replace(  # nothing quantized or on the host, the whole card; what does not fit is cut
             request.options, ctx=request.ctx, dtype=name_of(dtype), kv_bits=16, vram_bytes=None, embed="device",
             head="16", force=False,
         )  # fmt: skip
@@ -198,7 +199,7 @@ class _Bench:
             return
         free_memory()
         layers = int(request.files.text_config["num_hidden_layers"])
-        timed, pair = extrapolated(layers, lambda count: self._timed_cut(count, options, dtype))
+        timed, pair = extrapolate(layers, lambda count: self._timed_cut(count, options, dtype))
         how = f"from cuts of {pair[0]} and {pair[1]} of its {layers} layers, on random weights"
         self.notes.append(f"16 bit does not fit: extrapolated {how}")
         for name, measured in timed.items():
@@ -215,13 +216,13 @@ class _Bench:
     def _timed_plain(
         self, files: ModelFiles, options: LoadOptions, opened: Callable[[ModelFiles], Checkpoint], whole: bool = False
     ) -> Timed:
-        """See `_timed_on`, on a model that is loaded for it and gone afterwards."""
+        """Load a model, time it as `_timed_on` does, and free it."""
         timed = self._timed_on(self._loaded(files, options, opened), files, whole)
         free_memory()
         return timed
 
     def _timed_on(self, model: LoadedModel, files: ModelFiles, whole: bool) -> Timed:
-        """The engine on plain weights, and transformers on the same. `whole`: the model as it is, so rows at once."""
+        """Time localq and transformers on plain weights; whole: not a cut, so rows are added at once."""
         engine, format, timed = Engine(model), short_name(model.dtype), Timed()
         ids = measure.greedy_ids(engine, self._seed)
         if self.request.baseline:
@@ -252,7 +253,7 @@ class _Bench:
         )
 
     def _eager_ids(self, model: LoadedModel) -> list[int] | None:
-        """The greedy tokens that a GPU gives without a graph; None on the CPU, which has no graphs."""
+        """Return the greedy tokens of a GPU without a graph; None on the CPU."""
         if self.device.type != "cuda":
             return None
         self._on_state("checking the eager step")
@@ -262,7 +263,7 @@ class _Bench:
         return ids
 
     def _host_gap(self, engine: Engine, case: Case) -> float | None:
-        """Microseconds per token that the device waits for the host; None without the fused step."""
+        """Return the microseconds per token that the device waits for the host; None without the fused step."""
         if self.device.type != "cuda":
             return None
         try:
@@ -287,20 +288,20 @@ class _Bench:
         return subject
 
     def _guarded(self, name: str, made: Callable[[], Subject]) -> Timed:
-        """Time a rival, if it can be timed; see `noting`."""
+        """Time another engine; a failure becomes a note."""
         timed = Timed()
         with self.noting(name):
             timed |= self._timed({name: made()})
         if self.device.type == "cuda":
-            torch.compiler.reset()  # gives the memory of its graphs back
+            torch.compiler.reset()  # frees the memory of its graphs
         return timed
 
     @contextlib.contextmanager
     def noting(self, name: str) -> Iterator[None]:
-        """What fails inside is a note with its own words, and no reason to lose what was measured before."""
+        """Turn a failure inside into a note with its own text, so that earlier results are kept."""
         try:
             yield
-        except Exception as error:  # other people's code: any failure of it is theirs to name
+        except Exception as error:  # foreign code may raise anything
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             kind = "" if isinstance(error, LocalqError) else f"{type(error).__name__}: "
             self.notes.append(f"{name} not measured: {kind}{first[:200]}")

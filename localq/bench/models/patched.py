@@ -1,8 +1,8 @@
-"""`integrations.transformers.patch` under random models of well-known sizes: same tokens, end to end, kernel by kernel.
+"""`engine.patch_transformers.patch` under random models of common sizes: same tokens, end to end, kernel by kernel.
 
 The models have the widths of 8B, 27B and 70B models and a few layers, so that they fit anywhere and load in seconds.
-End to end is transformers' own `generate`, eager, as people run it: mostly the host's time at small batches. Kernel
-times are the modules' forwards in CUDA graphs, with cold caches. Patched and unpatched runs alternate; medians.
+End to end is transformers' own `generate`, eager, as commonly used: mostly host time at small batches. Kernel times are
+the modules' forwards in CUDA graphs, with cold caches. Patched and unpatched runs alternate; medians.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODULES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_pr
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """Widths of a model whose heads have 128 columns."""
 
     hidden: int
@@ -43,16 +43,19 @@ class Size:
     kv_heads: int
 
 
-SIZES = {"8B": Size(4096, 14336, 32, 8), "27B": Size(5376, 21504, 32, 16), "70B": Size(8192, 28672, 64, 8)}
+SIZES = {
+    "8B": ModelSize(4096, 14336, 32, 8),
+    "27B": ModelSize(5376, 21504, 32, 16),
+    "70B": ModelSize(8192, 28672, 64, 8),
+}
 KERNEL_SIZES = ("27B", "70B")
 
 
 def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict[str, Any]:
-    """Measure all sizes with so many layers, tell `out`, and return what its last line says as JSON.
+    """Measure all sizes with `layers` layers, report to `out`, and return the object of its last line.
 
-    A size at which transformers or bitsandbytes fails is named among the "failures" of the result.
-    Raises LocalqError: exit 2 for fewer than two layers (a layer alone would stay in the cache) or without
-    bitsandbytes, exit 7 without a GPU.
+    A size at which transformers or bitsandbytes fails is listed under "failures". Raises LocalqError: exit 2 for fewer
+    than two layers (one layer stays in the cache) or without bitsandbytes, exit 7 without a GPU.
     """
     if layers < 2:
         raise usage_error("layers", f"{layers} is too few", "Use 2 or more.")
@@ -66,7 +69,7 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
         print(f"{name}: {layers} layers of {size.hidden} x {size.intermediate}", file=out)
         try:
             sizes[name] = _measured(name, random_model(size, layers, device), roof, tokens, repeat, out)
-        except Exception as error:  # mostly other people's code: its failures are named in its own words
+        except Exception as error:  # mostly foreign code: report its own text
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             failures.append(f"{name}: {type(error).__name__}: {first[:200]}")
             print(f"FAILED {failures[-1]}", file=out)
@@ -84,8 +87,8 @@ def _measured(name: str, model: Any, roof: float, tokens: int, repeat: int, out:
     return found
 
 
-def random_model(size: Size, layers: int, device: torch.device) -> Any:
-    """A llama in float16 whose Linears are `Linear4bit` (double-quantized NF4), the head a plain one."""
+def random_model(size: ModelSize, layers: int, device: torch.device) -> Any:
+    """Return a llama in float16 whose Linears are `Linear4bit` (double-quantized NF4), with a plain head."""
     from transformers import LlamaConfig, LlamaForCausalLM  # 3 s of start-up: only benchmarks need it
 
     config = LlamaConfig(
@@ -125,7 +128,7 @@ def _quantized(module: nn.Linear, device: torch.device) -> nn.Module:
 
 
 def end_to_end(model: Any, batch: int, tokens: int, repeat: int, out: TextIO) -> dict[str, Any]:
-    """Speed of `generate` with and without the patch, and how many of the first sequence's tokens agree."""
+    """Measure `generate` with and without the patch, and count the first sequence's common tokens."""
     generator = torch.Generator().manual_seed(SEED + batch)
     ids = torch.randint(VOCAB, (batch, PROMPT), generator=generator).to(model.device)
     seconds: dict[bool, list[float]] = {False: [], True: []}

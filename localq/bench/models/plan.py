@@ -1,7 +1,7 @@
-"""What a benchmark measures: tests of prefill and of decode, each at a depth, in the letters of llama-bench. No torch.
+"""The tests of a benchmark: prefill and decode at a depth, named as in llama-bench. No torch.
 
-`-p 512,2048 -n 128 -d 0,4096` means six tests: pp512, pp2048 and tg128, each behind 0 and behind 4096 tokens that are
-in the cache already. A test of 0 tokens is left out.
+`-p 512,2048 -n 128 -d 0,4096` means six tests: pp512, pp2048 and tg128, each after 0 and after 4096 cached tokens. A
+test of 0 tokens is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONTEXT_STEP = 64  # contexts are multiples of it
 
 @dataclass(frozen=True)
 class Case:
-    """One test: `prompt` tokens of prefill or `generate` tokens of decode (the other is 0), behind `depth` tokens."""
+    """One test: `prompt` tokens of prefill or `generate` tokens of decode (the other is 0), after `depth` tokens."""
 
     prompt: int
     generate: int
@@ -28,29 +28,29 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it: "tg128", "pp512 @ d4096"."""
+        """The name as in llama-bench: "tg128", "pp512 @ d4096"."""
         test = f"pp{self.prompt}" if self.prompt else f"tg{self.generate}"
         return f"{test} @ d{self.depth}" if self.depth else test
 
     @property
     def tokens(self) -> int:
-        """Tokens that are timed."""
+        """The number of timed tokens."""
         return self.prompt or self.generate
 
     @property
     def start(self) -> int:
-        """Positions in the cache when the clock starts; decode needs at least one token to go on from."""
+        """Cached positions when the clock starts; decode needs at least one token."""
         return self.depth if self.prompt else max(self.depth, 1)
 
     @property
     def positions(self) -> int:
-        """Positions of the cache that the test needs."""
+        """Cache positions that the test needs."""
         return self.start + self.tokens + 1
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Every test, and how often each is repeated after one warm-up; medians count."""
+class TestPlan:
+    """The tests of a run, and their repetitions after one warm-up; results are medians."""
 
     cases: tuple[Case, ...]
     repetitions: int = REPETITIONS
@@ -58,36 +58,36 @@ class Plan:
 
     @property
     def positions(self) -> int:
-        """Positions of the cache that the longest test needs."""
+        """Cache positions that the longest test needs."""
         return max(case.positions for case in self.cases)
 
     @property
     def ctx(self) -> int:
-        """The smallest context, in whole steps, that every test fits."""
+        """The smallest context length, a multiple of `CONTEXT_STEP`, that fits every test."""
         return -(-self.positions // CONTEXT_STEP) * CONTEXT_STEP
 
     @property
     def headline(self) -> Case:
-        """The test that the first line is about: the first of decode, else the first."""
+        """The test of the headline: the first decode test, else the first."""
         return next((case for case in self.cases if case.generate), self.cases[0])
 
 
-def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS, seed: int = 0) -> Plan:
-    """From the words of the command line. Raises LocalqError (exit 2)."""
+def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS, seed: int = 0) -> TestPlan:
+    """Parse the options of the command line. Raises LocalqError (exit 2)."""
     prompts, generates = _counts("-p", prompt), _counts("-n", generate)
     cases = []
     for deep in _counts("-d", depth):
         cases += [Case(count, 0, deep) for count in prompts if count]
         cases += [Case(0, count, deep) for count in generates if count]
     if not cases:
-        raise usage_error("bench", "-p 0 -n 0 leaves nothing to measure", "Give one of them a number of tokens.")
+        raise usage_error("bench", "-p 0 -n 0 leaves nothing to measure", "Set one of them to a number of tokens.")
     if short := next((case for case in cases if case.generate == 1), None):
         raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more.")
-    return Plan(tuple(dict.fromkeys(cases)), repetitions, seed)
+    return TestPlan(tuple(dict.fromkeys(cases)), repetitions, seed)
 
 
 def rivals(words: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-    """Whom to measure besides: the words of `--against`, several names in one with commas; "none" names nobody.
+    """Parse `--against`: engines to compare with, comma-separated; "none" = no engine.
 
     Raises LocalqError (exit 2) as `check_rivals` does.
     """
@@ -98,12 +98,12 @@ def rivals(words: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_rivals(subject: str, names: Sequence[str]) -> None:
-    """Raises LocalqError (exit 2) for a rival that is not known or not installed."""
+    """Raise LocalqError (exit 2) for an engine that is unknown or not installed."""
     for name in names:
         if name not in RIVALS:
-            raise usage_error(subject, f"{name!r} is not known", f"Use {', '.join(RIVALS)} or none.")
+            raise usage_error(subject, f"unknown engine {name!r}", f"Use {', '.join(RIVALS)} or none.")
         if importlib.util.find_spec(name) is None:
-            raise usage_error(subject, f"{name} is not installed", f"`pip install {name}` adds it.")
+            raise usage_error(subject, f"{name} is not installed", f"Install it: `pip install {name}`.")
 
 
 def _counts(option: str, text: str) -> list[int]:
@@ -113,5 +113,5 @@ def _counts(option: str, text: str) -> list[int]:
         why = f"{text!r} is not a list of token counts"
         raise usage_error(option, why, "Use something like 512 or 128,512,4k.") from None
     if any(count < 0 for count in counts):
-        raise usage_error(option, f"{text!r} holds a negative count", "Use 0 or more.")
+        raise usage_error(option, f"{text!r} contains a negative count", "Use 0 or more.")
     return counts

@@ -1,4 +1,4 @@
-"""How a step profile is printed: `localq bench --profile`."""
+"""Print a step profile: `localq bench --profile`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import TextIO
 
 from localq.stats import StepProfile
 
-HEADER = ("operation", "calls", "us", "us each", "MB", "GB/s", "roof", "share")
+HEADER = ("operation", "calls", "µs", "µs each", "MB", "GB/s", "bw", "share")
 FORMAT = "{:<12} {:>6} {:>9} {:>8} {:>9} {:>7} {:>6} {:>6}"
 
 
 def print_profile(profile: StepProfile, roof: float, out: TextIO) -> None:
-    """The time of one decode step by operation; `roof` is the measured read bandwidth in bytes/s.
+    """Print the time of one decode step by operation; roof: the measured read bandwidth in bytes/s.
 
-    The share is of the sum of the rows. Below stand that sum against the time of the whole graph, and the time per
-    token that the host adds.
+    "bw" is the fraction of that bandwidth, "share" the fraction of the sum of the rows. The last lines compare that sum
+    with the whole graph, and show the time per token that the host adds.
     """
     print(FORMAT.format(*HEADER), file=out)
     total = profile.sum_us
@@ -30,12 +30,12 @@ def print_profile(profile: StepProfile, roof: float, out: TextIO) -> None:
     of_roof = moved / profile.step_us * 1e6 / roof if profile.step_us else 0.0
     apart = total / profile.step_us - 1 if profile.step_us else 0.0
     print(
-        f"sum {total:.1f} us, the step as one graph {profile.step_us:.1f} us ({apart:+.1%}): {moved / 1e6:.1f} MB, "
+        f"sum {total:.1f} µs, whole graph {profile.step_us:.1f} µs ({apart:+.1%}): {moved / 1e6:.1f} MB, "
         f"{of_roof:.0%} of the measured {roof / 1e9:.0f} GB/s",
         file=out,
     )
     print(
-        f"host gap {profile.host_gap_us:.1f} us a token; at position {profile.position}, timed by {profile.timer}",
+        f"host gap {profile.host_gap_us:.1f} µs per token; at position {profile.position}, timed by {profile.timer}",
         file=out,
         flush=True,
     )

@@ -1,8 +1,8 @@
-"""`localq bench --quantize MODEL`: what `localq quantize MODEL --format vq2` takes, measured on one layer.
+"""`localq bench --quantize MODEL`: the cost of `localq quantize MODEL --format vq2`, measured on one layer.
 
-The layer has the catalogued shape and random weights, the text is noise, and everything else is what quantizing does:
-the layer is read and rotated, and quantized with all windows. Times the number of layers; the download, embedding, head
-and writing (a few hundred MB a layer) come on top. Of fine-tuning some steps are timed, and all of them counted.
+The layer has the catalogued shape and random weights, the text is noise, and everything else is a real conversion: the
+layer is read, rotated, and quantized with all windows. Multiply by the number of layers; download, embedding, head and
+writing (a few hundred MB per layer) come on top. Some steps of fine-tuning are timed, and all of them counted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from localq.quantize.model.source import SourceModel
 from localq.quantize.settings import ConversionSettings, Effort, Tuning, rotate_mode
 
 TIMED_STEPS = 10  # of fine-tuning
-ALL_WINDOWS = 113  # of 2048 tokens, that the text has which comes with localq
+ALL_WINDOWS = 113  # of 2048 tokens, in the packaged text
 SCHEME = "s4l16"
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Way:
-    """One of the ways to quantize: how hard, on how many windows of so many tokens."""
+class Method:
+    """A way to quantize: effort, fine-tuning, and the number of windows of `tokens`."""
 
     effort: Effort
     tuning: Tuning
@@ -46,8 +46,8 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to measure, on which device ("auto", "cpu", "cuda"), in how much of its memory."""
+class QuantizingRequest:
+    """A run of `bench --quantize`: model, device ("auto", "cpu", "cuda") and memory limit."""
 
     model: str
     device: str
@@ -56,7 +56,7 @@ class Asked:
 
 
 class Stopwatch:
-    """Seconds, and the most bytes of the device, by what was begun last."""
+    """Seconds and peak device bytes, by stage."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
@@ -64,7 +64,7 @@ class Stopwatch:
         self._device, self._stage, self._begun = device, "", 0.0
 
     def __call__(self, stage: str) -> None:
-        """What follows is `stage`; "" ends the last one."""
+        """Start `stage`; "" ends the last one."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             peak = torch.cuda.max_memory_allocated(self._device)
@@ -77,16 +77,16 @@ class Stopwatch:
         self.peaks.pop("", None)
 
 
-def run(out: TextIO, asked: Asked, ways: Mapping[str, Way]) -> dict[str, Any]:
-    """Measure all `ways`, tell `out`, and return what its last line says as JSON.
+def run(out: TextIO, asked: QuantizingRequest, ways: Mapping[str, Method]) -> dict[str, Any]:
+    """Measure all `ways`, report to `out`, and return the object of its last line.
 
-    Raises LocalqError: exit 4 for an unknown model, 2 for one that this cannot be done with, 3 where a layer does not
-    fit, 7 without kernels.
+    Raises LocalqError: exit 4 for an unknown model, 2 for an unsuitable one, 3 where a layer does not fit, 7 without
+    kernels.
     """
     device = devices.pick(asked.device).device
     layers = catalog.find(asked.model).arch.layers
     found = {}
-    for name, way in ways.items():  # told one by one: each takes minutes
+    for name, way in ways.items():  # reported one by one: each takes minutes
         found[name] = _measure(asked, way, device, layers)
         _tell(out, f"{asked.model}, {name}", found[name])
     result = {
@@ -101,7 +101,7 @@ def run(out: TextIO, asked: Asked, ways: Mapping[str, Way]) -> dict[str, Any]:
     return result
 
 
-def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[str, Any]:
+def _measure(asked: QuantizingRequest, way: Method, device: torch.device, layers: int) -> dict[str, Any]:
     files, format = synthetic.files_of(f"{asked.model}@bf16")
     files = replace(files, config=synthetic.with_layers(files.config, 1))
     checkpoint = synthetic.checkpoint(files, format, device, asked.seed)
@@ -118,7 +118,7 @@ def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[
             memory.count, source.meta_block(0), hidden, way.tokens, device=device.type, rotated=source.rotated
         )
         if device.type == "cuda":
-            held = vram.begin(device, asked.vram_bytes, {})
+            held = vram.open_budget(device, asked.vram_bytes, {})
             settings = memory.place(asked.model, counted, settings, held.budget)
             held.hold(held.context)
         streams = _noise(source, way, device)
@@ -129,8 +129,8 @@ def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[
     return _facts(watch, way, counted(settings), settings.on_host, device, layers)
 
 
-def _noise(source: SourceModel, way: Way, device: torch.device) -> Streams:
-    """A text of random rows."""
+def _noise(source: SourceModel, way: Method, device: torch.device) -> Streams:
+    """Return a text of random rows."""
     source.model.make_tables(way.tokens, device)
     hidden, generator = source.model.config.hidden, torch.Generator(device).manual_seed(0)
     dtype, shape = stream_dtype(way.windows, way.tokens, hidden), (way.tokens, hidden)
@@ -139,7 +139,7 @@ def _noise(source: SourceModel, way: Way, device: torch.device) -> Streams:
 
 
 def _facts(
-    watch: Stopwatch, way: Way, counted: memory.MemoryCount, on_host: bool, device: torch.device, layers: int
+    watch: Stopwatch, way: Method, counted: memory.MemoryCount, on_host: bool, device: torch.device, layers: int
 ) -> dict[str, Any]:
     seconds = dict(watch.seconds)
     if way.tuning.steps > TIMED_STEPS:
@@ -165,7 +165,7 @@ def _facts(
 
 
 def _tell(out: TextIO, name: str, facts: Mapping[str, Any]) -> None:
-    text = f"{facts['windows']} windows of {facts['tokens']} tokens, {facts['beam']} paths a row"
+    text = f"{facts['windows']} windows of {facts['tokens']} tokens, beam {facts['beam']}"
     print(f"{name}: {text}", file=out)
     peaks = facts["allocated_bytes"] or {}
     for stage, seconds in facts["seconds"].items():
@@ -173,8 +173,8 @@ def _tell(out: TextIO, name: str, facts: Mapping[str, Any]) -> None:
         print(f"  {stage:<12} {seconds:9.2f} s {peak}", file=out)
     taken = max(peaks.values(), default=0)
     where = (
-        f", {taken / GIB:.2f} GiB of tensors (counted with all: {facts['counted_bytes'] / GIB:.2f})" if taken else ""
+        f", {taken / GIB:.2f} GiB of tensors (predicted in total: {facts['counted_bytes'] / GIB:.2f})" if taken else ""
     )
     print(
-        f"  {'a layer':<12} {facts['layer_s']:9.2f} s, the model {facts['hours']:.2f} h{where}\n", file=out, flush=True
+        f"  {'layer':<12} {facts['layer_s']:9.2f} s, all layers {facts['hours']:.2f} h{where}\n", file=out, flush=True
     )

@@ -1,7 +1,8 @@
-"""What a benchmark says and how it is written: rows, the headline, and the formats of `-o`. No torch.
+"""The report of a benchmark: rows, the headline, and the output formats of `-o`. No torch.
 
 The last line on stdout is always one JSON object with everything in it (`"schema": 1`, units in the key names). Formats
-for people begin with the speedup over fp16; `csv`, `json` and `jsonl` keep stdout to data and say it on stderr.
+for people start with the speedup over fp16; `csv`, `json` and `jsonl` print only data to stdout, and the headline to
+stderr.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from localq.bench.models.plan import Case
 SCHEMA = 1
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 OURS, BASELINE = "localq", "localq fp16"
-COLUMNS = ("engine", "format", "test", "tok/s", "min-max", "ms/token", "first ms", "MB/token", "roof", "x fp16", "GiB",
-           "J/token")  # fmt: skip
+COLUMNS = ("engine", "format", "test", "tok/s", "min-max", "ms/token", "TTFT ms", "MB/token", "bandwidth", "x fp16",
+           "GiB", "J/token")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Row:
-    """One engine on one test. None = not measured, not told, or without meaning for this test.
+class BenchRow:
+    """One engine on one test. None = not measured, not reported, or not applicable.
 
     tok_per_s            median of `samples`, tok/s of every run
-    bytes_per_token      that a decode step must read; share_of_roof: of the read bandwidth as measured
-    peak_vram_bytes      most that torch had allocated; process_vram_bytes: of the process, context included (NVML)
-    predicted_tok_per_s  as `localq fit` has it for this GPU, at the depth of the test
-    extrapolated         from two cuts of the model, because the whole does not fit
-    held_down            cause -> share of the time in which the driver lowered the clocks for it (`throttle`)
+    bytes_per_token      that a decode step must read; share_of_roof: fraction of the measured read bandwidth
+    peak_vram_bytes      peak allocation of torch; process_vram_bytes: of the process, with its context (NVML)
+    predicted_tok_per_s  of `localq fit` for this GPU, at the depth of the test
+    extrapolated         from two cuts of the model, because it does not fit as a whole
+    held_down            cause -> fraction of the time in which the driver lowered the clocks for it (`power.Throttle`)
     """
 
     engine: str
@@ -52,7 +53,7 @@ class Row:
     held_down: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Flat, for JSON and CSV."""
+        """Return a flat dict, for JSON and CSV."""
         first = None if self.first_token_s is None else round(self.first_token_s * 1e3, 3)
         return {
             "engine": self.engine,
@@ -80,16 +81,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    """A whole run.
+class BenchReport:
+    """The report of one run.
 
-    same_tokens      per comparison, how many leading greedy tokens of `checked_tokens` agree
-    why_no_fp16      said where there is no speedup over fp16
-    ledger_bytes     component -> bytes as allocated by localq; predicted_bytes: as planned before the load
+    same_tokens      comparison -> number of leading greedy tokens, of `checked_tokens`, that agree
+    why_no_fp16      shown where there is no speedup over fp16
+    ledger_bytes     component -> bytes allocated by localq; predicted_bytes: as planned before the load
     """
 
     model: str
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     headline: Case
     conditions: dict[str, Any]
     roof_bytes_per_s: float
@@ -98,56 +99,55 @@ class Report:
     ledger_bytes: dict[str, int] = field(default_factory=dict)
     predicted_bytes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    why_no_fp16: str = "nothing quantized to set against fp16"
+    why_no_fp16: str = "the model is not quantized: no fp16 baseline"
 
-    def row(self, engine: str, case: Case) -> Row | None:
-        """Of that engine and test."""
+    def row(self, engine: str, case: Case) -> BenchRow | None:
+        """Return the row of that engine and test."""
         return next((row for row in self.rows if row.engine == engine and row.case == case), None)
 
     def speedup(self, rival: str, case: Case) -> float | None:
-        """localq's tok/s over the rival's; None where one of them was not measured."""
+        """Return localq's tok/s over the rival's, None where one of them is missing."""
         ours, theirs = self.row(OURS, case), self.row(rival, case)
         return ours.tok_per_s / theirs.tok_per_s if ours and theirs else None
 
     @property
     def rivals(self) -> list[str]:
-        """Everyone but localq, in the order of the rows."""
+        """All engines but localq, in the order of the rows."""
         return [name for name in dict.fromkeys(row.engine for row in self.rows) if name != OURS]
 
     @property
     def memory(self) -> tuple[int, int] | None:
-        """Bytes of the GPU: predicted before the load, and taken by the process as the driver says, or else by the
-        ledger. None on the CPU."""
+        """GPU bytes: predicted before the load, and used by the process (driver, else ledger); None on the CPU."""
         if "cuda_context" not in self.ledger_bytes:
             return None
-        told = next((row.process_vram_bytes for row in self.rows if row.engine == OURS), None)
-        return sum(self.predicted_bytes.values()), told or sum(self.ledger_bytes.values())
+        used = next((row.process_vram_bytes for row in self.rows if row.engine == OURS), None)
+        return sum(self.predicted_bytes.values()), used or sum(self.ledger_bytes.values())
 
     def memory_line(self) -> str:
-        """The prediction against what was taken; empty on the CPU."""
+        """Return predicted and used memory in a line; empty on the CPU."""
         if self.memory is None:
             return ""
         predicted, taken = self.memory
         more = f"{(taken - predicted) / 2**20:+,.0f} MiB, {taken / predicted - 1:+.1%}"
-        return f"memory: predicted {predicted / 2**30:.2f} GiB, taken {taken / 2**30:.2f} GiB ({more})"
+        return f"memory: predicted {predicted / 2**30:.2f} GiB, used {taken / 2**30:.2f} GiB ({more})"
 
     def speed_line(self) -> str:
-        """What `localq fit` says of every test that it has a figure for; empty where it has none."""
-        told = [(row, row.predicted_tok_per_s) for row in self.rows if row.engine == OURS]
-        said = [
+        """Return the predictions of `localq fit` in a line; empty where it has none."""
+        predicted = [(row, row.predicted_tok_per_s) for row in self.rows if row.engine == OURS]
+        texts = [
             f"{rate:.1f} tok/s at {row.case.name} ({rate / row.tok_per_s - 1:+.1%})"
-            for row, rate in told
+            for row, rate in predicted
             if rate is not None
         ]
-        return f"predicted by `localq fit`: {', '.join(said)}" if said else ""
+        return f"predicted by `localq fit`: {', '.join(texts)}" if texts else ""
 
     def clocks_line(self) -> str:
-        """Which rows ran with lowered clocks; empty where none did."""
-        said = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := power.told(row.held_down))]
-        return f"clocks held down by the driver, of the time: {'; '.join(said)}" if said else ""
+        """Return the rows that ran with lowered clocks in a line; empty where none did."""
+        rows = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := power.summary(row.held_down))]
+        return f"throttled by the driver (share of the time): {'; '.join(rows)}" if rows else ""
 
     def first_line(self) -> str:
-        """The speedup over fp16, or why there is none, with the speed behind it."""
+        """Return the headline: the speedup over fp16, or why there is none, and the speed."""
         ours = self.row(OURS, self.headline)
         assert ours is not None  # localq itself is always measured
         speed = f"{self.model}: {ours.tok_per_s:.1f} tok/s at {self.headline.name}"
@@ -155,14 +155,14 @@ class Report:
         factor = self.speedup(BASELINE, self.headline)
         if fp16 is None or factor is None:
             others = ", ".join(
-                f"{value:.2f}x of {name}" for name in self.rivals if (value := self.speedup(name, self.headline))
+                f"{value:.2f}x {name}" for name in self.rivals if (value := self.speedup(name, self.headline))
             )
             return f"{others or 'no comparison'} ({speed}; {self.why_no_fp16})"
         how = ", extrapolated" if fp16.extrapolated else ""
-        return f"{factor:.2f}x of the same engine in {fp16.format} ({fp16.tok_per_s:.1f} tok/s{how}); {speed}"
+        return f"{factor:.2f}x the same engine in {fp16.format} ({fp16.tok_per_s:.1f} tok/s{how}); {speed}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, for the last line."""
+        """Return the whole report, for the last line."""
         cases = dict.fromkeys(row.case for row in self.rows)
         predicted, taken = self.memory or (None, None)
         return {
@@ -189,7 +189,7 @@ class Report:
         }
 
 
-def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
+def write(report: BenchReport, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
     """Write `report` in one of `FORMATS`; returns the object of the last line."""
     body, people = report.to_dict(), format in ("table", "md")
     print(report.first_line(), file=out if people else err)
@@ -209,7 +209,7 @@ def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, An
     return body
 
 
-def _cells(row: Row, report: Report) -> list[str]:
+def _cells(row: BenchRow, report: BenchReport) -> list[str]:
     factor = report.speedup(BASELINE, row.case) if row.engine == OURS else None
     fp16 = report.row(BASELINE, row.case)
     about = "~" if factor and fp16 and fp16.extrapolated else ""
@@ -239,13 +239,13 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -> list[str]:
-    """A table; all but the first `left` columns are figures."""
+    """Return a Markdown table; the first `left` columns are text, the others numbers."""
     dashes = [*left * ["---"], *(len(headers) - left) * ["---:"]]
     return [f"| {' | '.join(line)} |" for line in (headers, dashes, *cells)]
 
 
 def aligned(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -> list[str]:
-    """The same for a terminal."""
+    """Return the table for a terminal."""
     lines = [headers, *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     return [
@@ -258,7 +258,7 @@ def aligned(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -
 
 
 def csv_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows with the same keys, which are the first line."""
+    """Return CSV of rows with the same keys."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

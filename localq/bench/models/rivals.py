@@ -1,7 +1,7 @@
-"""The same model in transformers, on the very tensors that the engine holds: nothing is loaded or copied twice.
+"""The same model in transformers, on the engine's own tensors: nothing is loaded or copied twice.
 
-On a GPU: `generate` with a static cache, compiled as transformers does by itself for such a cache. On the CPU: plain
-`generate`. With bitsandbytes: every NF4 matrix as its `Linear4bit`, over the same codes, uncompiled, as people run it.
+On a GPU: `generate` with a static cache, which transformers compiles by default. On the CPU: plain `generate`. With
+bitsandbytes: every NF4 matrix as its `Linear4bit`, over the same codes, uncompiled, as it is commonly used.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from localq.formats import nf4
 
 
 class Transformers:
-    """transformers' greedy `generate`; see `measure.Subject`."""
+    """transformers' greedy `generate`, as a `measure.Subject`."""
 
     def __init__(self, reference: Any, ctx: int, seed: int, static: bool) -> None:
-        """`static`: one compiled static cache of `ctx` positions for all runs; else a new dynamic one each."""
+        """static: one compiled static cache of `ctx` positions for all runs; else a new dynamic one for each."""
         self._reference, self._seed, self._device = reference, seed, reference.device
         self._settings: dict[str, Any] = {"disable_compile": True}
         self._cache = None
@@ -39,7 +39,7 @@ class Transformers:
             self._settings = {"past_key_values": self._cache}
 
     def run(self, case: Case, repetition: int) -> Run:
-        """See `measure.Subject`. Every run computes its depth anew, which for decode is not timed."""
+        """Run a case; every run computes its depth again, which for decode is not timed."""
         vocab = int(self._reference.config.vocab_size)
         if case.generate:
             stamps, ids = self.generate(measure.prompt(case.start, vocab, self._seed), case.generate + 1)
@@ -48,11 +48,11 @@ class Transformers:
         return Run(stamps[1] - stamps[0], stamps[1] - stamps[0])
 
     def can(self, case: Case) -> bool:
-        """Not prefill behind a depth: `generate` does not stop the clock in between."""
+        """False for prefill after a depth: `generate` cannot stop the clock in between."""
         return not (case.prompt and case.depth)
 
     def metered(self, case: Case) -> bool:
-        """Not behind a depth, which every run computes anew."""
+        """False after a depth, which every run computes again."""
         return not case.depth
 
     def generate(self, prompt: list[int], count: int) -> tuple[list[float], list[int]]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from localq.bench.models import bytes as counted
-from localq.bench.models.measure import Measured
+from localq.bench.models.measure import Measurement
 from localq.bench.models.plan import Case
-from localq.bench.models.report import Row
+from localq.bench.models.report import BenchRow
 from localq.engine.load.device import device_name
 from localq.engine.load.load import LoadedModel
 from localq.engine.load.vram import process_bytes
@@ -23,10 +23,10 @@ _SAME = 0.05  # share by which sizes of one variant differ
 def rows_of(
     engine: str,
     format: str,
-    measured: Sequence[Measured],
+    measured: Sequence[Measurement],
     roof: float,
     model: LoadedModel | None = None,
-) -> list[Row]:
+) -> list[BenchRow]:
     """One row per case. `model`: what it ran on, where its bytes are counted and its memory is its own; read now."""
     peak = process = None
     if model is not None and model.device.type == "cuda":
@@ -36,7 +36,7 @@ def rows_of(
         decode, rate = each.case.generate > 0, 1 / each.seconds_per_token
         moved = counted.per_token(model, counted.mean_length(each.case)) if decode and model is not None else None
         rows.append(
-            Row(
+            BenchRow(
                 engine=engine,
                 format=format,
                 case=each.case,

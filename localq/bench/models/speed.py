@@ -1,4 +1,4 @@
-"""How fast a model that is loaded decodes, and what it takes in memory: as `localq bench` does, in one test."""
+"""Decode speed and memory of a loaded model, measured as by `localq bench`, in one test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from localq.bench.conditions import power
 from localq.bench.models import measure
-from localq.bench.models.plan import GENERATE, REPETITIONS, Case, Plan
+from localq.bench.models.plan import GENERATE, REPETITIONS, Case, TestPlan
 from localq.bench.models.report import OURS
 from localq.bench.quality.evaluation import SpeedTest
 from localq.engine.generate import Engine
@@ -18,12 +18,12 @@ CASE = Case(0, GENERATE, 0)
 
 
 def speed_test() -> SpeedTest:
-    """`localq eval --speed`: one reply of `CASE`."""
+    """Return the test of `localq eval --speed`: one reply of `CASE`."""
     return SpeedTest(CASE.generate, CASE.positions, measured)
 
 
 def measured(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """What `--json` says of it: median, lowest and highest rate of a reply, and the ledger's bytes on the device.
+    """Measure median, lowest and highest rate of a reply, and the device bytes of the ledger.
 
     Correctness first: on a GPU the captured graph and the eager step must give the same tokens (exit 1).
     """
@@ -33,8 +33,9 @@ def measured(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, An
         free_memory()
     engine = Engine(model)
     if eager is not None and eager != measure.greedy_ids(engine, 0):
-        raise LocalqError("eval", "the captured graph and the eager step give different tokens", "Report this.")
-    plan = Plan((CASE,), repetitions)
+        why = "the captured graph and the eager step give different tokens"
+        raise LocalqError("eval", why, "Report this as a bug.")
+    plan = TestPlan((CASE,), repetitions)
     meter, limits = power.meter(model.device), power.throttle(model.device)
     subjects: dict[str, measure.Subject] = {OURS: measure.EngineSubject(engine, plan.seed)}
     (found,) = measure.measure(subjects, plan, meter, limits, lambda name, case: None)[OURS]

@@ -1,4 +1,4 @@
-"""`localq bench --profile`: where the time of one decode step goes, operation by operation."""
+"""`localq bench --profile`: the time of one decode step, operation by operation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from localq.bench.conditions.conditions import conditions
 from localq.bench.kernels.roofline import read_bytes_per_s
-from localq.bench.models.model_bench import OnState, Request, form_of
+from localq.bench.models.model_bench import BenchRequest, OnState, form_of
 from localq.bench.models.profile import print_profile
 from localq.engine.generate import Engine
 from localq.engine.load import device as devices
@@ -16,14 +16,14 @@ from localq.engine.load.load import free_memory, load
 from localq.errors import ExitCode, LocalqError
 
 
-def run(request: Request, out: TextIO, on_state: OnState) -> dict[str, Any]:
-    """Load, profile one step behind the first depth of the plan, print, and end with one JSON line.
+def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]:
+    """Load, profile one step after the first depth of the plan, print, and end with one JSON line.
 
     Raises LocalqError as `load` does, and exit 7 where no fused step runs (no GPU).
     """
     device = devices.pick(request.options.device).device
     if device.type != "cuda":
-        why = "it times the kernels of a step, and there are none on the CPU"
+        why = "it times GPU kernels, which do not run on the CPU"
         raise LocalqError("bench --profile", why, "Use a machine with an NVIDIA GPU.", ExitCode.NO_DEVICE)
     on_state("measuring the read bandwidth")
     roof = read_bytes_per_s(device)

@@ -1,1 +1,6 @@
-"""Perplexity and divergence."""
+"""Quality of a model: `evaluation.py` runs `localq eval`, `perplexity.py` scores.
+
+`comparison.py` evaluates several models, `bits.py` counts bits per weight. Windows of text come from
+`text/token_windows.py`, logits from `engine/scoring.py`.
+Called by the verbs `eval` and `bench --formats`. Open `evaluation.py` first.
+"""

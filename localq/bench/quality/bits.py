@@ -1,4 +1,4 @@
-"""Bits per weight of a model: counted over the tensors that its checkpoint holds, not over a formula."""
+"""Bits per weight of a model, counted over the tensors of its checkpoint."""
 
 from __future__ import annotations
 
@@ -8,51 +8,57 @@ from dataclasses import dataclass
 import torch
 
 from localq.engine.load import weights
+from localq.engine.load.placing import HEAD, TABLE
 from localq.files.model_folder import ModelFiles
 from localq.formats import int8, nf4
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
-from localq.models import ARCHITECTURES
+from localq.models import architecture
 
 UNQUANTIZED = 16.0
 
 
 @dataclass(frozen=True)
-class Size:
-    """bits_per_weight: over all quantized linears and experts: codes, scales and tables; 16 where none is quantized.
-    weights_bytes: of all weights, what is not quantized in 16 bit."""
+class ModelBits:
+    """The size of a model's weights.
+
+    bits_per_weight  over all quantized linears and experts, with scales and tables; 16 without any
+    weights_bytes    of all weights, unquantized ones in 16 bit
+    """
 
     bits_per_weight: float
     weights_bytes: int
 
 
 def per_weight(files: ModelFiles, head: str = "16") -> float:
-    """`Size.bits_per_weight`."""
+    """Return `ModelBits.bits_per_weight`."""
     return size_of(files, head).bits_per_weight
 
 
 def dense_bytes(files: ModelFiles) -> int:
-    """All weights of the model in 16 bit."""
-    architecture = ARCHITECTURES[files.config["model_type"]]
+    """Return the bytes of all weights of the model in 16 bit."""
+    family = architecture(files.config)
     with torch.device("meta"):
-        model = architecture.Model(architecture.Config.from_dict(files.config))
+        model = family.Model(family.Config.from_dict(files.config))
     return sum(2 * each.numel() for each in model.parameters())
 
 
-def size_of(files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint) -> Size:
-    """Of a model.
+def size_of(
+    files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint
+) -> ModelBits:
+    """Count the weights of a model.
 
-    head    "8" or "nf4" where the head is quantized while the model is loaded, as in `placement.Placement`
-    opened  gives the weights of `files`, or random ones
+    head    "8" or "nf4" where the head is quantized at load time, as in `placement.Placement`
+    opened  returns the weights of `files`, or random ones
     """
-    architecture = ARCHITECTURES[files.config["model_type"]]
+    family = architecture(files.config)
     with torch.device("meta"):
-        model = architecture.Model(architecture.Config.from_dict(files.config))
+        model = family.Model(family.Config.from_dict(files.config))
     shapes = dict(model.named_parameters())
     dense = {name: each.numel() for name, each in shapes.items()}
     count = stored = 0
     shared: dict[str, int] = {}
     with opened(files) as checkpoint:
-        assignment = weights.assign(checkpoint, model, architecture.rename, files.name)
+        assignment = weights.assign(checkpoint, model, family.rename, files.name)
         linears = assignment.quantized
         for target, stack in assignment.stacks.items():
             count += dense.pop(target)
@@ -63,10 +69,10 @@ def size_of(files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], 
             stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)
             shared |= {key: checkpoint.tensors[key].nbytes for key in entry.shared}
     stored += sum(shared.values())
-    if head != "16" and weights.HEAD not in linears:
-        out, columns = shapes[weights.TABLE].shape
+    if head != "16" and HEAD not in linears:
+        out, columns = shapes[TABLE].shape
         count += out * columns
         stored += (nf4 if head == "nf4" else int8).bytes(out, columns)
-        dense.pop(f"{weights.HEAD}.weight", None)
+        dense.pop(f"{HEAD}.weight", None)
     bits = 8 * stored / count if count else UNQUANTIZED
-    return Size(bits, stored + 2 * sum(dense.values()))
+    return ModelBits(bits, stored + 2 * sum(dense.values()))

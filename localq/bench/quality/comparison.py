@@ -1,7 +1,7 @@
-"""`localq eval` of several models: one after the other on the same text, in a table, and as quality against size.
+"""`localq eval` of several models on the same text, one after the other: a table, and quality plotted against size.
 
-The reference is the same for all: with several models `reference` means the weights of the first, whose vocabulary all
-must have. A model that fails is told and leaves the others alone.
+The reference is the same for all: with several models `reference` means the weights of the first, and all must have its
+vocabulary. A failure of one model is reported and does not stop the others.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from functools import partial
 from typing import Any, TextIO
 
 from localq.bench import plot
-from localq.bench.quality.evaluation import REFERENCE, Request, run
+from localq.bench.quality.evaluation import REFERENCE, EvaluationRequest, run
 from localq.engine.load.load import free_memory
 from localq.errors import LocalqError
 from localq.wording import OnProgress
 
-Point = tuple[str, float, float]  # what, bytes, perplexity
+Point = tuple[str, float, float]  # model, bytes, perplexity
 
 
-def run_all(requests: Sequence[Request], on_progress: OnProgress) -> tuple[list[dict[str, Any]], list[LocalqError]]:
-    """What `evaluation.run` says of each, and what went wrong with the rest; one alone fails as it does there."""
+def run_all(
+    requests: Sequence[EvaluationRequest], on_progress: OnProgress
+) -> tuple[list[dict[str, Any]], list[LocalqError]]:
+    """Evaluate each request; returns results and errors. A single request raises its error."""
     first = requests[0]
     if first.against in (None, REFERENCE) and len(requests) > 1:
         requests = [replace(each, rival=first.files) for each in requests]
@@ -34,7 +36,7 @@ def run_all(requests: Sequence[Request], on_progress: OnProgress) -> tuple[list[
             if len(requests) == 1:
                 raise
             error.__context__ = error.__cause__ = None
-            failed.append(error.with_traceback(None))  # whose frames hold the model: what comes next needs its memory
+            failed.append(error.with_traceback(None))  # its frames hold the model, whose memory the next one needs
         free_memory()
     return found, failed
 
@@ -44,7 +46,7 @@ def _tell(on_progress: OnProgress, name: str, stage: str, done: int, total: int)
 
 
 def table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows; columns of what was not measured are left out."""
+    """Return headers and rows; columns that were not measured are omitted."""
     columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("model", lambda each: str(each["model"])),
         ("format", lambda each: str(each["format"])),
@@ -68,7 +70,7 @@ def table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]
 
 
 def draw(results: Sequence[dict[str, Any]], target: str, out: TextIO) -> None:
-    """Perplexity over the size of the weights: to `out` for "-", else a PNG, as `plot.draw` does."""
+    """Plot perplexity over the size of the weights: to `out` for "-", else a PNG, as `plot.draw` does."""
     points = [(str(each["model"]), float(each["weights_bytes"]), float(each["perplexity"])) for each in results]
     title = f"perplexity on {results[0]['text']} over the size of the weights"
     if target == plot.TERMINAL:
@@ -78,7 +80,7 @@ def draw(results: Sequence[dict[str, Any]], target: str, out: TextIO) -> None:
 
 
 def grid(points: Sequence[Point], title: str) -> list[str]:
-    """Lines of text: a letter for each point, sizes to the right, logarithms of perplexities upwards."""
+    """Return the plot as lines of text: a letter per point, size to the right, log of perplexity upwards."""
     sizes, values = [size for _, size, _ in points], [value for _, _, value in points]
     ends = f"{min(sizes) / 1e6:.1f} MB", f"{max(sizes) / 1e6:.1f} MB"
     places = [(size, math.log(value)) for _, size, value in points]

@@ -1,4 +1,4 @@
-"""`localq eval`: a model, a text and perhaps a reference in, everything that is said about them out."""
+"""`localq eval`: perplexity of a model on a text, and its distance from a reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class SpeedTest:
-    """A timed reply of `generate` tokens, which needs `positions` of the cache; `run` gives its figures."""
+    """A timed reply of `generate` tokens, which needs `positions` of the cache; `run` measures it."""
 
     generate: int
     positions: int
@@ -38,15 +38,15 @@ class SpeedTest:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to judge.
+class EvaluationRequest:
+    """An evaluation of one model.
 
-    raw        the text; `text` is what to call it
-    window     tokens of a window; `most` windows at most, None = all
-    against    None, `REFERENCE` (the weights of `rival`, or else of `files`, dequantized), or another model: `rival`
-    rival      must have the vocabulary of `files`; with `against` None nothing else is asked of it
-    decode     single steps to compare with the passes of many tokens, 0 = none
-    speed      also time a reply; None = do not
+    raw        the text; text: its name
+    window     tokens per window; most: limit of windows, None = all
+    against    None, `REFERENCE` (the weights of `rival`, else of `files`, dequantized), or another model: `rival`
+    rival      must have the vocabulary of `files`, even with `against` None
+    decode     single steps to compare with prefill passes, 0 = none
+    speed      also time a reply; None = no
     """
 
     files: ModelFiles
@@ -61,10 +61,10 @@ class Request:
     speed: SpeedTest | None = None
 
 
-def run(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> dict[str, Any]:
-    """Everything that `--json` prints.
+def run(request: EvaluationRequest, on_progress: OnProgress = lambda stage, done, total: None) -> dict[str, Any]:
+    """Evaluate; returns the object that `--json` prints.
 
-    Raises LocalqError: exit 2 for a text, a window or a reference that does not do, and as `load` does.
+    Raises LocalqError: exit 2 for an unsuitable text, window or reference, and as `load` does.
     """
     started = time.perf_counter()
     gptq, llamacpp = _windows(request)
@@ -75,14 +75,14 @@ def run(request: Request, on_progress: OnProgress = lambda stage, done, total: N
         timed = request.speed.run(model)
         free_memory()
     reference, notes = _reference(request, model, on_progress)
-    if model.device.type == "cuda":  # a budget is the model's: what judging takes comes on top
+    if model.device.type == "cuda":  # the budget is the model's: the evaluation comes on top
         torch.cuda.set_per_process_memory_fraction(1.0, model.device)
     try:
         found = _judged(request, model, reference, gptq, llamacpp, on_progress)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise out_of_memory(request.files.name, "while judging", error) from None
+        raise out_of_memory(request.files.name, "during the evaluation", error) from None
     facts = conditions(model.device, 0)
     del facts["seed"]  # nothing is random
     size = bits.size_of(request.files, model.head_bits)
@@ -112,7 +112,7 @@ def run(request: Request, on_progress: OnProgress = lambda stage, done, total: N
 
 
 def _judged(
-    request: Request,
+    request: EvaluationRequest,
     model: LoadedModel,
     reference: LoadedModel | None,
     gptq: Windows,
@@ -139,23 +139,23 @@ def _judged(
 
 
 def _name(dtype: torch.dtype) -> str:
-    """As on the command line: "float16"."""
+    """Return the dtype as on the command line: "float16"."""
     return str(dtype).removeprefix("torch.")
 
 
-# ---- what is judged, on what, and against what
+# ---- text, options, reference
 
 
-def _windows(request: Request) -> tuple[Windows, Windows]:
-    """The text in both conventions. All that can be wrong with it is found before weights are read."""
+def _windows(request: EvaluationRequest) -> tuple[Windows, Windows]:
+    """Return the text in both conventions. All checks of it run before weights are read."""
     if not request.raw.strip():
-        raise usage_error(request.text, "it is empty", "Give a text of at least one window.")
+        raise usage_error(request.text, "the text is empty", "Use a text of at least one window.")
     try:
         text = request.raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise usage_error(request.text, f"it is not UTF-8 text ({error})", "Give plain text.") from None
+        raise usage_error(request.text, f"it is not UTF-8 text ({error})", "Use plain UTF-8 text.") from None
     if request.decode >= request.window:
-        why = f"{request.decode} steps are not fewer than the {request.window} tokens of a window"
+        why = f"{request.decode} steps do not fit into a window of {request.window} tokens"
         raise usage_error("--decode", why, "Use fewer, or a larger --window.")
     tokenizer = Tokenizer.load(request.files)
     if request.rival is not None:
@@ -164,22 +164,22 @@ def _windows(request: Request) -> tuple[Windows, Windows]:
     return token_windows.gptq(*of), token_windows.llamacpp(*of)
 
 
-def _check_vocabulary(request: Request, rival: ModelFiles, ours: Tokenizer) -> None:
-    """Raises LocalqError (exit 2) unless every token means the same to both models, and both have as many logits."""
+def _check_vocabulary(request: EvaluationRequest, rival: ModelFiles, ours: Tokenizer) -> None:
+    """Raise LocalqError (exit 2) unless both models have the same tokens and the same number of logits."""
     widths = [files.text_config.get("vocab_size") for files in (request.files, rival)]
     known = [tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (ours, Tokenizer.load(rival))]
     if widths[0] == widths[1] and known[0] == known[1]:
         return
-    sizes = f"{widths[1]} and {widths[0]} tokens" if widths[0] != widths[1] else "as many tokens, but others"
+    sizes = f"{widths[1]} and {widths[0]} tokens" if widths[0] != widths[1] else "as many tokens, but different ones"
     name, subject = request.against, "--against"
     if name in (None, REFERENCE):
         name, subject = rival.name, "eval"
-    why = f"the vocabulary of {name} is not that of {request.files.name} ({sizes})"
+    why = f"the vocabulary of {name} differs from that of {request.files.name} ({sizes})"
     raise usage_error(subject, why, "Compare models with the same tokenizer.")
 
 
-def _options(request: Request) -> LoadOptions:
-    """With the context that a window and a timed reply take, unless a larger one is asked for."""
+def _options(request: EvaluationRequest) -> LoadOptions:
+    """Return the options with the context length of a window and a timed reply, unless a longer one is set."""
     needed = max(request.window, 0 if request.speed is None else request.speed.positions)
     if request.options.ctx is None:
         return replace(request.options, ctx=needed)
@@ -187,17 +187,17 @@ def _options(request: Request) -> LoadOptions:
         what = f"window of {needed}"
         if request.speed is not None and needed > request.window:
             what = f"reply of {request.speed.generate}"
-        why = f"a context of {request.options.ctx} does not hold a {what}"
-        raise usage_error("--ctx", why, "Leave it out.")
+        why = f"a context of {request.options.ctx} is too short for a {what}"
+        raise usage_error("--ctx", why, "Remove --ctx.")
     return request.options
 
 
 def _reference(
-    request: Request, model: LoadedModel, on_progress: OnProgress
+    request: EvaluationRequest, model: LoadedModel, on_progress: OnProgress
 ) -> tuple[LoadedModel | None, tuple[str, ...]]:
-    """The model to compare with, loaded beside `model` with nothing saved on it, and what must be told about it.
+    """Load the model to compare with beside `model`, without memory savings; returns it with notes for the user.
 
-    `REFERENCE` is the definition of the format: dequantized weights in float32; where those do not fit, in the type of
+    `REFERENCE` is the definition of the format: dequantized weights in float32; where those do not fit, in the dtype of
     `model`.
     """
     if request.against is None:
@@ -220,7 +220,7 @@ def _reference(
     free_memory()
     own = replace(options, dtype=_name(model.dtype), head="16")
     found = _dense(weights, own, model.device, on_progress)
-    return found, (*found.notes, f"the reference is in {own.dtype}, because it does not fit in float32")
+    return found, (*found.notes, f"the reference uses {own.dtype}: it does not fit in float32")
 
 
 def _dense(files: ModelFiles, options: LoadOptions, device: torch.device, on_progress: OnProgress) -> LoadedModel:

@@ -1,7 +1,7 @@
-"""How well a model predicts given tokens: perplexity, and how far it is from a reference on the same tokens.
+"""Perplexity of a model on given tokens, and its divergence from a reference on the same tokens.
 
-A text goes through both some tokens at a time, so that no more than one such piece of logits of each is held.
-Log-probabilities and sums are f64: the KL of two good kernels is smaller than what f32 leaves of a difference.
+Both models read the text some tokens at a time, so that one piece of logits of each is held. Log-probabilities and sums
+are f64: the KL of two good kernels is below the resolution of f32.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.engine.scoring import Source, rows_at_a_time
+from localq.engine.scoring import LogitSource, rows_at_a_time
 from localq.errors import LocalqError
 from localq.text.token_windows import Windows
 
-JUDGED_BYTES = 32 * 2**20  # the most that the f64 log-probabilities of one model take at a time
+JUDGED_BYTES = 32 * 2**20  # limit of one model's f64 log-probabilities at a time
 OnWindow = Callable[[int, int], None]  # windows done, windows in total
 
 
@@ -26,7 +26,7 @@ class Scores:
     """Means over all predicted tokens; None without a reference.
 
     kl     KL(reference || model) in nats per token
-    top1   share of tokens where both have the same first choice
+    top1   fraction of tokens where both have the same top token
     """
 
     perplexity: float
@@ -36,15 +36,15 @@ class Scores:
 
 
 def score(
-    tested: Source,
-    reference: Source | None,
+    tested: LogitSource,
+    reference: LogitSource | None,
     text: Windows,
     vocab: int,
     on_window: OnWindow = lambda done, total: None,
 ) -> Scores:
-    """Judge `tested` on the tokens of `text`, and against `reference`; both have `vocab` logits on one device.
+    """Score `tested` on the tokens of `text`, and against `reference`; both have `vocab` logits on one device.
 
-    Raises LocalqError (exit 1) where a logit is not finite.
+    Raises LocalqError (exit 1) for a non-finite logit.
     """
     tally = Tally()
     rows = rows_at_a_time(vocab)
@@ -60,27 +60,27 @@ def score(
                 tally.add(logits, torch.tensor(targets[skipped:]), theirs)
         if not tally.finite:
             why = f"non-finite logits in window {index + 1}"
-            raise LocalqError("model", why, "The weights are damaged or overflow in this type (see --dtype).")
+            raise LocalqError("model", why, "The weights are damaged, or overflow in this --dtype.")
     on_window(len(text.ids), len(text.ids))
     return tally.scores(reference is not None)
 
 
 class Tally:
-    """The sums over a text."""
+    """Sums over a text."""
 
     def __init__(self) -> None:
-        # -log p of the model and of the reference, KL, equal first choices
+        # -log p of the model and of the reference, KL, equal top tokens
         self._sums = torch.zeros(4, dtype=torch.float64)
         self._tokens = 0
 
     @property
     def finite(self) -> bool:
-        """No NaN and no infinity so far."""
+        """True without NaN and infinity so far."""
         return bool(torch.isfinite(self._sums).all())
 
     @torch.inference_mode()
     def add(self, logits: Tensor, targets: Tensor, reference: Tensor | None) -> None:
-        """logits f32 [T, vocab]; targets int64 [T], the tokens that follow; reference as the logits."""
+        """Add tokens: logits f32 [T, vocab]; targets int64 [T], the next tokens; reference: like the logits."""
         rows = max(1, JUDGED_BYTES // (8 * logits.shape[1]))
         targets = targets.to(logits.device)
         for first in range(0, len(targets), rows):
@@ -90,22 +90,22 @@ class Tally:
         self._tokens += len(targets)
 
     def scores(self, compared: bool) -> Scores:
-        """The means. `compared`: there was a reference."""
+        """Return the means; compared: with a reference."""
         nll, theirs, kl, same = (self._sums / self._tokens).tolist()
         return Scores(_exp(nll), _exp(theirs), kl, same) if compared else Scores(_exp(nll))
 
 
 def _exp(nll: float) -> float:
-    """A perplexity. Raises LocalqError (exit 1) where it is beyond f64: JSON has no word for it."""
+    """Return a perplexity. Raises LocalqError (exit 1) where it overflows f64, which JSON cannot represent."""
     try:
         return math.exp(nll)
     except OverflowError:
-        why = f"the text costs {nll:.0f} nats a token, which is no language model"
-        raise LocalqError("model", why, "The weights are damaged or overflow in this type (see --dtype).") from None
+        why = f"a loss of {nll:.0f} nats per token is not that of a language model"
+        raise LocalqError("model", why, "The weights are damaged, or overflow in this --dtype.") from None
 
 
 def _judged(logits: Tensor, targets: Tensor, reference: Tensor | None) -> list[Tensor]:
-    """What `Tally` sums, over T: f64 [] each."""
+    """Return the summands of `Tally`, over T: f64 [] each."""
     ours = torch.log_softmax(logits.double(), -1)
     nll = -ours.gather(1, targets[:, None]).sum()
     if reference is None:

@@ -20,13 +20,14 @@ from localq.errors import usage_error
 from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
-from localq.formats import nf4
+from localq.formats import FORMATS
 from localq.formats.checkpoint import Checkpoint
 from localq.models import architecture
 from localq.models.decoder import Decoder
 from localq.models.layers import RMSNorm
 
-FORMATS = ("nf4", "mxfp4", "vq2", "aqlm", "vptq", "awq", "gptq", "squeezellm", "bcq", "fp16", "bf16")  # made here
+DEFAULT = "nf4"
+MADE = (*FORMATS, *format_facts.full_precision())  # formats of random weights
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 
 
@@ -82,14 +83,17 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
     """
     base, separator, format = name.rpartition("@")
     entry = catalog.find(base if separator else name)
-    format = format if separator else "mxfp4" if entry.default_format == "mxfp4" else "nf4"
-    if format not in FORMATS:
-        raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(FORMATS)}.")
+    published = format_facts.of(entry.default_format)
+    format = format if separator else published.name if published.experts_only else DEFAULT
+    if format not in MADE:
+        raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(MADE)}.")
     if reason := format_facts.unsupported(entry.arch, format):
         raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists others.")
-    if entry.arch.experts and format == "vptq":
-        raise usage_error("--synthetic", "random experts in vptq are not made", "Use --synthetic with @aqlm or @vq2.")
-    in_bfloat16 = format in ("bf16", "mxfp4") or entry.default_format == "mxfp4"  # as they are published
+    if entry.arch.experts and not getattr(FORMATS.get(format), "SAMPLES_EXPERTS", True):
+        what = f"random experts in {format} are not made"
+        raise usage_error("--synthetic", what, "Use --synthetic with @aqlm or @vq2.")
+    # as they are published
+    in_bfloat16 = format == "bf16" or format_facts.of(format).experts_only or published.experts_only
     config = in_format(config_of(entry.arch, "bfloat16" if in_bfloat16 else dtype), format)
     label = f"{entry.name}@{format} (random weights)"
     return ModelFiles(path=Path(), kind="safetensors", config=config, name=label), format
@@ -103,7 +107,7 @@ def in_format(config: dict[str, Any], format: str) -> dict[str, Any]:
 def checkpoint(files: ModelFiles, format: str, device: torch.device, seed: int) -> Checkpoint:
     """Random weights for `files`: the block matrices in `format` where it takes them, the rest in 16 bit."""
     model = _model(files.config)
-    dtype = nf4.DTYPES[str(files.config.get("dtype", "float16"))]
+    dtype = getattr(torch, str(files.config.get("dtype", "float16")))
     quantized = {f"{path}.weight" for path in random_formats.linears(model, format)}
     quantized.update(random_experts.stacks(model, format))
     norms = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, RMSNorm)}

@@ -1,74 +1,73 @@
-"""Matrices of MXFP4, and the experts of mixtures, on random numbers: named as they are published.
+"""The experts of mixtures on random numbers, named as they are published.
 
 Where gate and up alternate (gpt-oss), a layer's experts are stacks in MXFP4, whatever the rest is in; else one matrix
-each, as `random_formats.py` makes them in every format but VPTQ, which would have a large codebook for each. The rest
-of a mixture in MXFP4 is in 16 bit. Codes are uniform, and a row has about unit gain.
+each, in the format of the model, but for formats whose samples have large codebooks.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from localq.bench.synthetic.tensors import Part, Recipe, codes, part
+from localq.bench.synthetic.tensors import Matrix, Part
 from localq.engine.load.expert_pieces import PARTS
-from localq.formats import mxfp4
+from localq.files import format_facts
+from localq.formats import FORMATS, mxfp4
+from localq.formats.checkpoint import info
 from localq.formats.mxfp4 import experts as mxfp4_experts
-from localq.formats.mxfp4.codec import BIAS
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts
-
-TAKEN = ("nf4", "mxfp4", "vq2", "aqlm", "awq", "gptq", "bcq", "squeezellm")
-Suffixed = dict[str, Part]  # suffix of a matrix's or a stack's tensor -> how it is made
 
 
 def stacks(model: Decoder, format: str) -> dict[str, tuple[int, int, int]]:
     """The experts that `format` takes: name of the parameter -> [E, out, in]."""
     found = {}
     for path, module in model.layers.named_modules(prefix="layers"):
-        if isinstance(module, Experts) and format in (("mxfp4", "nf4") if module.interleaved else TAKEN):
+        if isinstance(module, Experts) and _takes(format, module.interleaved):
             found[f"{path}.gate_up_proj"] = module.count, 2 * module.width, model.config.hidden
             found[f"{path}.down_proj"] = module.count, model.config.hidden, module.width
     return found
 
 
-def parts(model: Decoder, format: str, make: Callable[[int, int], Suffixed]) -> dict[str, Suffixed]:
-    """What `stacks` are in a checkpoint: name in the model -> its tensors. `make` makes one matrix [out, in]."""
-    made = {}
+def matrices(model: Decoder, format: str) -> dict[str, tuple[int, int]]:
+    """The experts that are one matrix each: name in a checkpoint -> [out, in]."""
+    found: dict[str, tuple[int, int]] = {}
     for name, (experts, out, columns) in stacks(model, format).items():
         path, _, leaf = name.rpartition(".")
-        if model.get_submodule(path).interleaved:
-            made[name] = _stack(experts, out, columns)
-            continue
-        rows = out // len(PARTS[leaf])
-        made |= {f"{path}.{expert}.{piece}": make(rows, columns) for expert in range(experts) for piece in PARTS[leaf]}
-    return made
+        pieces = () if model.get_submodule(path).interleaved else PARTS[leaf]
+        shape = out // len(PARTS[leaf]), columns
+        found |= {f"model.{path}.{expert}.{piece}": shape for expert in range(experts) for piece in pieces}
+    return found
 
 
-def linear(out: int, columns: int) -> Suffixed:
-    """A Linear in MXFP4."""
-    made = zip(mxfp4.layout(out, columns).items(), (codes, _powers(columns)), strict=True)
-    return {suffix: part(*described, make) for (suffix, described), make in made}
+def stacked(model: Decoder, format: str) -> dict[str, Part]:
+    """The tensors of those that are stacks in MXFP4, by name in a checkpoint."""
+    found: dict[str, Part] = {}
+    for name, shape in stacks(model, format).items():
+        if model.get_submodule(name.rpartition(".")[0]).interleaved:
+            found |= _stack(f"model.{name}", shape)
+    return found
 
 
-def _stack(experts: int, out: int, columns: int) -> Suffixed:
+def _takes(format: str, interleaved: bool) -> bool:
+    if format not in FORMATS:
+        return False
+    facts = format_facts.of(format)
+    return (
+        facts.experts_only or facts.keeps_experts if interleaved else getattr(FORMATS[format], "SAMPLES_EXPERTS", True)
+    )
+
+
+def _stack(name: str, shape: tuple[int, int, int]) -> dict[str, Part]:
+    experts, out, columns = shape
     blocks = (experts, out, columns // mxfp4.BLOCK)
-    made = part(torch.uint8, (*blocks, mxfp4.BLOCK // 2), codes), part(torch.uint8, blocks, _powers(columns))
-    return dict(zip(mxfp4_experts.suffixes, made, strict=True))
+    described = zip(mxfp4_experts.suffixes, ((*blocks, mxfp4.BLOCK // 2), blocks), strict=True)
+    names = {name + suffix: each for suffix, each in described}
 
+    def make(seed: int, device: torch.device) -> dict[str, Tensor]:
+        packed = mxfp4.sample((experts * out, columns), seed, device)
+        both = zip(names.items(), (packed.codes, packed.scales), strict=True)
+        return {key: tensor.view(each) for (key, each), tensor in both}
 
-def _powers(columns: int) -> Recipe:
-    """Scales at which a row of uniformly random codes has about unit gain: of two neighbours, as many of each as that
-    takes."""
-    wanted = 1 / (float(mxfp4.VALUES.square().mean()) * columns)  # mean square
-    exponent = math.floor(math.log2(wanted) / 2)
-    larger = (wanted / 4.0**exponent - 1) / 3
-
-    def make(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> Tensor:
-        drawn = torch.rand(shape, device=generator.device, generator=generator) < larger
-        return drawn.to(dtype).add_(BIAS + exponent)
-
-    return make
+    matrix = Matrix(name, make)
+    return {key: Part(info(torch.uint8, each), matrix) for key, each in names.items()}

@@ -6,6 +6,8 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Generator, Tensor
@@ -21,11 +23,37 @@ Recipe = Callable[[tuple[int, ...], torch.dtype, Generator], Tensor]
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """A matrix whose tensors are made together: (seed, device) -> the tensors by name."""
+
+    name: str
+    make: Callable[[int, torch.device], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
 class Part:
-    """A tensor that is yet to be made: what it is, and how."""
+    """A tensor that is yet to be made: what it is, and how; or the matrix that it is of."""
 
     info: TensorInfo
-    make: Recipe
+    make: Recipe | Matrix
+
+
+def sampled(shapes: Mapping[str, tuple[int, int]], module: ModuleType, scheme: str) -> dict[str, Part]:
+    """The tensors of matrices [out, in] in the format `module`, by full name: what its `sample` makes."""
+    found: dict[str, Part] = {}
+    for path, shape in shapes.items():
+        matrix = Matrix(path, partial(_stored, module, path, shape, scheme))
+        described = module.layout(*shape, scheme)
+        found |= {path + suffix: Part(info(*each), matrix) for suffix, each in described.items()}
+    return found
+
+
+def _stored(
+    module: ModuleType, path: str, shape: tuple[int, int], scheme: str, seed: int, device: torch.device
+) -> dict[str, Tensor]:
+    return {
+        path + suffix: tensor for suffix, tensor in module.stored(module.sample(shape, seed, device, scheme)).items()
+    }
 
 
 def part(dtype: torch.dtype, shape: tuple[int, ...], make: Recipe) -> Part:
@@ -73,21 +101,6 @@ def codes(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> T
     return torch.randint(limits.min, limits.max + 1, shape, dtype=dtype, device=generator.device, generator=generator)
 
 
-def around_8(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> Tensor:
-    """Eight codes of 4 bits in each int32, 8 for every 0: their mean is 8, which 0 to 15 miss by half a step.
-
-    A mean that is not zero adds up along wide matrices: qwen3-32b in AWQ overflowed float16 at its first token.
-    """
-    words = codes(shape, dtype, generator)
-    some = (words | words >> 1 | words >> 2 | words >> 3) & 0x11111111  # of each code: is it not 0?
-    return words | (some ^ 0x11111111) << 3
-
-
-def order(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> Tensor:
-    """0 .. n-1 in random order, the low bits of each."""
-    return torch.randperm(*shape, device=generator.device, generator=generator).to(dtype)
-
-
 def filled(value: float) -> Recipe:
     """One value everywhere, on the CPU."""
     return lambda shape, dtype, generator: torch.full(shape, value, dtype=dtype)
@@ -99,18 +112,33 @@ def constant(tensor: Tensor) -> Recipe:
 
 
 class RandomTensors:
-    """See `checkpoint.Source`."""
+    """A source of a `Checkpoint`: every tensor is made when it is read, and the same each time."""
 
     def __init__(self, parts: Mapping[str, Part], device: torch.device, seed: int) -> None:
         self._parts, self._device, self._seed = parts, device, seed
+        self._matrix, self._held = "", dict[str, Tensor]()  # tensors of the matrix that was read last
 
     def read(self, name: str) -> Tensor:
         """On the device; on the CPU what is small, constant, or made `on_host`."""
         wanted = self._parts[name]
+        if isinstance(wanted.make, Matrix):
+            return self._of_matrix(wanted.make, name)
         shape, dtype = wanted.info.shape, getattr(torch, wanted.info.dtype)
         device = self._device if math.prod(shape) >= _BIG else torch.device("cpu")
-        generator = Generator(device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        return wanted.make(shape, dtype, generator)
+        return wanted.make(shape, dtype, Generator(device).manual_seed(self._seed_of(name)))
+
+    def _of_matrix(self, matrix: Matrix, name: str) -> Tensor:
+        """Large tensors are given away: nothing of them stays here."""
+        if self._matrix != matrix.name or name not in self._held:
+            self._matrix, self._held = matrix.name, {}
+            self._held = matrix.make(self._seed_of(matrix.name), self._device)
+        if self._held[name].numel() >= _BIG:
+            return self._held.pop(name)
+        return self._held[name].cpu()
+
+    def _seed_of(self, name: str) -> int:
+        return zlib.crc32(f"{self._seed} {name}".encode())
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Free what is held."""
+        self._matrix, self._held = "", {}

@@ -15,7 +15,8 @@ from localq.chat.commands import bench as measuring
 from localq.chat.commands import models, sessions, texts
 from localq.chat.commands.host import Host
 from localq.chat.commands.models import SwitchModel
-from localq.chat.session import ChatSession, Replies
+from localq.chat.reply import Replies
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.planner.speed import roofline
 from localq.sampling import Sampling
@@ -76,14 +77,14 @@ def show_help(session: ChatSession, argument: str, host: Host) -> str:
 def clear(session: ChatSession, argument: str, host: Host) -> str:
     """Forget the conversation."""
     session.clear()
-    return session.keep() or "cleared"
+    return session.try_save() or "cleared"
 
 
 def system(session: ChatSession, argument: str, host: Host) -> str:
     """Show, set or remove the system prompt."""
     if argument:
         session.system = None if argument == "off" else system_text(argument)
-        session.keep()
+        session.try_save()
     return f"system: {session.system}" if session.system else "no system prompt"
 
 
@@ -97,7 +98,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
             return _LISTED_TOO[name](session, text.strip(), host)
         if name == "stop" and text.strip():
             session.stop_strings = () if text.strip() == "none" else stop_strings.validate([text.strip()])
-            session.keep()
+            session.try_save()
             return f"stop = {text.strip()}"
         if name not in (*_SETTABLE, "stop"):
             known = ", ".join((*_SETTABLE, "stop", *_LISTED_TOO))
@@ -111,7 +112,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
         else:
             changed: dict[str, Any] = {name: value}
             session.sampling = dataclasses.replace(session.sampling, **changed)
-        session.keep()
+        session.try_save()
         return "\n".join(filter(None, (f"{name} = {value}", session.sampling.greedy_warning([name]))))
     return models.parameters(session)
 
@@ -120,7 +121,7 @@ def think(session: ChatSession, argument: str, host: Host) -> str:
     """Show or set whether, or how much, the model thinks."""
     if argument:
         session.set_think(thinking.validate(argument))
-        session.keep()
+        session.try_save()
     return f"think = {session.think}" + (" (as the model was made)" if session.think == "auto" else "")
 
 
@@ -136,9 +137,9 @@ def grammar(session: ChatSession, argument: str, host: Host) -> str:
         wanted = _GRAMMARS[kind](text.strip() or "json")
         warnings = grammars.check(wanted)
         session.grammar = wanted
-        session.keep()
+        session.try_save()
         return "\n".join([f"answers keep to {wanted}", *warnings])
-    session.keep()
+    session.try_save()
     return f"answers keep to {session.grammar}" if session.grammar else "answers are free"
 
 
@@ -149,7 +150,7 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     """The last reply's figures, those of the conversation, and what the engine holds."""
     roof = roofline.of_loaded(session.loaded) if session.loaded is not None else None
     last = session.last
-    lines = [stats_line(last.stats, roof.said(last.stats) if roof else "") if last else "no reply yet"]
+    lines = [stats_line(last.stats, roof.text(last.stats) if roof else "") if last else "no reply yet"]
     given = [turn.stats for turn in session.conversation.replies() if turn.stats is not None]
     if given:
         made, seconds = sum(each.generated_tokens for each in given), sum(each.decode_s for each in given)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from localq.chat import side_request
 from localq.chat.commands.host import Host
-from localq.chat.reply import MEASURED
-from localq.chat.session import ChatSession, ReplyPiece, Replies, Reply
+from localq.chat.reply import MEASURED, Replies, Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError, usage_error
 from localq.planner.speed import roofline
 from localq.stats import Stats
@@ -33,7 +33,7 @@ def bench(session: ChatSession, argument: str, host: Host) -> Replies:
     if argument:
         why = f"it takes nothing, not '{argument[:20]}'"
         raise usage_error("/bench", why, "`localq bench MODEL -p LIST -n LIST -d LIST` measures other lengths.")
-    session.begin()
+    session.clear_stop()
     return _measuring(session)
 
 
@@ -87,7 +87,7 @@ def _told(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
     """What came of it."""
     last, loaded = runs[-1], session.loaded
     roof = roofline.of_loaded(loaded) if loaded is not None else None
-    allowed = f" = {said}" if roof is not None and (said := roof.said(last)) else ""
+    allowed = f" = {said}" if roof is not None and (said := roof.text(last)) else ""
     read = [each.prefilled_tokens / each.prefill_s for each in runs]
     written = [each.tokens_per_s for each in runs]
     model = f"{loaded.name} ({loaded.format}) on {loaded.device_name}: " if loaded is not None else ""

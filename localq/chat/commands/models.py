@@ -43,7 +43,7 @@ def fit(session: ChatSession, argument: str, host: Host) -> str:
     known = settings.load()
     told: list[str] = []
     wishes = placement.Wishes(known.ctx, known.kv_bits, known.embed, known.head)
-    looked = planner_card.look(told.append, known.vram, None, None, None, budget.reserved(known))
+    looked = planner_card.planning_card(told.append, known.vram, None, None, None, budget.reserved(known))
     offers = fit_rows.of_model(argument or session.record.model, None, known.offline)
     found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in offers]
     rows = [

@@ -69,7 +69,7 @@ def resume(session: ChatSession, argument: str, host: Host) -> str:
     record = store_of(session).find(argument)
     was_with = record.model
     session.save()
-    session.go_on(record)
+    session.switch_to(record)
     told = recap(record)
     if was_with == record.model:
         return told
@@ -81,7 +81,7 @@ def new(session: ChatSession, argument: str, host: Host) -> str:
     session.save()
     record = Record(model=session.record.model)
     record.conversation.system = session.system
-    session.go_on(record)
+    session.switch_to(record)
     return "a new conversation"
 
 

@@ -11,8 +11,8 @@ from localq.chat.commands import models
 from localq.chat.commands.host import Host
 from localq.chat.commands.sessions import recap
 from localq.chat.history import export as transcript
-from localq.chat.reply import Recap
-from localq.chat.session import ChatSession, Replies
+from localq.chat.reply import Recap, Replies
+from localq.chat.session import ChatSession
 from localq.disk import MOST_TEXT_BYTES
 from localq.errors import LocalqError, usage_error
 from localq.wording import human_bytes
@@ -30,10 +30,10 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
     option, _, rest = argument.partition(" ")
     conversation = session.conversation
     if option == "-a":
-        old = conversation.turns[conversation.reply_at_the_end("/edit -a", "edit")].message.content
+        old = conversation.turns[conversation.final_reply("/edit -a", "edit")].message.content
         text = rest.strip() or host.edited(old, "Write the reply behind it: /edit -a TEXT.")
         conversation.edit_reply(text)
-        return session.keep() or "the reply is changed, and /continue goes on behind it; the old one stays (/n)"
+        return session.try_save() or "the reply is changed, and /continue goes on behind it; the old one stays (/n)"
     last = conversation.last_user()
     old = "" if last is None else conversation.turns[last].message.content
     return session.edit(argument or (host.edited(old, "Write the message behind it: /edit TEXT.") if old else ""))
@@ -42,12 +42,12 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
 def undo(session: ChatSession, argument: str, host: Host) -> str:
     """Take back the last message and its reply; right behind /compact, that."""
     conversation = session.conversation
-    summary, _ = conversation.read()
+    summary, _ = conversation.model_context()
     if summary is not None and summary.made_at == conversation.head:
         return _unsummarised(session)
     said = session.conversation.undo()
     words = " ".join(said.split())
-    return session.keep() or f"taken back: {words if len(words) <= 60 else words[:57] + '...'}"
+    return session.try_save() or f"taken back: {words if len(words) <= 60 else words[:57] + '...'}"
 
 
 def compact(session: ChatSession, argument: str, host: Host) -> str | Replies:
@@ -60,14 +60,14 @@ def compact(session: ChatSession, argument: str, host: Host) -> str | Replies:
 
 
 def _unsummarised(session: ChatSession) -> str:
-    if not session.conversation.unsummarise():
+    if not session.conversation.remove_summary():
         raise usage_error("/compact off", "nothing is summed up here", "/compact sums up the oldest turns.")
-    return session.keep() or "the model reads the turns themselves again"
+    return session.try_save() or "the model reads the turns themselves again"
 
 
 def extend(session: ChatSession, argument: str, host: Host) -> Replies:
     """Go on with the last reply where it stopped."""
-    return session.extend()
+    return session.continue_reply()
 
 
 def alternatives(session: ChatSession, argument: str, host: Host) -> str:
@@ -78,9 +78,9 @@ def alternatives(session: ChatSession, argument: str, host: Host) -> str:
         raise usage_error("/n", "nothing else was said here", "Say something first.")
     if argument:
         taken = found[_number(argument, len(found), "/n") - 1]
-        conversation.take(taken)
+        conversation.switch_to(taken)
         is_end = taken == conversation.head == conversation.last_reply()
-        return session.keep() or (
+        return session.try_save() or (
             Recap((conversation.turns[taken].message.answer, True)) if is_end else recap(session.record)
         )
     lines, path = [], conversation.path()
@@ -102,7 +102,7 @@ def tokens(session: ChatSession, argument: str, host: Host) -> str:
     if session.loaded is not None:
         size = session.loaded.context_size
         line += f", {used / size:.0%} of its context of {size}"
-    path, (summary, turns) = session.conversation.path(), session.conversation.read()
+    path, (summary, turns) = session.conversation.path(), session.conversation.model_context()
     unread = len(turns) + bool(session.system) - read
     if summary is not None:
         line += f"\nthe oldest {len(path) - len(turns)} messages are summed up (/compact off reads them again)"

@@ -31,16 +31,16 @@ class Message:
     @property
     def answer(self) -> str:
         """What is said with it: a reply without its thought."""
-        return thinking.split(self.content)[1] if self.role == "assistant" else self.content
+        return thinking.split_reply(self.content)[1] if self.role == "assistant" else self.content
 
     @property
     def thought(self) -> str:
         """What the model thought before a reply."""
-        return thinking.split(self.content)[0] if self.role == "assistant" else ""
+        return thinking.split_reply(self.content)[0] if self.role == "assistant" else ""
 
     def to_dict(self, template: str | None = None) -> dict[str, str]:
         """The form that this chat template takes (`thinking.read_by`). A thought that was cut ends where it was."""
-        return {"role": self.role, "content": thinking.read_by(template, self.role, self.content)}
+        return {"role": self.role, "content": thinking.template_content(template, self.role, self.content)}
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ class Conversation:
             turn = self.turns[turn].parent
         return found[::-1]
 
-    def answered(self) -> list[int]:
+    def answered_path(self) -> list[int]:
         """The path without a message at its end that has no answer."""
         path = self.path()
         return path[:-1] if path and self.turns[path[-1]].message.role == "user" else path
 
-    def read(self) -> tuple[TurnSummary | None, list[int]]:
+    def model_context(self) -> tuple[TurnSummary | None, list[int]]:
         """What is read of the path: the summary of its beginning, if there is one, and the turns behind it."""
         path = self.path()
         place = {turn: index for index, turn in enumerate(path)}
@@ -108,7 +108,7 @@ class Conversation:
 
     def messages(self) -> list[Message]:
         """Of `answered`."""
-        return [self.turns[turn].message for turn in self.answered()]
+        return [self.turns[turn].message for turn in self.answered_path()]
 
     def last_user(self) -> int | None:
         """The last message of the user on the path, answered or not."""
@@ -116,10 +116,10 @@ class Conversation:
 
     def last_reply(self) -> int | None:
         """The reply at the end of the path."""
-        path = self.answered()
+        path = self.answered_path()
         return path[-1] if path else None
 
-    def reply_at_the_end(self, command: str, to: str) -> int:
+    def final_reply(self, command: str, to: str) -> int:
         """`last_reply` for `command`, which is there `to` do something with it. Raises LocalqError (exit 2) where there
         is none, or where a message behind it has none."""
         reply = self.last_reply()
@@ -128,7 +128,7 @@ class Conversation:
             raise usage_error(command, f"there is no reply to {to}", step)
         return reply
 
-    def sisters(self, turn: int) -> list[int]:
+    def siblings(self, turn: int) -> list[int]:
         """The turns that stand in the same place, `turn` among them, the oldest first."""
         parent, role = self.turns[turn].parent, self.turns[turn].message.role
         return [index for index, each in enumerate(self.turns) if each.parent == parent and each.message.role == role]
@@ -152,7 +152,7 @@ class Conversation:
         """
         last, end = self.last_user(), self.last_reply()
         replies = [index for index, each in enumerate(self.turns) if last is not None and each.parent == last]
-        instead = [] if last is None else self.sisters(last)
+        instead = [] if last is None else self.siblings(last)
         behind = [index for index, each in enumerate(self.turns) if each.parent == end and each.message.role == "user"]
         return [turn for turn in dict.fromkeys((*replies, *instead, *behind)) if turn != last]
 
@@ -174,7 +174,7 @@ class Conversation:
         self.head = len(self.turns) - 1
         return self.head
 
-    def say(self, text: str) -> int:
+    def add_user(self, text: str) -> int:
         """A message of the user behind the last reply."""
         return self.add(Message("user", text), self.last_reply())
 
@@ -187,18 +187,18 @@ class Conversation:
 
     def edit_reply(self, text: str) -> int:
         """Put `text` in place of the last reply."""
-        replaced = self.reply_at_the_end("/edit -a", "edit")
+        replaced = self.final_reply("/edit -a", "edit")
         return self.add(Message("assistant", text), self.turns[replaced].parent)
 
-    def summarise(self, text: str, upto: int) -> None:
+    def add_summary(self, text: str, upto: int) -> None:
         """From now on `text` is read in place of the turns up to `upto`, which stay. Takes the place of one made so."""
         self.summaries = [each for each in self.summaries if each.upto != upto]
         assert self.head is not None
         self.summaries.append(TurnSummary(text, upto, self.head))
 
-    def unsummarise(self) -> bool:
+    def remove_summary(self) -> bool:
         """Read what the summary stands for again; False where there is none."""
-        summary, _ = self.read()
+        summary, _ = self.model_context()
         self.summaries = [each for each in self.summaries if summary is None or each.upto != summary.upto]
         return summary is not None
 
@@ -210,7 +210,7 @@ class Conversation:
         self.head = self.turns[last].parent
         return self.turns[last].message.content
 
-    def take(self, turn: int) -> None:
+    def switch_to(self, turn: int) -> None:
         """Go on at `turn`, at the newest end of what follows it."""
         newest = {each.parent: index for index, each in enumerate(self.turns)}
         while turn in newest:

@@ -44,7 +44,7 @@ def _folded(thought: str) -> list[str]:
 def as_json(session: Record) -> str:
     """One object with `"schema": 1`; statistics with each reply, Unix seconds with each turn, thoughts apart."""
     conversation = session.conversation
-    turns = [conversation.turns[index] for index in conversation.answered()]
+    turns = [conversation.turns[index] for index in conversation.answered_path()]
     body = {
         "schema": SCHEMA,
         "title": session.name(),

@@ -49,12 +49,12 @@ class SnapshotKeeper:
         self._read, self._read_s = 0, 0.0  # tokens, and the time that reading them took, since the load
         self._told = ""
 
-    def told(self) -> str:
+    def take_notice(self) -> str:
         """Why the last snapshot was not used or not kept, once; empty where all went well or there was none."""
         told, self._told = self._told, ""
         return told
 
-    def take_up(self, client: Client, record: Record, loaded: Loaded) -> None:
+    def restore(self, client: Client, record: Record, loaded: Loaded) -> None:
         """Called before a reply in `record`: bring what was read of it back, unless the cache holds it.
 
         Raises LocalqError only where the engine process died of it.
@@ -63,7 +63,7 @@ class SnapshotKeeper:
             self._stats = Stats()  # of a reply that may fail; `replied` says what is in the cache then
             return
         if loaded is self._loaded:
-            self.leave(client)
+            self.save(client)
         else:
             self._read, self._read_s = 0, 0.0
         self._record, self._loaded, self._stats = record, loaded, Stats()
@@ -82,17 +82,17 @@ class SnapshotKeeper:
             if error.exit_code == ExitCode.BAD_FILE:
                 snapshot_files.remove(path)
 
-    def replied(self, stats: Stats) -> None:
+    def record_reply(self, stats: Stats) -> None:
         """Called after a reply in the conversation that was taken up, with the figures of its end."""
         self._stats = stats
         self._read += stats.prefilled_tokens
         self._read_s += stats.prefill_s
 
-    def displaced(self) -> None:
+    def forget(self) -> None:
         """Called when something that is no conversation was read: the next reply takes its conversation up again."""
         self._record, self._stats = None, Stats()
 
-    def leave(self, client: Client) -> None:
+    def save(self, client: Client) -> None:
         """Write what was read of the conversation in the cache, if that is new and worth it. Raises nothing.
 
         An interrupt (KeyboardInterrupt) breaks it off; then the file that was there before still is.

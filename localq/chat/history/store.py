@@ -72,7 +72,7 @@ class ConversationStore:
 
         Ctrl-C comes through and the save goes on: what was written is always known, and never written twice.
         """
-        processes.uncut(lambda: self._save(session))
+        processes.run_to_completion(lambda: self._save(session))
 
     def _save(self, session: Record) -> None:
         with _ONE_AT_A_TIME:  # up to the rows: another thread that saves the same conversation goes on behind them

@@ -17,6 +17,6 @@ def copy_sequence(text: str) -> str | None:
     return None if len(raw) > MOST_BYTES else f"\x1b]52;c;{base64.b64encode(raw).decode()}\x07"
 
 
-def copied(text: str) -> str:
+def copied_notice(text: str) -> str:
     """What to tell of it."""
     return f"copied {len(text)} characters, if the terminal allows it (tmux: `set -s set-clipboard on`)"

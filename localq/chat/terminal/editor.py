@@ -12,7 +12,7 @@ from pathlib import Path
 from localq.errors import ExitCode, LocalqError, usage_error
 
 
-def edited(text: str, otherwise: str) -> str:
+def edit(text: str, otherwise: str) -> str:
     """`text` as it comes back from the editor. `otherwise`: what to do without one.
 
     Raises LocalqError where there is none, it fails, or nothing was changed.

@@ -17,12 +17,12 @@ from localq.sanitize import sanitize
 MOST = 10_000  # texts that are read back
 
 
-def kept() -> bool:
+def is_enabled() -> bool:
     """False where LOCALQ_NOHISTORY asks for none."""
     return not os.environ.get("LOCALQ_NOHISTORY")
 
 
-def opened() -> Path:
+def open_file() -> Path:
     """The file, made if it was not there. Raises OSError where that cannot be."""
     path = places.state_dir() / "history"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,13 +11,13 @@ LEAP_BYTES = 2**20  # more than one piece of a transfer has: what leaps was here
 WINDOW_S = 10.0  # the rate is of the last so many seconds
 
 
-class Leaps:
+class ResumedBytes:
     """Bytes that were here before the transfer began. Must see every count of it."""
 
     def __init__(self) -> None:
         self._done = self._total = self._here = 0
 
-    def seen(self, done: int, total: int) -> int:
+    def update(self, done: int, total: int) -> int:
         """The bytes of `done` that did not come in just now."""
         if total != self._total:  # another batch of files, counted from its own beginning
             self._done, self._total, self._here = 0, total, 0
@@ -29,13 +29,13 @@ class Leaps:
         return self._here
 
 
-class Rate:
+class TransferRate:
     """Bytes per second over the last `WINDOW_S`, and what that means for the rest."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque()
 
-    def seen(self, now_s: float, came_in: int) -> None:
+    def update(self, now_s: float, came_in: int) -> None:
         """`came_in`: bytes in all; fewer than before begin anew."""
         if self._seen and came_in < self._seen[-1][1]:
             self._seen.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from localq.chat.terminal.clipboard import TOO_LONG, copied, copy_sequence
+from localq.chat.terminal.clipboard import TOO_LONG, copied_notice, copy_sequence
 from localq.cli.output import is_rich_terminal
 from localq.sanitize import sanitize
 
@@ -16,6 +16,6 @@ def copy(text: str) -> str:
     if code is not None and is_rich_terminal(sys.stdout):
         sys.stdout.write(code)
         sys.stdout.flush()
-        return copied(text)
+        return copied_notice(text)
     print(text, flush=True)
     return f"{'this terminal has no clipboard' if code is not None else TOO_LONG}: printed instead"

@@ -30,7 +30,7 @@ class TerminalHost:
     def edited(self, text: str, otherwise: str) -> str:
         """Edit `text` in $VISUAL or $EDITOR."""
         with self._aside():
-            return editor.edited(text, otherwise)
+            return editor.edit(text, otherwise)
 
     def draws(self, wanted: bool | None) -> bool:
         """Switch Markdown from the next reply on; returns whether it is on."""

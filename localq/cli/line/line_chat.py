@@ -35,7 +35,8 @@ from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat.session import ChatSession, Replies
+    from localq.chat.reply import Replies
+    from localq.chat.session import ChatSession
 
 LEAVE_WITHIN_S = 2.0  # a second Ctrl-C on an empty prompt within this time quits
 
@@ -104,7 +105,7 @@ def _talk(place: _Place, quiet: bool, first: PromptText | None, again: bool) -> 
                 f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. "
                 "Help: /help. Quit: Ctrl-D."
             )
-        record = place.start.take_up(opened.session)
+        record = place.start.attach(opened.session)
         opened.session.attached += place.attached
         if record is not None and not quiet and not again:
             print_message(recap(record), settings.markdown and place.start.grammar is None)
@@ -126,10 +127,10 @@ def _leave(opened: OpenSession, watcher: TerminalWatcher, show_stats: bool) -> N
     """Save the KV cache for the next time; Ctrl-C skips that."""
     watcher.status.show("saving the KV cache")
     with contextlib.suppress(KeyboardInterrupt):
-        opened.session.leave()
+        opened.session.save_snapshot()
     watcher.status.clear()
     keeper = opened.session.keeper
-    if show_stats and keeper is not None and (why := keeper.told()):
+    if show_stats and keeper is not None and (why := keeper.take_notice()):
         note(f"[{why}]")
 
 
@@ -257,7 +258,7 @@ class LineChat:
                 note(f"({line})")
             if self.show_stats and reply.reason != MEASURED:
                 note(speed_line(reply.stats, self.session.loaded))
-                if self.session.keeper is not None and (why := self.session.keeper.told()):
+                if self.session.keeper is not None and (why := self.session.keeper.take_notice()):
                     note(f"[{why}]")
         note_lost_characters()
         return reply

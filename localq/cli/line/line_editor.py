@@ -46,7 +46,7 @@ class LineEditor:
         self._interrupts = interrupts or Interrupts()
         self._typed = False  # since the prompt appeared
         self._session: PromptSession[str] = PromptSession(
-            history=_history_on_disk() if remember and input_history.kept() else InMemoryHistory(),
+            history=_history_on_disk() if remember and input_history.is_enabled() else InMemoryHistory(),
             key_bindings=self._keys(),
             input_processors=[UnsafeCharacters()],
             completer=ChatCompleter(),
@@ -159,7 +159,7 @@ def _edit(buffer: Buffer) -> None:
     """Edit the message in the user's editor, which handles Ctrl-C meanwhile."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        buffer.text = editor.edited(buffer.text, "Continue typing here.")
+        buffer.text = editor.edit(buffer.text, "Continue typing here.")
         buffer.cursor_position = len(buffer.text)
     except LocalqError as error:
         note(f"localq: {error}")
@@ -192,7 +192,7 @@ class ChatCompleter(Completer):
 def _history_on_disk() -> History:
     """The input history, shared with the full screen; in memory if the file cannot be written."""
     try:
-        path = input_history.opened()
+        path = input_history.open_file()
     except OSError as error:
         note(f"{error.filename}: cannot save the input history ({error.strerror})")
         return InMemoryHistory()

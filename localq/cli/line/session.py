@@ -14,8 +14,8 @@ from types import FrameType
 
 from localq.chat import open_model
 from localq.chat.open_model import OpenSession
-from localq.chat.reply import MEASURED
-from localq.chat.session import ChatSession, Reply, ReplyPiece
+from localq.chat.reply import MEASURED, Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.cli import progress
 from localq.cli.line.reply_printer import Printer
 from localq.cli.line.thinking_lines import Thoughts
@@ -112,7 +112,7 @@ def memory_line(loaded: Loaded) -> str:
 def speed_line(stats: Stats, loaded: Loaded | None) -> str:
     """The figures of a reply; on a GPU with its share of the bandwidth limit."""
     roof = roofline.of_loaded(loaded) if loaded is not None else None
-    return stats_line(stats, roof.said(stats) if roof is not None else "")
+    return stats_line(stats, roof.text(stats) if roof is not None else "")
 
 
 @dataclass

@@ -16,8 +16,8 @@ from localq.errors import LocalqError, usage_error
 from localq.planner import budget
 
 if TYPE_CHECKING:
-    from localq.bench.models.model_bench import Request
-    from localq.bench.models.plan import Plan
+    from localq.bench.models.model_bench import BenchRequest
+    from localq.bench.models.plan import TestPlan
     from localq.settings import Settings
 
 _MODEL_HELP = "As for chat. --synthetic: a catalogue name. --kernels: also shapes, 4096x4096,28672x8192."
@@ -214,11 +214,11 @@ def _run_part(mode: str, arguments: _Arguments, settings: Settings, seed: int, o
         families = [name.strip() for name in only.split(",")] if only else None
         result = kernels.run(out, arguments.model, families, plot_to=arguments.plot, on_case=shown)
     elif mode == "bcq":
+        from localq.bench.kernels import formats as format_rows
         from localq.bench.kernels import kernel_bench as kernels
-        from localq.bench.kernels.rows import bcq as bcq_rows
 
         shown = progress.case_bar(arguments.quiet)
-        shapes = arguments.model or bcq_rows.SQUARES
+        shapes = arguments.model or format_rows.SQUARES
         result = kernels.run(out, shapes, list(kernels.BY_NAME), plot_to=arguments.plot, on_case=shown)
     elif mode == "crossover":
         from localq.bench.kernels import crossover
@@ -250,11 +250,11 @@ def _run_quantize(mode: str, arguments: _Arguments, settings: Settings, seed: in
 
     windows = {"quick": quantize_calibrated.QUICK_WINDOWS, "best": quantizing.ALL_WINDOWS}
     ways = {
-        name: quantizing.Way(*quantize_calibrated.effort(best=name == "best"), count, tokens)
+        name: quantizing.Method(*quantize_calibrated.effort(best=name == "best"), count, tokens)
         for name, count in windows.items()
     }
     out = sys.stderr if arguments.output == "json" else sys.stdout
-    wanted = quantizing.Asked(arguments.model, settings.device, budget.allowed(settings), seed)
+    wanted = quantizing.QuantizingRequest(arguments.model, settings.device, budget.allowed(settings), seed)
     result = quantizing.run(out, wanted, ways)
     if arguments.output == "json":
         print_json(result)
@@ -264,19 +264,19 @@ PARTS = {**dict.fromkeys(("kernels", "crossover", "patched", "bcq"), _run_part),
 
 
 def _request(
-    arguments: _Arguments, settings: Settings, plan: Plan, against: tuple[str, ...], baseline: bool, ctx: int | None
-) -> Request:
+    arguments: _Arguments, settings: Settings, plan: TestPlan, against: tuple[str, ...], baseline: bool, ctx: int | None
+) -> BenchRequest:
     """The benchmark of the model: its files, found or fetched, or random weights."""
     vram, reserved = budget.allowed(settings), budget.reserved(settings)
     name, synthetic, path = arguments.model, arguments.synthetic, None
     if name is None:
         from localq.bench.models import choose
 
-        choice = choose.bare(plan.ctx, settings.device, vram, synthetic, reserved)
+        choice = choose.choose(plan.ctx, settings.device, vram, synthetic, reserved)
         name, synthetic, path = choice.name, choice.synthetic, Path(choice.path) if choice.path else None
         if choice.note:
             note(choice.note)
-    from localq.bench.models.model_bench import Request
+    from localq.bench.models.model_bench import BenchRequest
     from localq.bench.synthetic.sources import from_files, random  # torch loads only now
 
     if synthetic:
@@ -290,10 +290,10 @@ def _request(
         if not Path(name).exists():
             files = replace(files, name=name)  # the name given, not that of the file
     loading = replace(budget.load_options(settings, files.name, force=arguments.force), ctx=ctx)
-    return Request(files, opened, loading, plan, against, baseline)
+    return BenchRequest(files, opened, loading, plan, against, baseline)
 
 
-def _measure(request: Request, mode: str, arguments: _Arguments) -> None:
+def _measure(request: BenchRequest, mode: str, arguments: _Arguments) -> None:
     from localq.bench import plot
     from localq.bench.models import model_bench, report, step
 

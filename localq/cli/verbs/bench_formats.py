@@ -14,9 +14,9 @@ from localq.errors import LocalqError, usage_error
 from localq.planner import budget
 
 if TYPE_CHECKING:
-    from localq.bench.models.format_list import Found
-    from localq.bench.models.formats import Text
-    from localq.bench.models.plan import Plan
+    from localq.bench.models.format_list import FormatCandidates
+    from localq.bench.models.formats import EvaluationText
+    from localq.bench.models.plan import TestPlan
     from localq.settings import Settings
 
 _MAKE = "--formats: quantize missing ones: nf4,vq2 or all."
@@ -43,7 +43,7 @@ class Arguments:
     windows: int | None
 
 
-def run(arguments: Arguments, plan: Plan, settings: Settings) -> None:
+def run(arguments: Arguments, plan: TestPlan, settings: Settings) -> None:
     """Measure every format and print the table.
 
     Raises LocalqError where nothing could be measured, and (exit 1) after the table where a format failed
@@ -68,7 +68,7 @@ def run(arguments: Arguments, plan: Plan, settings: Settings) -> None:
 
     loading = replace(budget.load_options(settings, name, force=arguments.force), ctx=arguments.ctx)
     with run_bar(plan.repetitions + 1, arguments.quiet) as tell:
-        wanted = formats.Asked(name, found.base if found else None, candidates, loading, plan, text)
+        wanted = formats.FormatsRequest(name, found.base if found else None, candidates, loading, plan, text)
         table = formats.run(wanted, tell)
     format_report.write(table, arguments.output, sys.stdout, sys.stderr)
     if arguments.plot is not None:
@@ -80,7 +80,7 @@ def run(arguments: Arguments, plan: Plan, settings: Settings) -> None:
         raise LocalqError("bench --formats", why, "Report this as a bug.")
 
 
-def _found(arguments: Arguments, settings: Settings, wanted: tuple[str, ...]) -> Found:
+def _found(arguments: Arguments, settings: Settings, wanted: tuple[str, ...]) -> FormatCandidates:
     from localq.bench.models import format_list
 
     assert arguments.model is not None
@@ -96,8 +96,8 @@ def _catalogued(name: str) -> str:
     return catalog.find(name.rpartition("@")[0] or name).name
 
 
-def _text(most: int | None) -> Text:
-    from localq.bench.models.formats import Text
+def _text(most: int | None) -> EvaluationText:
+    from localq.bench.models.formats import EvaluationText
     from localq.cli.verbs.eval import DEFAULT_TEXT
 
-    return Text(DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, most)
+    return EvaluationText(DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, most)

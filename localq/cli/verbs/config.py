@@ -109,7 +109,7 @@ def edit() -> None:
     """
     from localq.chat.terminal import editor  # start-up cost: only needed here
 
-    text = editor.edited(settings.file_text(), "Use `localq config set NAME VALUE` instead.")
+    text = editor.edit(settings.file_text(), "Use `localq config set NAME VALUE` instead.")
     print(f"{settings_file.write_file(text)} settings in {places.config_file()}")
 
 

@@ -91,11 +91,12 @@ def eval(
     with _progress(quiet) as on_progress:
         from localq.bench.models.speed import speed_test  # torch loads only now
         from localq.bench.quality import comparison
-        from localq.bench.quality.evaluation import Request
+        from localq.bench.quality.evaluation import EvaluationRequest
 
         wanted = (raw, name, window, max_windows, against, rival, decode, speed_test() if speed else None)
         requests = [
-            Request(each, replace(loading, name=model), *wanted) for model, each in zip(models, files, strict=True)
+            EvaluationRequest(each, replace(loading, name=model), *wanted)
+            for model, each in zip(models, files, strict=True)
         ]
         results, failed = comparison.run_all(requests, on_progress or (lambda stage, done, total: None))
     _tell(results, failed, len(models), json, plot)

@@ -16,32 +16,33 @@ from localq.planner import budget
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.planner.card import Looked
+    from localq.planner.card import PlanningCard
     from localq.planner.fit_rows import Row
 
 MIB = 2**20
 _MODEL_HELP = "Details of this model in every format; ORG/REPO also works."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.known_names)]
-_CARD = "Card"
 Vram = Annotated[
     str | None,
-    typer.Option("--vram", metavar="SIZE", help="Plan for a card with this much memory (GiB).", rich_help_panel=_CARD),
+    typer.Option(
+        "--vram", metavar="SIZE", help="Plan for a card with this much memory (GiB).", rich_help_panel=help_page.CARD
+    ),
 ]
 Desktop = Annotated[
     str | None,
     typer.Option(
-        "--desktop", metavar="SIZE", help="Memory that other programs use, such as 1.2.", rich_help_panel=_CARD
+        "--desktop", metavar="SIZE", help="Memory that other programs use, such as 1.2.", rich_help_panel=help_page.CARD
     ),
 ]
 GpuName = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help='A card by name, such as "RTX 4090".', rich_help_panel=_CARD),
+    typer.Option("--gpu", metavar="NAME", help='A card by name, such as "RTX 4090".', rich_help_panel=help_page.CARD),
 ]
 Bandwidth = Annotated[
     float | None,
     typer.Option(
         "--bandwidth", min=1.0, max=1e6, metavar="GB/S", help="Read bandwidth for the speed prediction.",
-        rich_help_panel=_CARD,
+        rich_help_panel=help_page.CARD,
     ),
 ]  # fmt: skip
 Everything = Annotated[
@@ -74,11 +75,11 @@ def fit(
     settings = options.load_settings(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
     ctx, vram = options.flag_or_environment("ctx", ctx), options.flag_or_environment("vram", vram)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
-    looked = planner_card.look(note, vram, desktop, gpu, bandwidth, budget.reserved(settings))
+    looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserved(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in candidates]
     if not model:
-        rows = fit_rows.ordered(rows)
+        rows = fit_rows.sort(rows)
     if json:
         print_json(_as_json(rows, looked, ctx, with_ledger=model is not None))
     elif model:
@@ -88,7 +89,7 @@ def fit(
             _print_table(rows if everything else fit_rows.best_of_each(rows), looked)
 
 
-def _as_json(rows: list[Row], looked: Looked, ctx: int | None, with_ledger: bool) -> dict[str, Any]:
+def _as_json(rows: list[Row], looked: PlanningCard, ctx: int | None, with_ledger: bool) -> dict[str, Any]:
     def placed(row: Row) -> dict[str, Any]:
         return {"kv_bits": row.now.kv_bits, "embed": row.now.embed, "head": row.now.head}
 
@@ -124,7 +125,7 @@ def _as_json(rows: list[Row], looked: Looked, ctx: int | None, with_ledger: bool
     }
 
 
-def _print_table(rows: list[Row], looked: Looked) -> None:
+def _print_table(rows: list[Row], looked: PlanningCard) -> None:
     _print_memory(looked)
     contexts = ["CONTEXT", "DESKTOP CLOSED"] if looked.memory.desktop else ["CONTEXT"]
     headers = ["MODEL", "FORMAT", "BITS", "WEIGHTS", *contexts, "TOK/S", "QUALITY", "DOWNLOAD", "FITS"]
@@ -141,7 +142,7 @@ def _print_table(rows: list[Row], looked: Looked) -> None:
         note("quality: perplexity relative to the unquantized model, where measured")
 
 
-def _print_ledgers(rows: list[Row], looked: Looked) -> None:
+def _print_ledgers(rows: list[Row], looked: PlanningCard) -> None:
     _print_memory(looked)
     parts = ("weights", "embedding", "head", "kv_cache", "scratch", "cuda_context")
     headers = ["MODEL", "FORMAT", "CONTEXT", "KV BITS", *(part.replace("_", " ").upper() for part in parts)]
@@ -157,7 +158,7 @@ def _print_ledgers(rows: list[Row], looked: Looked) -> None:
     note("sizes in MiB, at the context shown")
 
 
-def _print_memory(looked: Looked) -> None:
+def _print_memory(looked: PlanningCard) -> None:
     memory = looked.memory
     taken = f", {memory.desktop / MIB:,.0f} MiB used by other programs" if memory.desktop else ""
     kept = f", {memory.reserve / MIB:,.0f} MiB reserved" if memory.reserve else ""

@@ -36,7 +36,7 @@ def pull(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Fetch even if the model does not fit or looks damaged.", rich_help_panel=help_page.MODEL
+            "--force", help="Fetch even if it does not fit or looks damaged.", rich_help_panel=help_page.MODEL
         ),
     ] = False,
     dry_run: Annotated[
@@ -93,7 +93,7 @@ def _plans(targets: list[catalog.Target], revision: str | None, settings: Settin
     """Print what a pull would do; raise the first refusal at the end, as a pull would."""
     from localq.planner import pull_report  # start-up cost, as above
 
-    plans = [pull_report.planned(each, settings, revision, force=force) for each in targets]
+    plans = [pull_report.plan_pull(each, settings, revision, force=force) for each in targets]
     refusals = [each.refusal for each in plans if each.refusal is not None]
     if json:
         print_json({"models": [pull_report.to_dict(each) for each in plans]})
@@ -116,7 +116,7 @@ def _chosen(name: str, settings: Settings, quiet: bool) -> catalog.Target:
     """The target that `localq chat` would load for this name."""
     from localq.planner import pull_report  # start-up cost: a wrong name fails without it
 
-    target, why = pull_report.chosen(name, settings)
+    target, why = pull_report.choose_target(name, settings)
     if why and not quiet:
         note(why)
     return target
@@ -139,7 +139,7 @@ def _judge(target: catalog.Target, revision: str | None, settings: Settings, for
     if verdict is not None and verdict.refusal is not None:
         raise verdict.refusal
     if verdict is not None and not quiet:
-        note(verdict.said)
+        note(verdict.text)
 
 
 def _pull(

@@ -69,9 +69,8 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder.
 
-    nf4 and mxfp4 (4 bits) need no calibration. bcq (1 to 5 bits) and squeezellm (4 bits) use a text to weight errors.
-    vq2 (2 to 4 bits) and aqlm2x8 (2 bits, for other programs) calibrate on a text, for minutes to hours; the same
-    command resumes after an interruption.
+    nf4 and mxfp4 need no calibration. bcq and squeezellm use a text to weight errors; vq2 and aqlm2x8 calibrate on it
+    for minutes to hours. After an interruption, the same command resumes.
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""

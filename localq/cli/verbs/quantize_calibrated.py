@@ -27,26 +27,21 @@ WHOLE_PASSES, WHOLE_SEQUENCES = 2, 2  # of training all layers
 WHOLE_RATES = (1e-3, 5e-4, 5e-4)  # of its codebooks, scales, norms
 LARGEST_SEED = 2**31 - 1
 
-_BITS = "vq2: 2 (default) to 4, bcq: 1 to 5; 2.3 = a mixture of layers."
+_BITS = "vq2: 2 (default) to 4, bcq: 1 to 5; 2.3 = mixed."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="BITS", help=_BITS, rich_help_panel=help_page.QUALITY)]
-_BEST = "vq2, aqlm2x8: wider search and training; hours without a GPU."
+_BEST = "vq2, aqlm2x8: wider search and training, slow."
 Best = Annotated[bool, typer.Option("--best", help=_BEST, rich_help_panel=help_page.QUALITY)]
 Quick = Annotated[
     bool, typer.Option("--quick", help="The opposite of --best (the default).", rich_help_panel=help_page.QUALITY)
 ]
-_TEXT = (
-    "Text to calibrate on, plain or .jsonl chats; not the text you evaluate on. Repeatable; none: no text (bcq, "
-    "squeezellm)."
-)
+_TEXT = "Text to calibrate on, plain or .jsonl chats; not the text you evaluate on. Repeatable; none = no text."
 Calibration = Annotated[
     list[Path] | None,
-    typer.Option("--calibration", metavar="FILE", help=_TEXT, rich_help_panel=help_page.CALIBRATION),
+    typer.Option("--calibration", metavar="FILE", help=_TEXT, rich_help_panel=help_page.QUALITY),
 ]
 Windows = Annotated[
     int | None,
-    typer.Option(
-        "--windows", min=1, help="Windows of 2048 tokens to calibrate on.", rich_help_panel=help_page.CALIBRATION
-    ),
+    typer.Option("--windows", min=1, help="Windows of 2048 tokens to calibrate on.", rich_help_panel=help_page.QUALITY),
 ]
 Seed = Annotated[
     int | None,
@@ -55,7 +50,7 @@ Seed = Annotated[
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip
-_LAYERS = "vq2: reuse layers made from the same SOURCE; --best trains them."
+_LAYERS = "vq2: reuse layers of the same SOURCE."
 Layers = Annotated[
     Path | None,
     typer.Option("--layers", metavar="FOLDER", help=_LAYERS, rich_help_panel=help_page.ADVANCED),

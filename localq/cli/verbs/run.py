@@ -22,7 +22,8 @@ from localq.files import catalog
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat.session import ChatSession, Reply, ReplyPiece
+    from localq.chat.reply import Reply, ReplyPiece
+    from localq.chat.session import ChatSession
     from localq.cli.line.reply_printer import Printer
     from localq.text.grammar import Grammar
     from localq.worker.messages import Loaded

@@ -51,7 +51,7 @@ def run_app(settings: Settings, start: Start, wanted: OpenOptions | None = None,
         saved = app.model is None or open_conversation.save_at_exit(app.model.session, note)
         if code == ExitCode.OK and app.model is not None:
             with contextlib.suppress(KeyboardInterrupt):  # a second one quits at once
-                app.model.session.leave()
+                app.model.session.save_snapshot()
         with contextlib.suppress(KeyboardInterrupt):
             app.close()
     if code is None:  # it failed and has printed why

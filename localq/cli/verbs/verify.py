@@ -16,7 +16,7 @@ from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.files.local_models import LocalModel
-    from localq.files.verification import Checked, Tell
+    from localq.files.verification import CheckedFile, Tell
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names from `localq ls`; without one, all.")]
 
@@ -46,7 +46,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
     return ExitCode.OK if good else ExitCode.BAD_FILE
 
 
-def _print(found: list[tuple[LocalModel, list[Checked]]]) -> None:
+def _print(found: list[tuple[LocalModel, list[CheckedFile]]]) -> None:
     from localq.files.verification import UNRECORDED, repair
 
     rows, messages = [], []
@@ -66,7 +66,7 @@ def _print(found: list[tuple[LocalModel, list[Checked]]]) -> None:
         note(line)
 
 
-def _fields(model: LocalModel, checked: list[Checked]) -> dict[str, Any]:
+def _fields(model: LocalModel, checked: list[CheckedFile]) -> dict[str, Any]:
     from localq.files.verification import repair
 
     files = [{"path": str(each.path), "bytes": each.bytes, "state": each.state} for each in checked]

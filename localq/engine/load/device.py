@@ -1,9 +1,8 @@
-"""Which device the engine runs on, and why not the one that was hoped for.
+"""The device that the engine runs on, and why a requested one cannot be used.
 
-`auto` takes the CPU only where there is no NVIDIA driver, and says so. Everywhere else a GPU that cannot be used is an
-error with its cause: nothing ever falls back to the CPU without a word. CUDA_VISIBLE_DEVICES is respected, because
-both the driver and torch read it. The facts are gathered by `probe` and judged by `pick`, so that tests can invent
-machines.
+`auto` takes the CPU only where there is no NVIDIA driver, and says so. Otherwise an unusable GPU is an error with its
+cause: there is no silent fallback to the CPU. CUDA_VISIBLE_DEVICES is respected, because both the driver and torch read
+it. `probe` collects the facts and `pick` decides, so that tests can invent machines.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _CPU_WAY = "Use `--device cpu` to run without the GPU."
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The device, and lines that the user must be told."""
+class DeviceChoice:
+    """The device, and notes for the user."""
 
     device: torch.device
     notes: tuple[str, ...] = ()
 
 
 def probe() -> CudaStack:
-    """The facts of this machine. Starts the CUDA context where one can be had."""
+    """Collect the facts of this machine. Starts the CUDA context where that works."""
     found = driver.probe_driver()
     if not found.present or found.why_not:
         return CudaStack(found, torch.version.cuda)
@@ -60,35 +59,35 @@ def _capability(name: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
-def pick(device: str, machine: Callable[[], CudaStack] = probe) -> Choice:
-    """The device that "auto", "cpu" or "cuda" means here.
+def pick(device: str, machine: Callable[[], CudaStack] = probe) -> DeviceChoice:
+    """Return the device that "auto", "cpu" or "cuda" means here.
 
-    Raises LocalqError: exit 2 for another word, exit 7 when a GPU is wanted (or a driver is there) and cannot be used.
+    Raises LocalqError: exit 2 for another word, exit 7 for a GPU that is requested, or has a driver, and is unusable.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise usage_error("--device", f"{device!r} is not a device", "Use auto, cpu or cuda.")
     if device == "cpu":
-        return Choice(torch.device("cpu"))
+        return DeviceChoice(torch.device("cpu"))
     facts = machine()
     if not facts.driver.present and device == "auto":
-        return Choice(torch.device("cpu"), (NO_DRIVER_NOTE,))
+        return DeviceChoice(torch.device("cpu"), (NO_DRIVER_NOTE,))
     if cause := driver.diagnose(facts):
         why, next_step = cause
         raise LocalqError("GPU", why, f"{next_step} {_CPU_WAY}".strip(), ExitCode.NO_DEVICE)
-    return Choice(torch.device("cuda", 0))
+    return DeviceChoice(torch.device("cuda", 0))
 
 
 def device_name(device: torch.device) -> str:
-    """What to call the device in messages."""
+    """Return the name of the device for messages."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def device_uuid(device: torch.device) -> str:
-    """As NVML calls a GPU: "GPU-5a1b..."; empty for the CPU."""
+    """Return NVML's id of a GPU: "GPU-5a1b..."; empty for the CPU."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
 
 
 @functools.cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream that captures run on: libraries keep a workspace for every stream that they have seen."""
+    """Return the one stream for captures: libraries keep a workspace for every stream they have seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's gap

@@ -1,9 +1,9 @@
-"""Stacks of experts that a checkpoint holds as one matrix for each expert and projection, as qwen3_moe and mixtral do.
+"""Stacks of experts in checkpoints with one matrix per expert and projection, as of qwen3_moe and mixtral.
 
-"layers.0.mlp.experts.7.gate_proj.weight", "up_proj" and "down_proj", as `rename` gives them, are dense or in any format
-of `quant.FORMATS`. In the model they are `experts.gate_up_proj` [E, 2 * width, hidden], of each expert the rows of gate
-before those of up, and `experts.down_proj` [E, hidden, width]. A stack is filled expert by expert, so that besides it
-the host holds one matrix. The methods are those of `stacks.Stack`.
+"layers.0.mlp.experts.7.gate_proj.weight", "up_proj" and "down_proj", named by `rename`, are dense or in any format of
+`formats.FORMATS`. In the model they are `experts.gate_up_proj` [E, 2 * width, hidden], for each expert the rows of gate
+before those of up, and `experts.down_proj` [E, hidden, width]. A stack is filled expert by expert, so that the host
+holds one matrix beside it. The methods are those of `stacks.ExpertStack`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.engine.load.shared import Shared
+from localq.engine.load.shared import SharedTensors
 from localq.errors import bad_file
 from localq.formats import FORMATS, mxfp4, nf4, shared_names
 from localq.formats.checkpoint import Checkpoint
@@ -30,11 +30,11 @@ TALL = ("nf4", "mxfp4")  # formats whose experts, quantized one by one, are the 
 LINEARS = tuple(format for format in FORMATS if format not in TALL)  # and those whose experts stay Linears of their own
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameter -> its parts, by rows
 _PIECE = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.(.+)")
-_AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
+_AGAIN = "Download the model again; if the error stays, its files do not belong together."
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExpertPiece:
     """One matrix in the checkpoint: its prefix, its tensors' names, and the format, None for a dense one."""
 
     prefix: str
@@ -43,7 +43,7 @@ class Piece:
 
     @property
     def module(self) -> ModuleType:
-        """That reads it; not of a dense one."""
+        """The module of its format; not for a dense matrix."""
         assert self.format is not None
         return FORMATS[self.format]
 
@@ -54,13 +54,13 @@ class Piece:
             return shape
         info = checkpoint.tensors[self.keys[0]]
         if len(info.shape) != 2 or not all(info.shape):
-            raise bad_file(self.keys[0], f"it has shape {list(info.shape)}, which is no matrix", _AGAIN)
+            raise bad_file(self.keys[0], f"its shape {list(info.shape)} is not that of a matrix", _AGAIN)
         if info.dtype not in DENSE_DTYPES:
-            raise bad_file(self.keys[0], f"it holds {info.dtype}, in a format that localq does not know")
+            raise bad_file(self.keys[0], f"its dtype {info.dtype} is not supported")
         return info.shape[0], info.shape[1]
 
     def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
-        """[out, in], dequantized; of a dense matrix as it is stored."""
+        """Read [out, in], dequantized; a dense matrix as stored."""
         if self.format is None:
             return checkpoint.read(self.keys[0])
         weight: Tensor = self.module.dequantize(self.module.from_checkpoint(checkpoint, self.prefix), dtype)
@@ -68,7 +68,7 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Pieces:
+class ExpertPieces:
     """A stack by its pieces, of one checkpoint: (expert, part) -> piece.
 
     name    of the parameter
@@ -76,19 +76,19 @@ class Pieces:
     """
 
     name: str
-    pieces: Mapping[tuple[int, str], Piece]
+    pieces: Mapping[tuple[int, str], ExpertPiece]
     keys: tuple[str, ...]
     shared: tuple[str, ...]
     _shape: tuple[int, int, int] | None = field(default=None, init=False)  # asked for often, of thousands of tensors
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What the rows of an expert are, in their order."""
+        """The projections that the rows of an expert consist of, in order."""
         return PARTS[self.name.rpartition(".")[2]]
 
     @property
     def format(self) -> str | None:
-        """That all of its matrices are in; None where some are dense or in another: then all are 16 bit on a GPU."""
+        """The format of all matrices; None where they differ or are dense: then all are 16 bit on a GPU."""
         formats = {piece.format for piece in self.pieces.values()}
         return formats.pop() if len(formats) == 1 else None
 
@@ -99,7 +99,7 @@ class Pieces:
         return dense + sum(int(each.module.stored_bytes(checkpoint.tensors, each.prefix)) for each in packed)
 
     def shape(self, checkpoint: Checkpoint) -> tuple[int, int, int]:
-        """[experts, out, in]; raises LocalqError (exit 8) for a part that is missing, and where they do not fit."""
+        """Return [experts, out, in]; raises LocalqError (exit 8) for missing or mis-shaped parts."""
         if self._shape is None:
             self._shape = self._checked(checkpoint)
         return self._shape
@@ -120,15 +120,15 @@ class Pieces:
             raise bad_file(self.name, f"gate and up have shapes {', '.join(map(str, first.values()))}", _AGAIN)
         return experts, sum(rows for rows, _ in first.values()), columns
 
-    def rows(self, checkpoint: Checkpoint) -> Iterator[tuple[slice, Piece]]:
-        """Every piece, and which rows of the tall matrix [experts * out, in] it is."""
+    def rows(self, checkpoint: Checkpoint) -> Iterator[tuple[slice, ExpertPiece]]:
+        """Yield every piece with its rows in the tall matrix [experts * out, in]."""
         experts, out, _ = self.shape(checkpoint)
         height = out // len(self.parts)
         for number, key in enumerate((expert, part) for expert in range(experts) for part in self.parts):
             yield slice(number * height, (number + 1) * height), self.pieces[key]
 
     def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
-        """[experts, out, in], dequantized."""
+        """Read [experts, out, in], dequantized."""
         experts, out, columns = self.shape(checkpoint)
         weight = torch.empty(experts * out, columns, dtype=dtype)
         for rows, piece in self.rows(checkpoint):
@@ -145,10 +145,10 @@ class Pieces:
         return [weights // 2, weights // mxfp4.BLOCK if self.format == "mxfp4" else 4 * weights // nf4.BLOCK]
 
     def tall(self, checkpoint: Checkpoint) -> nf4.Packed | mxfp4.Packed:
-        """All experts as one matrix [experts * out, in] of the format, on the CPU.
+        """Return all experts as one matrix [experts * out, in] of the format, on the CPU.
 
-        In NF4 each was quantized around a mean of its own, which one matrix has not: the scales are decoded to f32,
-        4.5 bits per weight, bit by bit the same weights.
+        In NF4 each expert has its own mean of scales, and one matrix has only one: the scales are decoded to f32, 4.5
+        bits per weight, with bit-identical weights.
         """
         experts, out, columns = self.shape(checkpoint)
         codes = torch.empty(experts * out, columns // 2, dtype=torch.uint8)
@@ -164,20 +164,24 @@ class Pieces:
             codes[rows], scales[rows], dtype = packed.codes, nf4.absmax_f32(packed), packed.dtype
         return nf4.Packed(codes, scales.view(-1), None, None, None, (experts * out, columns), dtype)
 
-    def linears(self, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device) -> list[list[SlabLinear]]:
-        """[experts][parts], each on `device`, in the order that its kernels read; its tensors where `place` copies
-        them, those that several read once. One matrix at a time is on the host."""
+    def linears(
+        self, held: SharedTensors, place: Callable[[Tensor], Tensor], device: torch.device
+    ) -> list[list[SlabLinear]]:
+        """Return [experts][parts] Linears on `device`, tiled; `place` copies tensors, shared ones once.
+
+        One matrix at a time is on the host.
+        """
         experts, *_ = self.shape(held.checkpoint)
         return [[_placed(self.pieces[at, part], held, place, device) for part in self.parts] for at in range(experts)]
 
 
-def find(checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Decoder) -> dict[str, Pieces]:
-    """Parameter name -> the pieces that become it, for experts whose gate and up lie behind each other.
+def find(checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Decoder) -> dict[str, ExpertPieces]:
+    """Parameter name -> its pieces, for experts whose rows of gate come before those of up.
 
     `rename` as of `weights.assign`. Raises LocalqError (exit 8) where two matrices would be the same piece.
     """
     prefixes = _prefixes(checkpoint, rename, model)
-    found: dict[str, dict[tuple[int, str], Piece]] = {}
+    found: dict[str, dict[tuple[int, str], ExpertPiece]] = {}
     for (path, expert, part), prefix in prefixes.items():
         piece = _piece(checkpoint.tensors, prefix)
         leaf = next(leaf for leaf, parts in PARTS.items() if part in parts)
@@ -189,7 +193,7 @@ def find(checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Dec
 def _prefixes(
     checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Decoder
 ) -> dict[tuple[str, int, str], str]:
-    """(path of the experts, number, part) -> what the names of its tensors begin with."""
+    """Return (path of the experts, number, part) -> prefix of its tensors."""
     paths = {path for path, module in model.named_modules() if isinstance(module, Experts) and not module.interleaved}
     prefixes: dict[tuple[str, int, str], str] = {}
     for key in checkpoint.tensors:
@@ -202,25 +206,27 @@ def _prefixes(
     return prefixes
 
 
-def _piece(tensors: Mapping[str, Any], prefix: str) -> Piece | None:
-    """None where no matrix is there: its tensors are left for `weights.assign` to name."""
+def _piece(tensors: Mapping[str, Any], prefix: str) -> ExpertPiece | None:
+    """Return the piece, None without a matrix: `weights.assign` then reports its tensors."""
     for format, module in FORMATS.items():
         if module.is_quantized(tensors, prefix):
-            return Piece(
+            return ExpertPiece(
                 prefix, tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in tensors), format
             )
-    return Piece(prefix, (f"{prefix}.weight",), None) if f"{prefix}.weight" in tensors else None
+    return ExpertPiece(prefix, (f"{prefix}.weight",), None) if f"{prefix}.weight" in tensors else None
 
 
-def _placed(piece: Piece, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device) -> SlabLinear:
+def _placed(
+    piece: ExpertPiece, held: SharedTensors, place: Callable[[Tensor], Tensor], device: torch.device
+) -> SlabLinear:
     packed = piece.module.from_checkpoint(held.checkpoint, piece.prefix)
     linear: SlabLinear = piece.module.Linear(packed.placed(held.once(place), device), None)
     return linear.tile_()
 
 
-def _joined(checkpoint: Checkpoint, name: str, pieces: dict[tuple[int, str], Piece]) -> Pieces:
+def _joined(checkpoint: Checkpoint, name: str, pieces: dict[tuple[int, str], ExpertPiece]) -> ExpertPieces:
     shared: dict[str, None] = {}
     for piece in pieces.values():
         if piece.format is not None:
             shared |= dict.fromkeys(shared_names(piece.module, checkpoint.tensors, piece.prefix))
-    return Pieces(name, pieces, tuple(key for piece in pieces.values() for key in piece.keys), tuple(shared))
+    return ExpertPieces(name, pieces, tuple(key for piece in pieces.values() for key in piece.keys), tuple(shared))

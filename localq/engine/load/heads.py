@@ -1,7 +1,7 @@
-"""The output head in fewer bits than the checkpoint has it: quantized while it is loaded.
+"""The output head in fewer bits than the checkpoint stores: quantized at load time.
 
-A tied model gets a head of its own, so that its embedding table can leave the device. On the CPU the head is
-dequantized again, as all quantized weights are there: the reference of what a GPU computes.
+A tied model gets a separate head, so that its embedding table can leave the device. On the CPU the head is dequantized
+again, like all quantized weights there: the reference for the GPU.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from localq.formats import int8, nf4
 
 
-def quantized(weight: Tensor, head: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """weight [vocab, hidden], from wherever it lies -> the head in "8" or "nf4" on `device`, some rows at a time.
+def quantize_head(weight: Tensor, head: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Quantize weight [vocab, hidden], from any device, to a head in "8" or "nf4" on `device`, some rows at a time.
 
-    Raises LocalqError (exit 8) for weights that are not finite in NF4.
+    Raises LocalqError (exit 8) for non-finite weights in NF4.
     """
     if head == "nf4":
         packed = nf4.quantize(weight, device)
@@ -27,7 +27,7 @@ def quantized(weight: Tensor, head: str, dtype: torch.dtype, device: torch.devic
     coded = int8.quantize(weight, device)
     if device.type == "cpu":
         return _plain(int8.dequantize(coded, dtype))
-    return int8.Linear(coded.codes, coded.scales, None)
+    return int8.Linear(coded)
 
 
 def _plain(weight: Tensor) -> nn.Module:

@@ -1,7 +1,7 @@
-"""From files on disk to a model in memory that can run: the plan first, then every byte at its place.
+"""Load a model from files on disk: first the plan, then weights, KV cache and tables.
 
-Everything the model needs is allocated here (weights, KV cache, tables), by the plan, so that running out of memory is
-an answer at load time. Knows no text.
+Everything the model needs is allocated here, by the plan, so that a shortage of memory is reported at load time. Knows
+no text.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from localq.engine.cache import KVCache
 from localq.engine.load import device as devices
 from localq.engine.load import plan as planning
 from localq.engine.load import vram, weights
+from localq.engine.load.placing import Destinations
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import stored_format
 from localq.files.model_folder import ModelFiles
@@ -26,7 +27,7 @@ from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.formats.codebooks import linear as codebook_linear
 from localq.formats.linear import SlabLinear
 from localq.kv_bits import KvBits
-from localq.models import ARCHITECTURES
+from localq.models import architecture
 from localq.models.decoder import Decoder
 from localq.planner import footprint
 from localq.planner import plan as planner
@@ -38,13 +39,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run.
+    """A loaded model, ready to run.
 
-    format   a key of `quant.FORMATS`, "bf16", "fp16", "fp32" or "gguf": what the weights were read from
-    plan     what was predicted; ledger: component -> bytes that were allocated
-    notes    lines that the user must be told
-    kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the type of the model
-    vram     the memory that this load may take on a GPU, None on the CPU
+    format   of the weights in the files: a key of `formats.FORMATS`, "bf16", "fp16", "fp32" or "gguf"
+    plan     the prediction; ledger: component -> bytes allocated
+    notes    for the user
+    kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the dtype of the model
+    vram     memory budget of this load on a GPU, None on the CPU
     """
 
     model: Decoder
@@ -60,24 +61,23 @@ class LoadedModel:
     kv_bits: KvBits = 16
     embed: str = "device"
     head_bits: str = "16"
-    vram: vram.Held | None = None
+    vram: vram.VramBudget | None = None
 
 
 def load(
     files: ModelFiles,
     options: LoadOptions,
     on_progress: OnProgress = lambda stage, done, total: None,
-    pick: Callable[[str], devices.Choice] = devices.pick,
+    pick: Callable[[str], devices.DeviceChoice] = devices.pick,
     opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint,
 ) -> LoadedModel:
     """Load `files`. Raises LocalqError: exit 7 no usable GPU, 3 does not fit, 8 damaged files, 2 bad options.
 
-    `opened` gives the weights; benchmarks load others than the files hold. Whatever was allocated is free again after
-    an error.
+    opened: returns the weights; benchmarks substitute others. After an error all memory is freed.
     """
     before = vram.free_before_context() if options.device != "cpu" else {}
     choice = pick(options.device)
-    idle = ("--vram has no meaning on the CPU",) if options.vram_bytes and choice.device.type == "cpu" else ()
+    idle = ("--vram has no effect on the CPU",) if options.vram_bytes and choice.device.type == "cpu" else ()
     choice = replace(choice, notes=(*choice.notes, *idle, *selftest.ensure(choice.device)))
     dtype = pick_dtype(options.dtype, files, choice.device)
     failure: LocalqError
@@ -85,7 +85,7 @@ def load(
         with opened(files) as checkpoint:
             return _load(files, options, checkpoint, choice, dtype, before, on_progress)
     except LocalqError as error:
-        failure = error.with_traceback(None)  # its frames would keep the half-loaded model alive
+        failure = error.with_traceback(None)  # its frames hold the half-loaded model
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -98,30 +98,30 @@ def _load(
     files: ModelFiles,
     options: LoadOptions,
     checkpoint: Checkpoint,
-    choice: devices.Choice,
+    choice: devices.DeviceChoice,
     dtype: torch.dtype,
     before: dict[str, int],
     on_progress: OnProgress,
 ) -> LoadedModel:
     name, device = options.name or files.name, choice.device
-    architecture = _architecture(files, name)
-    config = architecture.Config.from_dict(files.config)
+    family = _architecture(files, name)
+    config = family.Config.from_dict(files.config)
     held = _begin(device, options, before) if device.type == "cuda" else None
     on_progress("planning", 0, 0)
     with torch.device("meta"):
-        model = architecture.Model(config)
-    assignment = weights.assign(checkpoint, model, architecture.rename, name)
+        model = family.Model(config)
+    assignment = weights.assign(checkpoint, model, family.rename, name)
     sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
     scheme = stored_format.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()})
-    plan, held = planning.planned(files, options, assignment, sum(sizes), dtype, held, scheme)
+    plan, held = planning.plan_load(files, options, assignment, sum(sizes), dtype, held, scheme)
     non_finite = weights.fill(
         model,
         assignment,
         checkpoint,
-        weights.Places(device, dtype, plan.placement, sizes),
+        Destinations(device, dtype, plan.placement, sizes),
         lambda done, total: on_progress("reading weights", done, total),
     )
-    free_memory()  # what reading took besides
+    free_memory()  # temporaries of reading
     model.make_tables(plan.ctx, device)
     model.eval()
     cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
@@ -152,27 +152,26 @@ def _load(
 def _notes(plan: planner.Plan, non_finite: list[str]) -> list[str]:
     notes = [plan.choice] if plan.choice else []
     if not plan.fits:
-        notes.append(f"loaded all the same (--force): {plan.reason}")
+        notes.append(f"loaded with --force although it does not fit: {plan.reason}")
     if non_finite:
         notes.append(
-            f"{len(non_finite)} weight tensors hold NaN or infinity (the first is {non_finite[0]}): "
-            "replies may stop with an error"
+            f"{len(non_finite)} weight tensors contain NaN or infinity (first: {non_finite[0]}); replies may fail"
         )
     return notes
 
 
-def _begin(device: torch.device, options: LoadOptions, before: dict[str, int]) -> vram.Held:
-    # cuDNN's attention plans anew for every length: 40 ms a prefill pass on an H200, 0.6 s the first time. Torch's
-    # own kernels take 10 to 25 % longer on lengths seen before, but a chat hardly ever sees one again.
+def _begin(device: torch.device, options: LoadOptions, before: dict[str, int]) -> vram.VramBudget:
+    # cuDNN's attention makes a plan for every new length: 40 ms per prefill pass on an H200, 0.6 s the first time.
+    # Torch's own kernels take 10 to 25 % longer on known lengths, but a chat rarely repeats one.
     torch.backends.cuda.enable_cudnn_sdp(False)
     free_memory()
-    return vram.begin(device, options.vram_bytes, before, options.reserve_bytes)
+    return vram.open_budget(device, options.vram_bytes, before, options.reserve_bytes)
 
 
 def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
-    """Gives all quantized linears of a model on a GPU one buffer for weights dequantized in prefill; returns its bytes.
+    """Give all quantized linears of a model on a GPU one buffer for weights dequantized in prefill; returns its bytes.
 
-    It has the size for the blocks: a head is read for one token at a time, and for more in slabs.
+    Its size is that of the blocks: the head runs for one token at a time, or in slabs.
     """
     linears = [module for module in model.modules() if isinstance(module, SlabLinear)]
     blocks = [module for module in model.layers.modules() if isinstance(module, SlabLinear)]
@@ -186,27 +185,24 @@ def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
 
 
 def _architecture(files: ModelFiles, name: str) -> ModuleType:
-    model_type = files.config.get("model_type")
-    if model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise LocalqError(name, f"the architecture {repr(model_type)[:80]} is not supported", f"Supported: {known}.")
+    found = architecture(files.config, name)
     quantization = files.config.get("quantization_config") or files.text_config.get("quantization_config") or {}
     method = quantization.get("quant_method", nf4.quant_method) if isinstance(quantization, dict) else quantization
     in_8_bit = method == nf4.quant_method and quantization and not quantization.get("load_in_4bit")
     if in_8_bit or method not in [module.quant_method for module in FORMATS.values()]:
         what = "bitsandbytes in 8 bit" if in_8_bit else f"{method!r}"
         step = f"Use {', '.join(FORMATS)} or bf16."
-        raise LocalqError(name, f"its weights are quantized by {what[:80]}, which localq does not read", step)
+        raise LocalqError(name, f"its weights are quantized by {what[:80]}, which is not supported", step)
     if isinstance(quantization, dict) and (variant := stored_format.unreadable(quantization)):
         raise LocalqError(name, f"its weights are {variant}", "Use another repository of this model.")
-    return ARCHITECTURES[model_type]
+    return found
 
 
 def pick_dtype(wanted: str, files: ModelFiles, device: torch.device) -> torch.dtype:
-    """The type to compute in: "auto" is float32 on the CPU and on a GPU the checkpoint's own (GGUF: bfloat16)."""
+    """Return the compute dtype: "auto" is float32 on the CPU, on a GPU the checkpoint's (GGUF: bfloat16)."""
     if wanted != "auto":
         if wanted not in DTYPES:
-            raise usage_error("--dtype", f"{wanted!r} is not a type", f"Use auto, {', '.join(DTYPES)}.")
+            raise usage_error("--dtype", f"{wanted!r} is not a dtype", f"Use auto, {', '.join(DTYPES)}.")
         return DTYPES[wanted]
     if device.type == "cpu":
         return torch.float32
@@ -214,7 +210,7 @@ def pick_dtype(wanted: str, files: ModelFiles, device: torch.device) -> torch.dt
 
 
 def _stored_dtype(files: ModelFiles) -> str:
-    """As config.json has it: "bfloat16"; `dtype` is transformers 5's spelling. bfloat16 where it says nothing."""
+    """Return the dtype in config.json ("dtype" in transformers 5), bfloat16 where it is absent."""
     for config in (files.config, files.text_config):
         if stated := config.get("dtype") or config.get("torch_dtype"):
             return str(stated)
@@ -222,25 +218,25 @@ def _stored_dtype(files: ModelFiles) -> str:
 
 
 def _format(files: ModelFiles, assignment: weights.Assignment) -> str:
-    """What the weights were read from; see `LoadedModel`."""
+    """Return `LoadedModel.format`."""
     if files.kind == "gguf":
         return "gguf"
     return assignment.format or {"bfloat16": "bf16", "float16": "fp16"}.get(_stored_dtype(files), "fp32")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for torch's two ways to say that memory ran out, on a GPU and on the CPU."""
+    """True for torch's two errors for exhausted memory, on a GPU and on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def out_of_memory(name: str, when: str, error: BaseException) -> LocalqError:
-    """The answer to memory that ran out although the plan fitted: another program took it (exit 3)."""
+    """Return the error for memory that ran out although the plan fits, because of another program (exit 3)."""
     why = f"memory ran out {when} ({str(error).splitlines()[0]})"
     return LocalqError(name, why, planning.LESS, ExitCode.DOES_NOT_FIT)
 
 
 def free_memory() -> None:
-    """Give back what nothing holds any more."""
+    """Release unreferenced memory to the system."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Where the tensors of a model go while it is loaded: the arena, memory of their own, or pinned host memory."""
+"""Destinations of a model's tensors during a load: the arena, separate allocations, or pinned host memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from localq.errors import ExitCode, LocalqError
 from localq.planner.placement import Placement
 
 HEAD, TABLE = "lm_head", "embed_tokens.weight"
-LARGE = (TABLE, f"{HEAD}.weight")  # allocated by themselves
+LARGE = (TABLE, f"{HEAD}.weight")  # allocated separately
 
 
-class Places:
-    """Where tensors go. On a GPU all but embedding and head lie in one arena, made when the first of them comes."""
+class Destinations:
+    """Destinations of tensors. On a GPU all but embedding and head share one arena, allocated with the first."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, placement: Placement, sizes: list[int]) -> None:
-        """`sizes`: what `block_sizes` says."""
+        """Take the sizes of the blocks' tensors (`weights.block_sizes`)."""
         self.device, self.dtype, self.placement = device, dtype, placement
-        self.packed = device.type != "cpu"  # quantized matrices stay so
+        self.packed = device.type != "cpu"  # quantized matrices stay quantized
         self._sizes = sizes
         self._arena: Arena | None = None
 
     def dense(self, target: str, stored: Tensor) -> Tensor:
-        """A tensor of the checkpoint as the parameter `target`, in the type of the model."""
+        """Place a tensor of the checkpoint as the parameter `target`, in the dtype of the model."""
         if not self.packed:
             return stored.to(
                 self.dtype, copy=True, memory_format=torch.contiguous_format
@@ -36,21 +36,21 @@ class Places:
         return self.block(stored.to(self.dtype))
 
     def block(self, tensor: Tensor) -> Tensor:
-        """A copy in the arena."""
+        """Copy into the arena."""
         if self._arena is None:
             self._arena = Arena(arena_bytes(self._sizes), self.device)
-        return self._arena.placed(tensor)
+        return self._arena.copy(tensor)
 
     def alone(self, tensor: Tensor) -> Tensor:
-        """On the device, in memory of its own."""
+        """Copy to the device, in a separate allocation."""
         return tensor.to(self.device)
 
 
 def _pinned(table: Tensor) -> Tensor:
-    """A copy that the GPU can read where it lies."""
+    """Copy to pinned host memory, which the GPU reads directly."""
     try:
         return table.pin_memory()
-    except RuntimeError as error:  # torch has no kind of its own for memory that cannot be locked
+    except RuntimeError as error:  # torch has no separate error for this
         why = f"{table.nbytes} bytes of host memory cannot be pinned ({str(error).splitlines()[0]})"
-        step = "Use --embed device, or let programs lock more memory (ulimit -l)."
+        step = "Use --embed device, or raise the limit of locked memory (ulimit -l)."
         raise LocalqError("--embed host", why, step, ExitCode.DOES_NOT_FIT) from None

@@ -1,4 +1,4 @@
-"""What is asked of a load, and its plan: from exact bytes of weights to context and placement. Allocates nothing."""
+"""The plan of a load: context length and placement from the exact bytes of the weights. Allocates nothing."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ import torch
 
 from localq import gpus
 from localq.engine.load import vram, weights
+from localq.engine.load.placing import HEAD
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
 from localq.planner import footprint, placement
 from localq.planner import plan as planner
 from localq.planner.load_options import LoadOptions
+from localq.wording import human_bytes
 
 LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
 
 
-def planned(
+def plan_load(
     files: ModelFiles,
     options: LoadOptions,
     assignment: weights.Assignment,
     block_bytes: int,
     dtype: torch.dtype,
-    held: vram.Held | None,
+    held: vram.VramBudget | None,
     scheme: str = "",
-) -> tuple[planner.Plan, vram.Held | None]:
-    """The context, what is reduced, and the predicted ledger; exit 3 when it does not fit. Sets the limit on a GPU.
+) -> tuple[planner.Plan, vram.VramBudget | None]:
+    """Plan context length, placement and ledger; exit 3 when the model does not fit. Limits the allocator on a GPU.
 
-    block_bytes: exact bytes of all weights but embedding and head; scheme: as of `stored_format.scheme_in`. Where
+    block_bytes: exact bytes of all weights but embedding and head; scheme: of `stored_format.scheme_in`. Where
     `options.force` has a plan that does not fit, nothing is limited and `held` is no hard budget any more.
     """
     packed, name = held is not None, options.name or files.name
@@ -58,19 +60,19 @@ def planned(
 
 
 def _wishes(options: LoadOptions, assignment: weights.Assignment, packed: bool, name: str) -> placement.Wishes:
-    """Those of the user, with what the files decide already. A head in few bits stays as they have it."""
+    """Return the user's wishes, with what the files decide: a quantized head stays as stored."""
     wishes = options.wishes
-    if (head := assignment.quantized.get(weights.HEAD)) is not None:
+    if (head := assignment.quantized.get(HEAD)) is not None:
         kept = head.format if head.format in weights.HEAD_FORMATS else "16"
         if wishes.head not in ("auto", kept):
-            why = f"its files hold the head in {head.format.upper()}, not in {wishes.head} bit"
-            raise usage_error("--head", why, "Leave --head out.")
+            why = f"the files store the head in {head.format.upper()}, not in {wishes.head} bit"
+            raise usage_error("--head", why, "Remove --head.")
         wishes = replace(wishes, head=kept)
-    return wishes if packed else replace(wishes, embed="device")  # which is host memory there
+    return wishes if packed else replace(wishes, embed="device")  # on the CPU both are host memory
 
 
-def _freeing(held: vram.Held) -> str:
-    """How the GPU could have more for this process, for a refusal."""
+def _freeing(held: vram.VramBudget) -> str:
+    """Return how to free GPU memory, for an error message."""
     if held.hard and held.budget + held.others < held.available:
         return "with a larger --vram"
     gpu = gpus.of_uuid(f"GPU-{torch.cuda.get_device_properties(held.device).uuid}")
@@ -80,6 +82,8 @@ def _freeing(held: vram.Held) -> str:
 def _check_host_memory(plan: planner.Plan, name: str, force: bool, dtype: torch.dtype) -> None:
     free = psutil.virtual_memory().available
     if plan.ledger.total > free and not force:
-        why = f"needs {plan.ledger.total} bytes of memory with {plan.ctx} tokens of context, {free} are free"
-        step = f"--dtype bfloat16 takes half. Or: {LESS}" if dtype == torch.float32 else LESS
+        why = (
+            f"needs {human_bytes(plan.ledger.total)} of RAM with a context of {plan.ctx}, {human_bytes(free)} are free"
+        )
+        step = f"--dtype bfloat16 needs half. Or: {LESS}" if dtype == torch.float32 else LESS
         raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)

@@ -1,4 +1,4 @@
-"""Tensors that several Linears of a checkpoint share, such as codebooks: read once, and at one place on a device."""
+"""Tensors that several Linears share, such as codebooks: read once, and placed once on the device."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from torch import Tensor
 from localq.formats.checkpoint import Checkpoint
 
 
-class Shared:
-    """For the time of loading. `checkpoint` is the one given, but gives the same object whenever it is asked for one of
-    `names`; `once` knows these again by that.
-    """
+class SharedTensors:
+    """Shared tensors during a load: `checkpoint` returns one object for each of `names`, and `once` places it once."""
 
     def __init__(self, checkpoint: Checkpoint, names: Iterable[str]) -> None:
         self._source, self._names = checkpoint, frozenset(names)
-        self._read: dict[str, Tensor] = {}  # keeps them alive, so that an id is of one tensor only
+        self._read: dict[str, Tensor] = {}  # keeps them alive, so that an id stays unique
         self._ids: set[int] = set()
         self._placed: dict[int, Tensor] = {}
         self.checkpoint = Checkpoint(checkpoint.tensors, self, checkpoint.quantization, checkpoint.config)
 
     def read(self, name: str) -> Tensor:
-        """See `checkpoint.Source`."""
+        """Read a tensor; a shared one only the first time."""
         if name not in self._names:
             return self._source.read(name)
         if name not in self._read:
@@ -31,11 +29,11 @@ class Shared:
         return self._read[name]
 
     def close(self) -> None:
-        """See `checkpoint.Source`."""
+        """Close the checkpoint."""
         self._source.close()
 
     def once(self, place: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """`place`, but a shared tensor gets the place that it got first."""
+        """Return `place` with results for shared tensors cached."""
 
         def placed(tensor: Tensor) -> Tensor:
             if id(tensor) not in self._ids:

@@ -1,8 +1,8 @@
-"""Experts that a checkpoint holds quantized: which parameters they become, whether they fit, and putting them there.
+"""Quantized experts of a checkpoint: the parameters they become, shape checks, and placing them.
 
 The matrices of a layer's experts are one stack, in the checkpoint and in the model (`models.experts`). On a GPU it
-stays in its format, as the rows of one tall matrix or, with codebooks, as Linears; on the CPU it is dequantized when
-it is read, which is the definition.
+stays in its format, as the rows of one tall matrix or, with codebooks, as Linears; on the CPU it is dequantized at load
+time, which is the definition.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.engine.load.expert_pieces import LINEARS, Pieces
-from localq.engine.load.shared import Shared
+from localq.engine.load.expert_pieces import LINEARS, ExpertPieces
+from localq.engine.load.shared import SharedTensors
 from localq.errors import bad_file
 from localq.formats import FORMATS, STACKS
 from localq.formats.checkpoint import Checkpoint
@@ -27,8 +27,8 @@ from localq.models.experts import Experts
 
 
 @dataclass(frozen=True)
-class Stack:
-    """A stack in a quantized format: the module that reads it, its name in the checkpoint, and its tensors' names."""
+class ExpertStack:
+    """A stack of experts in a quantized format: its module, its checkpoint name, and its tensors' names."""
 
     format: str
     module: ModuleType
@@ -52,31 +52,31 @@ class Stack:
         return sizes
 
     def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
-        """[experts, out, in], dequantized."""
+        """Read [experts, out, in], dequantized."""
         weight: Tensor = self.module.dequantized(checkpoint, self.name, dtype)
         return weight
 
     def tall(self, checkpoint: Checkpoint) -> Any:
-        """`Packed` of its format, on the CPU: all experts as one matrix [experts * out, in]."""
+        """Read all experts as one matrix [experts * out, in], `Packed` of its format, on the CPU."""
         return self.module.from_checkpoint(checkpoint, self.name)
 
 
-AnyStack = Stack | Pieces
+AnyStack = ExpertStack | ExpertPieces
 
 
-def packed(
-    stack: AnyStack, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device
+def load_stack(
+    stack: AnyStack, held: SharedTensors, place: Callable[[Tensor], Tensor], device: torch.device
 ) -> SlabStack | LinearStack:
-    """`stack` in its format on `device`, each tensor where `place` copies it, shared ones once; `held` reads it."""
-    assert stack.format is not None  # what is dense goes another way
-    if isinstance(stack, Pieces) and stack.format in LINEARS:
+    """Load `stack` in its format onto `device`; `held` reads its tensors, `place` copies them, shared ones once."""
+    assert stack.format is not None  # dense stacks are filled as parameters
+    if isinstance(stack, ExpertPieces) and stack.format in LINEARS:
         return LinearStack(stack.linears(held, place, device))
     linear, checkpoint = FORMATS[stack.format].Linear, held.checkpoint
     return SlabStack(linear(stack.tall(checkpoint).placed(place, device)), stack.shape(checkpoint)[0])
 
 
 def idle_bytes(model: Decoder) -> int:
-    """Bytes of the experts that one token does not go through."""
+    """Return the bytes of the experts that one token does not use."""
     idle = 0
     for experts in (module for module in model.modules() if isinstance(module, Experts)):
         held = sum(tensor.nbytes for tensor in (*experts.parameters(), *experts.buffers()))
@@ -84,8 +84,8 @@ def idle_bytes(model: Decoder) -> int:
     return idle
 
 
-def find(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> dict[str, Stack]:
-    """Parameter name -> the stack that becomes it. `rename` as of `weights.assign`."""
+def find(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> dict[str, ExpertStack]:
+    """Parameter name -> its stack. `rename`: as in `weights.assign`."""
     found = {}
     for key in checkpoint.tensors:
         for format, module in STACKS.items():
@@ -94,16 +94,16 @@ def find(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> dict[st
                 continue
             keys = tuple(name + suffix for suffix in module.suffixes if name + suffix in checkpoint.tensors)
             if (target := rename(name)) is not None:
-                found[target] = Stack(format, module, name, keys)
+                found[target] = ExpertStack(format, module, name, keys)
     return found
 
 
 def check(
     stacks: Mapping[str, AnyStack], checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], model: str
 ) -> None:
-    """Raises LocalqError (exit 8) where a stack has not the shape that is `wanted` of its parameter."""
+    """Raise LocalqError (exit 8) for a stack whose shape is not that of its parameter (`wanted`)."""
     for target, stack in stacks.items():
         found = stack.shape(checkpoint)
         if found != wanted[target]:
             why = f"the experts {stack.name!r} have shape {list(found)}, not {list(wanted[target])}"
-            raise bad_file(model, why, "Fetch the model again.")
+            raise bad_file(model, why, "Download the model again.")

@@ -1,9 +1,9 @@
-"""What this process takes of a GPU: the CUDA context is measured, and torch's allocator is held to what is left.
+"""The GPU memory of this process: the CUDA context is measured, and torch's allocator is limited to the rest.
 
-The budget of a load covers everything: tensors, the context, loaded kernels, library handles, captured graphs. What is
-not the allocator's is what the driver says of this process. Where it may not tell (WSL, containers with process ids of
-their own), it is the memory of the device that went away, so on a shared card another program's change in the same
-moment would be counted; values that cannot be are replaced by the planner's assumption.
+The budget of a load covers everything: tensors, the context, loaded kernels, library handles, captured graphs. The
+driver's figure for this process minus the allocator's gives the part outside the allocator. Where the driver does not
+report it (WSL, containers with their own process ids), the drop of free device memory is used, which another program on
+a shared card can disturb; implausible values are replaced by the planner's assumption.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from localq import gpus
 from localq.engine.load.device import capture_stream
 from localq.errors import ExitCode, LocalqError
 from localq.planner import footprint
+from localq.wording import human_bytes
 
-PAGE = 2 * footprint.MIB  # the driver gives memory in these, and the allocator takes large blocks so
+PAGE = 2 * footprint.MIB  # granularity of the driver and of the allocator's large blocks
 _PLAUSIBLE = (32 * footprint.MIB, 2048 * footprint.MIB)  # of a CUDA context with its kernels
-# Device -> bytes of its context, and whether kernels and handles are in it. A context lives as long as the process.
+# Device -> bytes of its context, and whether they include kernels and handles. A context lives as long as the process.
 _contexts: dict[int, tuple[int, bool]] = {}
 
 
 @dataclass(frozen=True)
-class Held:
-    """The memory of one load, in bytes.
+class VramBudget:
+    """The memory budget of one load, in bytes.
 
-    budget     what the model and all around it may take; `hard` where the user said so
-    measured   CUDA's part so far; context: the same with what is assumed to come
-    others     tensors of this process from before, which count against the budget of the process
-    free, reserved  of the device and of the allocator when the load began
-    available  what the process could take at most when the load began
-    limit      what the allocator may take; None before `hold`
+    budget     limit for the model and everything around it; `hard` where the user set it
+    measured   CUDA's part so far; context: with the expected rest
+    others     earlier tensors of this process, which count against its budget
+    free, reserved  of the device and of the allocator when the load started
+    available  the most that the process could take when the load started
+    limit      of the allocator; None before `hold`
     """
 
     device: torch.device
@@ -47,27 +48,27 @@ class Held:
     available: int
     limit: int | None = None
 
-    def hold(self, outside: int) -> Held:
-        """From here on the allocator takes no more than the budget less `outside`, what is not its own."""
+    def hold(self, outside: int) -> VramBudget:
+        """Limit the allocator to the budget minus `outside`, the memory outside the allocator."""
         total = torch.cuda.mem_get_info(self.device)[1]
         most = min(max(0, self.budget + self.others - outside), total)
         torch.cuda.set_per_process_memory_fraction(most / total, self.device)
         return replace(self, limit=most)
 
     def reserve(self, count: int) -> None:
-        """Make the allocator hold so many bytes more in one block.
+        """Make the allocator hold `count` more bytes in one block.
 
-        Less where that is not to be had, because its blocks hold more unused than was planned: there is room in those.
+        Fewer where they are not free, because its blocks hold more unused memory than planned, which is usable.
         """
         free = torch.cuda.mem_get_info(self.device)[0]
         if self.limit is not None:
             free = min(free, self.limit - torch.cuda.memory_reserved(self.device))
         torch.empty(max(0, min(count, free // PAGE * PAGE)), dtype=torch.uint8, device=self.device)
 
-    def settled(self, ledger: dict[str, int], name: str) -> dict[str, int]:
-        """`ledger` once everything has run: with CUDA's part as it is, and what the allocator keeps as scratch.
+    def settle(self, ledger: dict[str, int], name: str) -> dict[str, int]:
+        """Complete `ledger` after everything has run: CUDA's part as measured, unused allocator memory as scratch.
 
-        Raises LocalqError (exit 3) where a budget that the user set is exceeded.
+        Raises LocalqError (exit 3) where the user's budget is exceeded.
         """
         free = torch.cuda.mem_get_info(self.device)[0]
         reserved = torch.cuda.memory_reserved(self.device)
@@ -81,7 +82,7 @@ class Held:
         idle = reserved - torch.cuda.memory_allocated(self.device)
         taken = reserved + context + graphs
         if self.hard and taken > self.budget + self.others:
-            why = f"it took {taken} bytes of the {self.budget + self.others} allowed"
+            why = f"it takes {human_bytes(taken)}, but {human_bytes(self.budget + self.others)} are allowed"
             raise LocalqError(
                 name, why, "Allow more (--vram), or use a shorter context (--ctx).", ExitCode.DOES_NOT_FIT
             )
@@ -89,18 +90,18 @@ class Held:
 
 
 def free_before_context() -> dict[str, int]:
-    """UUID -> free bytes of every GPU, as NVML tells, while this process has no CUDA context; empty once it has."""
+    """Return UUID -> free bytes of every GPU by NVML; empty once this process has a CUDA context."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
         return {}
     return {gpu.uuid: gpu.free for gpu in gpus.probe().gpus if gpu.uuid is not None and gpu.free is not None}
 
 
-def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int], reserve_bytes: int = 0) -> Held:
-    """The budget of a load on `device`: `vram_bytes` at most, never more than there is less `reserve_bytes`.
+def open_budget(
+    device: torch.device, vram_bytes: int | None, before: dict[str, int], reserve_bytes: int = 0
+) -> VramBudget:
+    """Open the budget of a load on `device`: what is free less `reserve_bytes`, at most `vram_bytes`.
 
-    Lifts an earlier limit.
-
-    `before` is what `free_before_context` said. The allocator must keep nothing for nobody (`load.free_memory`).
+    Lifts an earlier limit. before: of `free_before_context`. Call `load.free_memory` first.
     """
     if str(device) == "cuda":  # a limit is set on a device with a number
         device = torch.device("cuda", torch.cuda.current_device())
@@ -111,13 +112,13 @@ def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int], 
     available = max(0, free + reserved + context - reserve_bytes)
     budget = available if vram_bytes is None else min(available, vram_bytes)
     later = footprint.MORE_KERNELS_BYTES if complete else footprint.KERNELS_BYTES
-    return Held(
+    return VramBudget(
         device, budget - others, vram_bytes is not None, context, context + later, others, free, reserved, available
     )
 
 
 def process_bytes(device: torch.device) -> int | None:
-    """Memory of the GPU that the driver says this process holds, its context included; None where it does not tell."""
+    """Return the GPU memory of this process by the driver, with its context; None where it does not report it."""
     if device.type != "cuda":
         return None
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
@@ -126,14 +127,14 @@ def process_bytes(device: torch.device) -> int | None:
 
 
 def _outside(device: torch.device) -> int | None:
-    """Of these, what is not the allocator's; None where they cannot be told, or cannot be meant."""
-    told = process_bytes(device)
-    outside = None if told is None else told - torch.cuda.memory_reserved(device)
+    """Return the part of `process_bytes` outside the allocator; None where it is unknown or implausible."""
+    total = process_bytes(device)
+    outside = None if total is None else total - torch.cuda.memory_reserved(device)
     return outside if outside is not None and _PLAUSIBLE[0] <= outside <= _PLAUSIBLE[1] else None
 
 
 def _context(device: torch.device, before: dict[str, int]) -> tuple[int, bool]:
-    """CUDA's part as it is now, and whether everything has run before."""
+    """Return CUDA's part now, and whether it includes kernels and handles."""
     known = _contexts.get(_index(device))
     if known is None:
         _start(device)
@@ -150,9 +151,9 @@ def _context(device: torch.device, before: dict[str, int]) -> tuple[int, bool]:
 
 
 def _start(device: torch.device) -> None:
-    """Make CUDA and torch take what they take once and keep: context, streams, cuBLAS, what a first graph needs.
+    """Make CUDA and torch allocate what they keep: context, streams, cuBLAS, the memory of a first graph.
 
-    So it is measured before anything is planned, and not taken for the graphs' later.
+    So it is measured before the plan, and not counted as graph memory later.
     """
     row = torch.zeros(16, 16, dtype=torch.float16, device=device)
     product = torch.mm(row, row)
@@ -169,7 +170,7 @@ def _start(device: torch.device) -> None:
 
 
 def cublas_workspace(device: torch.device, dtype: torch.dtype) -> int:
-    """Bytes of the workspace that torch keeps for cuBLAS on this device; makes it."""
+    """Allocate the workspace that torch keeps for cuBLAS on this device; returns its bytes."""
     torch._C._cuda_clearCublasWorkspaces()
     row = torch.zeros(16, 16, dtype=dtype, device=device)
     product = torch.empty_like(row)

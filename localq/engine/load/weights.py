@@ -1,9 +1,9 @@
-"""Which checkpoint tensor becomes which parameter, and filling them in one by one.
+"""Assign checkpoint tensors to parameters, and fill them in one by one.
 
-`assign` settles everything by names and shapes before a byte is read: a missing, unexpected or mis-shaped tensor is an
-error by name. `fill` then streams, so that host memory holds no more than one tensor at a time. Here models meet
-formats: a Linear that the checkpoint holds quantized is replaced by the format's own Linear on a GPU, and dequantized
-once into the plain one on the CPU, where that is the definition.
+`assign` checks names and shapes before a byte is read: a missing, unexpected or mis-shaped tensor is an error that
+names it. `fill` then streams, so that host memory holds one tensor at a time. Here models meet formats: a quantized
+Linear of the checkpoint is replaced by the format's own Linear on a GPU, and dequantized into the plain one on the CPU,
+where that is the definition.
 """
 
 from __future__ import annotations
@@ -17,26 +17,23 @@ from torch import Tensor, nn
 
 from localq.engine.load import expert_pieces, heads, stacks
 from localq.engine.load.expert_pieces import DENSE_DTYPES
-from localq.engine.load.placing import HEAD as HEAD
-from localq.engine.load.placing import LARGE
-from localq.engine.load.placing import TABLE as TABLE
-from localq.engine.load.placing import Places as Places
-from localq.engine.load.shared import Shared
+from localq.engine.load.placing import HEAD, LARGE, TABLE, Destinations
+from localq.engine.load.shared import SharedTensors
 from localq.errors import LocalqError, bad_file
 from localq.formats import FORMATS, owner, shared_names
 from localq.formats.checkpoint import Checkpoint
 from localq.models.decoder import Decoder
 from localq.models.experts import Router
 
-HEAD_FORMATS = ("nf4",)  # a head that the files hold in another format is dequantized: `placement` plans for no other
-_AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
+HEAD_FORMATS = ("nf4",)  # a head in another format is dequantized: `placement` plans for no other
+_AGAIN = "Download the model again; if the error stays, its files do not belong together."
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """A Linear in a quantized format: the module that reads it, its checkpoint prefix, and its tensors' names.
+class QuantizedSource:
+    """The source of a quantized Linear: its format's module, its checkpoint prefix, and its tensors' names.
 
-    shared   of tensors that other Linears may read too
+    shared   names of tensors that other Linears may read too
     """
 
     format: str
@@ -48,29 +45,33 @@ class Quantized:
 
 @dataclass
 class Assignment:
-    """dense: parameter name -> checkpoint key; quantized: path of the Linear -> where it comes from; stacks: parameter
-    name -> the experts that become it, where the checkpoint holds them quantized or one by one."""
+    """Assignment of checkpoint tensors to a model.
+
+    dense      parameter name -> checkpoint key
+    quantized  path of the Linear -> its source
+    stacks     parameter name -> its experts, where the checkpoint stores them quantized or one by one
+    """
 
     dense: dict[str, str] = field(default_factory=dict)
-    quantized: dict[str, Quantized] = field(default_factory=dict)
+    quantized: dict[str, QuantizedSource] = field(default_factory=dict)
     stacks: dict[str, stacks.AnyStack] = field(default_factory=dict)
 
     @property
     def format(self) -> str | None:
-        """The name of the quantized format that is used, None without one."""
-        found: tuple[Quantized | stacks.AnyStack, ...] = (*self.quantized.values(), *self.stacks.values())
+        """The quantized format in use, None without one."""
+        found: tuple[QuantizedSource | stacks.AnyStack, ...] = (*self.quantized.values(), *self.stacks.values())
         return next((each.format for each in found if each.format), None)
 
 
 def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str | None], name: str) -> Assignment:
-    """Match `checkpoint` with the parameters of `model` (on the meta device), by name and by shape.
+    """Match `checkpoint` with the parameters of `model` (on the meta device), by name and shape.
 
-    rename: checkpoint key -> parameter name, None for tensors of other parts. `name` is the model's, for errors.
-    Raises LocalqError (exit 8) unless every parameter has exactly one source.
+    rename: checkpoint key -> parameter name, None for tensors of other parts; name: the model's, for errors. Raises
+    LocalqError (exit 8) unless every parameter has exactly one source.
     """
     whole, joined = stacks.find(checkpoint, rename), expert_pieces.find(checkpoint, rename, model)
     if twice := whole.keys() & joined.keys():
-        raise bad_file(name, f"{min(twice)!r} is there as a whole and expert by expert", _AGAIN)
+        raise bad_file(name, f"{min(twice)!r} exists both as a stack and expert by expert", _AGAIN)
     assignment = Assignment(stacks={**whole, **joined})
     owned = {key for stack in assignment.stacks.values() for key in (*stack.keys, *stack.shared)}
     parameters = {parameter for parameter, _ in model.named_parameters()}
@@ -94,18 +95,18 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     return assignment
 
 
-def _quantized(checkpoint: Checkpoint, key: str) -> Quantized | None:
+def _quantized(checkpoint: Checkpoint, key: str) -> QuantizedSource | None:
     found = owner(checkpoint.tensors, key)
     if found is None:
         return None
     format, prefix = found
     module = FORMATS[format]
     keys = tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in checkpoint.tensors)
-    return Quantized(format, module, prefix, keys, shared_names(module, checkpoint.tensors, prefix))
+    return QuantizedSource(format, module, prefix, keys, shared_names(module, checkpoint.tensors, prefix))
 
 
 def _is_idle(checkpoint: Checkpoint, key: str, target: str, parameters: Collection[str]) -> bool:
-    """A bias of zeros that files of some formats hold for a Linear without one. Any other is a part that is unknown."""
+    """True for a bias of zeros that some formats store for a Linear without bias; any other bias is unknown."""
     prefix = key.removesuffix(".bias")
     if prefix == key or target in parameters:
         return False
@@ -118,9 +119,9 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
     wanted = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
     sources = {f"{path}.weight" for path in assignment.quantized} | {*assignment.dense, *assignment.stacks}
     if missing := [parameter for parameter in wanted if parameter not in sources]:
-        raise bad_file(name, f"{len(missing)} weights are missing, the first is {missing[0]!r}", _AGAIN)
+        raise bad_file(name, f"{len(missing)} weights are missing (first: {missing[0]!r})", _AGAIN)
     if unknown := [source for source in sorted(sources) if source not in wanted]:
-        why = f"{len(unknown)} tensors are no part of this architecture, the first is {unknown[0][:80]!r}"
+        why = f"{len(unknown)} tensors do not belong to this architecture (first: {unknown[0][:80]!r})"
         raise bad_file(name, why, _AGAIN)
     stacks.check(assignment.stacks, checkpoint, wanted, name)
     for target, key in assignment.dense.items():
@@ -130,10 +131,10 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
         if info.shape != shape:
             raise bad_file(name, f"{key!r} has shape {list(info.shape)}, not {list(shape)}", _AGAIN)
         if info.dtype not in DENSE_DTYPES:
-            raise bad_file(name, f"{key!r} holds {info.dtype}, in a format that localq does not know")
+            raise bad_file(name, f"{key!r} has the unsupported dtype {info.dtype}")
     for path, entry in assignment.quantized.items():
         if not isinstance(model.get_submodule(path), nn.Linear):
-            raise bad_file(name, f"{path!r} is quantized but is not a linear layer", _AGAIN)
+            raise bad_file(name, f"{path!r} is quantized but not a linear layer", _AGAIN)
         found = entry.module.stored_shape(checkpoint, entry.prefix)
         if found != wanted[f"{path}.weight"]:
             why = f"{entry.prefix!r} has shape {list(found)}, not {list(wanted[f'{path}.weight'])}"
@@ -143,7 +144,7 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
 def block_sizes(
     assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, dtype: torch.dtype, packed: bool
 ) -> list[int]:
-    """Device bytes of every tensor of weights, embedding and head left out. `packed`: quantized ones stay so."""
+    """Return the device bytes of every weight but embedding and head; packed: quantized ones stay quantized."""
     shapes = dict(model.named_parameters())
     kept = {target for target, stack in assignment.stacks.items() if packed and stack.format}
     dense = [target for target in (*assignment.dense, *assignment.stacks) if target not in (*LARGE, *kept)]
@@ -164,7 +165,7 @@ def block_sizes(
 
 
 def weight_bytes(model: Decoder) -> dict[str, int]:
-    """What the weights take on the device they compute on: "weights" of the blocks, "embedding", "head" of its own."""
+    """Return the device bytes of "weights" of the blocks, "embedding", and a separate "head"."""
     table, device = model.embed_tokens.weight, model.norm.weight.device
     head = 0 if model.lm_head is None else _bytes(model.lm_head)
     return {
@@ -182,13 +183,13 @@ def fill(
     model: Decoder,
     assignment: Assignment,
     checkpoint: Checkpoint,
-    places: Places,
+    places: Destinations,
     on_progress: Callable[[int, int], None],
 ) -> list[str]:
-    """Read every tensor into `model`; on_progress(bytes read, bytes in all) after each.
+    """Read every tensor into `model`; on_progress(bytes read, in total) after each.
 
-    A GPU never holds more than the plan: what has to be quantized or tiled is so some rows at a time, and embedding
-    and head come first. Returns the names of tensors that hold NaN or infinity.
+    A GPU never holds more than the plan: quantizing and tiling work on some rows at a time, and embedding and head come
+    first. Returns the names of tensors with NaN or infinity.
     """
     sources, linears, stacks_ = dict(assignment.dense), assignment.quantized, assignment.stacks
     made_head = None
@@ -198,7 +199,9 @@ def fill(
     total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
     total += sum(sizes[key] for entry in linears.values() for key in entry.keys)
     total += sum(sizes[key] for stack in stacks_.values() for key in stack.keys)
-    shared = Shared(checkpoint, (key for entry in (*linears.values(), *stacks_.values()) for key in entry.shared))
+    shared = SharedTensors(
+        checkpoint, (key for entry in (*linears.values(), *stacks_.values()) for key in entry.shared)
+    )
     done = 0
     non_finite: list[str] = []
     if made_head is not None:
@@ -218,7 +221,7 @@ def fill(
         on_progress(done, total)
     for target, stack in stacks_.items():
         if places.packed and stack.format:
-            _replace(model, target, stacks.packed(stack, shared, places.block, places.device))
+            _replace(model, target, stacks.load_stack(stack, shared, places.block, places.device))
         else:
             tensor = stack.read(checkpoint, places.dtype)
             _note_non_finite(tensor, stack.name, non_finite)
@@ -230,15 +233,15 @@ def fill(
     return list(dict.fromkeys(non_finite))
 
 
-def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Places, non_finite: list[str]) -> None:
-    """A head in fewer bits than `key` has it; the weights stay where they are read."""
+def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Destinations, non_finite: list[str]) -> None:
+    """Set a head in fewer bits than `key`; the source weights stay on the host."""
     weight = checkpoint.read(key).to(places.dtype)
     _note_non_finite(weight, key, non_finite)
-    model.lm_head = heads.quantized(weight, places.placement.head, places.dtype, places.device)
+    model.lm_head = heads.quantize_head(weight, places.placement.head, places.dtype, places.device)
 
 
 def _note_non_finite(tensor: Tensor, key: str, names: list[str]) -> None:
-    """Its name, where it holds NaN or infinity; without a mask of the tensor's size."""
+    """Append `key` to `names` where the tensor has NaN or infinity; without a mask of its size."""
     low, high = torch.aminmax(tensor)
     if not torch.isfinite(low) & torch.isfinite(high):
         names.append(key)
@@ -256,12 +259,14 @@ def _replace(model: nn.Module, target: str, by: nn.Parameter | nn.Module) -> Non
 
 
 def _is_router(model: nn.Module, path: str) -> bool:
-    """A router, which bitsandbytes quantizes like any Linear where nobody says otherwise: it computes in f32 here."""
+    """True for a router: bitsandbytes quantizes it by default, here it computes in f32."""
     return isinstance(model.get_submodule(path), Router)
 
 
-def _put_quantized(model: nn.Module, path: str, entry: Quantized, shared: Shared, places: Places) -> None:
-    """Its bias, if it has one, is dense and in place already."""
+def _put_quantized(
+    model: nn.Module, path: str, entry: QuantizedSource, shared: SharedTensors, places: Destinations
+) -> None:
+    """Set a quantized Linear; its bias, if any, is dense and already set."""
     plain = model.get_submodule(path)
     assert isinstance(plain, nn.Linear)  # checked by `assign`
     packed = entry.module.from_checkpoint(shared.checkpoint, entry.prefix)

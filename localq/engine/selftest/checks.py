@@ -1,6 +1,6 @@
-"""What the self-test computes: every kernel on small, odd shapes, against the reference on the CPU.
+"""The checks of the self-test: every kernel on small, odd shapes, against the reference on the CPU.
 
-Of formats with several kernels `selftest_*` computes it, of the others this module; `selftest_bounds` compares.
+Kernels of matrices are checked by `formats`, of mixtures by `experts` and `codebook_experts`, the others here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,8 @@ import torch
 from localq.engine import sampler
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
-from localq.engine.selftest import bcq as binary
-from localq.engine.selftest import codebook_experts as vq_mixtures
-from localq.engine.selftest import codebooks as books
+from localq.engine.selftest import codebook_experts, formats, replies
 from localq.engine.selftest import experts as mixtures
-from localq.engine.selftest import int4 as int4s
-from localq.engine.selftest import nf4 as nf4s
-from localq.engine.selftest import replies
-from localq.engine.selftest import rowlut as rowluts
 from localq.engine.selftest import search as searches
 from localq.engine.selftest.compare import (
     COLUMNS,
@@ -34,10 +28,7 @@ from localq.engine.selftest.compare import (
     normal,
     same,
 )
-from localq.formats import int8 as int8_format
 from localq.formats.codebooks import rotation, rotation_kernel
-from localq.formats.int8 import kernel as int8_kernel
-from localq.formats.int8.kernel import Int8Operand
 from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
 from localq.kernels.dense import DenseOperand
 from localq.kernels.gemv import Norm
@@ -52,14 +43,6 @@ def _dense_gemv(device: torch.device) -> None:
     up = normal(OUT, COLUMNS, seed=4).to(HALF)
     matrices = [DenseOperand(each.to(device)) for each in (weight, up)]
     near_gated(lambda norm, x: dense.dense_gemv(x, matrices, norm=norm, activation="silu"), x, weight, up, device)
-
-
-def _int8_gemv(device: torch.device) -> None:
-    x, packed = normal(8, COLUMNS).to(HALF), int8_format.quantize(normal(OUT, COLUMNS, seed=2))
-    matrix = Int8Operand(packed.codes.to(device), packed.scales.to(device))
-    weight = int8_format.dequantize(packed, torch.float32)
-    for rows in (1, 8):
-        near_product(int8_kernel.int8_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
 
 
 def _hadamard(device: torch.device) -> None:
@@ -148,39 +131,22 @@ def _adjust(device: torch.device) -> None:
     states, logits = replies.states_of(3001, 700, device), 3 * normal(3001)
     got, state = logits.to(device, copy=True), replies.found(states)
     logit_adjust.adjust(got, state)
-    same(got, sampler.adjusted(logits, states[0]))
+    same(got, sampler.adjust(logits, states[0]))
     same(state.matches, torch.zeros(3001, dtype=torch.int32))
 
 
 # Kernel -> its check; a check that fails raises `Mismatch`. `kv_write` and `kv_read` are tested with attention, which
 # reads what they stored.
 CHECKS: dict[str, Callable[[torch.device], None]] = {
-    "nf4_dequantize": nf4s.dequantize,
-    "nf4_gemv": nf4s.gemv,
-    "nf4_gemm": nf4s.gemm,
+    **formats.CHECKS,
     "dense_gemv": _dense_gemv,
-    "int8_gemv": _int8_gemv,
-    "rowlut_gemv": rowluts.gemv,
-    "rowlut_dequantize": rowluts.dequantize,
-    "int4_gemv": int4s.check_products,
-    "int4_dequantize": int4s.check_weights,
-    "mxfp4_gemv": mixtures.gemv,
-    "mxfp4_dequantize": mixtures.dequantize,
     "route": mixtures.route,
     "router": mixtures.router,
     "experts_gate_up": mixtures.gate_up,
     "experts_down": mixtures.down,
-    "additive_dequantize": books.check_additive_dequantize,
-    "vptq_dequantize": books.check_vptq_dequantize,
-    "gather_gemv": books.check_gather_gemv,
-    "vptq_gemv": books.check_vptq_gemv,
-    "gather_roof": books.check_gather_roof,
-    "vq_gemv": books.check_vq_gemv,
-    "vq_dequantize": books.check_vq_dequantize,
-    "vq_experts_gate_up": vq_mixtures.gate_up,
-    "vq_experts_down": vq_mixtures.down,
-    "bcq_gemv": binary.check_products,
-    "bcq_dequantize": binary.check_weights,
+    "gather_roof": formats.check_gather_roof,
+    "vq_experts_gate_up": codebook_experts.gate_up,
+    "vq_experts_down": codebook_experts.down,
     "hadamard": _hadamard,
     "attention_decode": _attention_decode,
     "vq_search": _vq_search,

@@ -1,18 +1,21 @@
-"""Mixtures of experts in codebooks for the self-test (`selftest_checks.py`): random, small, of odd sizes."""
+"""Mixtures of experts in codebooks for the self-test: random, small, of odd sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.engine.selftest.codebooks import VQ_SCHEMES, vq_matrix
 from localq.engine.selftest.compare import EPS, HALF, near, normal
+from localq.engine.selftest.formats import linear_of, multiplied
+from localq.formats.cases import BY_OP, Case
 from localq.formats.codebooks import experts_kernel as codebook_experts
 from localq.formats.codebooks import rotation
 from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
+from localq.formats.codebooks.lookup_kernel import VqOperand
 from localq.kernels.gemv import Norm
 
 EXPERTS, OUT, COLUMNS = 4, 83, 704  # a rest of a tile, of a table and of a slice
@@ -21,13 +24,18 @@ CHOSEN = [3, 0, 2]
 
 def _stacks(parts: int, device: torch.device) -> Iterator[tuple[VqStack, Tensor]]:
     """One of each scheme on the device, and its weights f32 [E, parts, out, in] on the CPU."""
-    for scheme in VQ_SCHEMES:
-        made = [
-            [vq_matrix(scheme, OUT, COLUMNS, device, 8 * expert + part) for part in range(parts)]
-            for expert in range(EXPERTS)
-        ]
+    for like in BY_OP["vq_gemv"].quick:
+        case = replace(like, shape=(OUT, COLUMNS))
+        made = [[_matrix(case, device, 8 * expert + part) for part in range(parts)] for expert in range(EXPERTS)]
         dense = torch.stack([torch.stack([weight for _, weight in each]) for each in made])
         yield vq_stack([[matrix for matrix, _ in each] for each in made]), dense
+
+
+def _matrix(case: Case, device: torch.device, seed: int) -> tuple[VqOperand, Tensor]:
+    linear, packed = linear_of(case, device, seed, True)
+    operand = linear.operand()
+    assert isinstance(operand, VqOperand)  # a layout that the kernel reads
+    return operand, multiplied(case, packed)
 
 
 def gate_up(device: torch.device) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq.formats.cases import ROUNDINGS
 from localq.kernels.gemv import Norm
 
-ROUNDINGS = 3  # of inputs and result, in units of the last place of the sum of magnitudes
 EPS = 1e-5
 HALF = torch.float16
 OUT, COLUMNS = 83, 640  # of most matrices: tiles of 16 rows and a rest; a whole chunk of 8 blocks of NF4 and a rest

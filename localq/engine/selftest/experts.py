@@ -1,7 +1,4 @@
-"""Mixtures of experts and MXFP4 for the self-test (`selftest_checks.py`), and what is checked of their kernels.
-
-Random, small, of odd sizes.
-"""
+"""Mixtures of experts for the self-test: random, small, of odd sizes, in each format of stacks."""
 
 from __future__ import annotations
 
@@ -11,46 +8,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.engine.selftest.compare import HALF, Mismatch, near, near_gated, near_product, normal, same
+from localq.engine.selftest.compare import HALF, Mismatch, near, normal
 from localq.formats import mxfp4 as mxfp4_format
 from localq.formats import nf4 as nf4_format
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
-from localq.formats.mxfp4 import kernel as mxfp4_kernel
-from localq.formats.mxfp4.kernel import Mxfp4Operand
-from localq.formats.nf4.kernel import Nf4Operand
 from localq.kernels.gemv import Norm
 
 EXPERTS, ACTIVE, OUT, COLUMNS = 5, 3, 38, 704  # no whole units; five steps and a half
 
 
-def _bytes(low: int, high: int, *shape: int, seed: int) -> Tensor:
-    return torch.randint(low, high, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-
-
-def mxfp4_packed(rows: int, columns: int, seed: int = 1) -> mxfp4_format.Packed:
-    """On the CPU; scales over eight powers of two."""
-    scales = _bytes(117, 125, rows, columns // 32, seed=seed + 1)
-    return mxfp4_format.Packed(_bytes(0, 256, rows, columns // 2, seed=seed), scales)
-
-
 def stacks(device: torch.device) -> Iterator[tuple[Stack, Tensor]]:
     """One of each format on the device, and its weights f32 [E, out, in] on the CPU."""
-    rows, shape = EXPERTS * OUT, (EXPERTS, OUT, COLUMNS)
-    packed = mxfp4_packed(rows, COLUMNS)
+    shape = (EXPERTS, OUT, COLUMNS)
+    tall = (EXPERTS * OUT, COLUMNS)
+    packed = mxfp4_format.sample(tall, 1)
     blocks, scales = packed.codes.view(EXPERTS, OUT, -1, 16), packed.scales.view(EXPERTS, OUT, -1)
     yield Mxfp4Stack(blocks.to(device), scales.to(device)), mxfp4_format.dequantize(packed, torch.float32).view(shape)
-    count = rows * COLUMNS // nf4_format.BLOCK
-    tables = (0.01 + 0.01 * normal(-(-count // nf4_format.NESTED_BLOCK), seed=5).abs(), nf4_format.dynamic_map())
-    coded = nf4_format.Packed(
-        _bytes(0, 256, rows, COLUMNS // 2, seed=3), _bytes(0, 256, count, seed=4), *tables, torch.tensor(0.02),
-        (rows, COLUMNS), torch.float32,
-    )  # fmt: skip
-    matrix = Nf4Operand(
-        coded.codes.to(device), coded.absmax.to(device), tables[0].to(device), tables[1].to(device),
-        torch.tensor(0.02).item(), nf4_format.CODE_MAP.to(device), rows, COLUMNS,
-    )  # fmt: skip
-    yield Nf4Stack(matrix, EXPERTS), nf4_format.dequantize(coded, torch.float32).view(shape)
+    coded = nf4_format.sample(tall, 3)
+    operand = nf4_format.Linear(coded.to(device)).operand()
+    yield Nf4Stack(operand, EXPERTS), nf4_format.dequantize(coded, torch.float32).view(shape)
     plain = (0.05 * normal(*shape, seed=6)).to(HALF)
     yield plain.to(device), plain.float()
 
@@ -131,34 +108,3 @@ def router(device: torch.device) -> None:
         logits = workspace[1:].view(torch.float32)
         near(logits, exact[0], x.double().abs()[0] @ weight.double().abs().T)
         _check_route(logits.cpu(), weights, chosen)
-
-
-def matrix(device: torch.device, seed: int = 1) -> tuple[Mxfp4Operand, Tensor]:
-    """On the device, and its weights f32 on the CPU."""
-    packed = mxfp4_packed(83, COLUMNS, seed)
-    return Mxfp4Operand(packed.codes.to(device), packed.scales.to(device)), mxfp4_format.dequantize(
-        packed, torch.float32
-    )
-
-
-def gemv(device: torch.device) -> None:
-    """1, 2, 3 and 8 rows in both types; gate and up with their norm."""
-    wide, (gate, weight), (other, up) = normal(8, COLUMNS, seed=1), matrix(device), matrix(device, 2)
-    for x in (wide.to(HALF), wide.bfloat16()):
-        for rows in (1, 2, 3, 8):
-            out = torch.full((rows, gate.out_features), torch.nan, device=device)
-            near_product(mxfp4_kernel.mxfp4_gemv(x[:rows].to(device), [gate], out=out), x[:rows], weight)
-
-    def gated(norm: Norm, x: Tensor) -> Tensor:
-        return mxfp4_kernel.mxfp4_gemv(x, [gate, other], norm=norm, activation="silu")
-
-    near_gated(gated, wide.to(HALF), weight, up, device)
-
-
-def dequantize(device: torch.device) -> None:
-    """Every scale that is a number, to each type."""
-    packed = mxfp4_packed(83, COLUMNS)
-    packed.scales.view(-1)[:] = torch.arange(packed.scales.numel()).fmod(255).to(torch.uint8)
-    on_device = Mxfp4Operand(packed.codes.to(device), packed.scales.to(device))
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        same(mxfp4_kernel.mxfp4_dequantize(on_device, dtype), mxfp4_format.dequantize(packed, dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localq.engine.constraint import words_of
+from localq.engine.constraint import mask_words
 from localq.engine.sampler import SamplerState, repeated_lengths
 from localq.sampling import Sampling
 
@@ -23,7 +23,7 @@ def prompt_of(length: int, vocab: int) -> Tensor:
 
 def mask_of(vocab: int) -> Tensor:
     """i32 [ceil(vocab / 32)]: about every second token is allowed."""
-    return torch.randint(-(2**31), 2**31, (words_of(vocab),), generator=torch.Generator().manual_seed(4)).int()
+    return torch.randint(-(2**31), 2**31, (mask_words(vocab),), generator=torch.Generator().manual_seed(4)).int()
 
 
 def states_of(vocab: int, length: int, device: torch.device) -> tuple[SamplerState, SamplerState]:

@@ -29,13 +29,13 @@ from localq.engine.cache import KVCache
 from localq.engine.step.fused_experts import ExpertLaunches
 from localq.engine.step.fused_experts import why_not as why_no_experts
 from localq.engine.step.launch import Launch as Launch
-from localq.engine.step.operands import bytes_read, dense_operand, fusable, operand, product, share_tables
+from localq.engine.step.operands import bytes_read, dense_operand, fusable, operand, product
 from localq.engine.step.state import StepState
 from localq.formats.linear import SlabLinear
 from localq.kernels import attention, embed, rmsnorm, sampling
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
-from localq.kernels.operand import Operand
+from localq.kernels.operand import Operand, share_tables
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Mixture

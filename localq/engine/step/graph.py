@@ -13,12 +13,18 @@ import torch
 
 from localq.engine.load.device import capture_stream
 from localq.engine.step.fused import FusedStep
+from localq.kernels.workspace import captured_for
 
 
 class StepGraphs:
     """Captured at construction; `replay` is the decode step afterwards. All were replayed once at position 0."""
 
     def __init__(self, step: FusedStep) -> None:
+        with captured_for(torch.cuda.current_stream()):
+            self._graphs = self._capture(step)
+
+    def _capture(self, step: FusedStep) -> list[torch.cuda.CUDAGraph]:
+        """Sampled, greedy, and a step without its choice; on a stream of their own."""
         state, side = step.state, capture_stream(step.state.token.device)
         pool = torch.cuda.graph_pool_handle()
         side.wait_stream(torch.cuda.current_stream())
@@ -27,16 +33,17 @@ class StepGraphs:
                 state.rewind()
                 step.run(greedy)
         torch.cuda.current_stream().wait_stream(side)
-        self._graphs: list[torch.cuda.CUDAGraph] = []
+        graphs: list[torch.cuda.CUDAGraph] = []
         for run in (partial(step.run, False), partial(step.run, True), step.forward):
             graph = torch.cuda.CUDAGraph()
-            self._graphs.append(graph)
+            graphs.append(graph)
             with torch.cuda.graph(graph, pool=pool, stream=side):
                 run()
             state.rewind()
             graph.replay()  # the first one sends the graph to the device and takes the memory for it
         state.rewind()
         torch.cuda.synchronize()
+        return graphs
 
     def replay(self, greedy: bool) -> None:
         """One decode step."""

@@ -24,15 +24,6 @@ def dense_operand(weight: Tensor, bias: Tensor | None = None) -> DenseOperand:
     return DenseOperand(weight.detach(), bias=None if bias is None else bias.detach())
 
 
-def share_tables(operands: Sequence[Operand]) -> list[Operand]:
-    """The same, with the tables of the first wherever theirs are equal: one launch has one of each, and one x.
-
-    Compares on the device and waits for it: for load time.
-    """
-    first = operands[0]
-    return [each.sharing(first) if type(each) is type(first) else each for each in operands]
-
-
 def fusable(operands: Sequence[Operand]) -> bool:
     """One launch can take them all: few enough, of one format, in one order, with the same tables and the same x."""
     return len(operands) <= gemv.SEGMENTS and len({(type(each), *each.key) for each in operands}) == 1

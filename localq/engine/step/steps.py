@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localq.engine.constraint import Constraint, checked_mask
+from localq.engine.constraint import Constraint, next_mask
 from localq.engine.load.load import LoadedModel, free_memory
 from localq.engine.sampler import SamplerState
 from localq.engine.step.fused import FusedStep
@@ -80,8 +80,8 @@ class Steps:
     # ---- in a reply
 
     def allow(self, constraint: Constraint) -> None:
-        """Only what `constraint` allows now may be chosen next. Raises as `checked_mask`."""
-        self.sampler.allow(checked_mask(constraint, self._model.vocab))
+        """Only what `constraint` allows now may be chosen next. Raises as `next_mask`."""
+        self.sampler.allow(next_mask(constraint, self._model.vocab))
 
     def begin(self, logits: Tensor, position: int, greedy: bool) -> None:
         """Choose the first token from logits f32 [vocab] of the prompt's last one, which is at `position`."""

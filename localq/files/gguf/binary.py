@@ -92,7 +92,7 @@ class _Cursor:
         self.values_left, self.text_left = MAX_VALUES, MAX_TEXT
 
     def damaged(self, why: str) -> LocalqError:
-        return bad_file(str(self.path), why, "The file is damaged or truncated; fetch it again.")
+        return bad_file(str(self.path), why, "The file is damaged or truncated; download it again.")
 
     def take(self, layout: str) -> tuple[Any, ...]:
         try:

@@ -46,7 +46,7 @@ class Facts:
 
     def bad(self, key: str, why: str) -> LocalqError:
         """What is wrong with a key (exit 8)."""
-        return bad_file(str(self.container.path), f"the key {self.full(key)} {why}", "Fetch the file again.")
+        return bad_file(str(self.container.path), f"the key {self.full(key)} {why}", "Download the file again.")
 
     def full(self, key: str) -> str:
         """The key as the file has it."""

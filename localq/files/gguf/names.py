@@ -1,4 +1,4 @@
-"""GGUF tensor names -> Hugging Face names, and what the conversion to GGUF changed about a tensor.
+"""GGUF tensor names -> Hugging Face names, and the changes that the conversion to GGUF makes.
 
 The conventions are llama.cpp's (convert_hf_to_gguf.py, gguf-py/gguf/tensor_mapping.py): llama-like models have the rows
 of q and k interleaved for its rotary kernel, and gemma's norms are stored with the 1 added.

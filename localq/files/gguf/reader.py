@@ -1,4 +1,4 @@
-"""A .gguf file as if it were a Hugging Face folder: configuration, stop tokens, chat template, tensors by their names.
+"""A .gguf file as a Hugging Face folder: configuration, stop tokens, chat template, tensors by name.
 
 Torch-free and numpy-free; the data itself is read by `tensors.py`, the vocabulary by `vocab.py`.
 """
@@ -90,7 +90,7 @@ def _tensors(container: Container, architecture: str) -> dict[str, GgufTensor]:
             raise LocalqError(str(container.path), why, "This variant is not supported.", ExitCode.FAILURE)
         if renamed in found:
             why = f"its tensors {found[renamed].gguf_name!r} and {name!r} are the same one"
-            raise bad_file(str(container.path), why, "The file is damaged; fetch it again.")
+            raise bad_file(str(container.path), why, "The file is damaged; download it again.")
         found[renamed] = GgufTensor(name, raw.type, raw.shape, raw.offset)
     return found
 
@@ -100,7 +100,7 @@ def _config(facts: Facts, tied: bool) -> dict[str, Any]:
     head_dim = facts.integer("attention.key_length", hidden // heads)
     embedding = facts.container.tensors.get("token_embd.weight")
     if embedding is None:
-        raise bad_file(str(facts.container.path), "it has no token_embd.weight", "Fetch the file again.")
+        raise bad_file(str(facts.container.path), "it has no token_embd.weight", "Download the file again.")
     rotary = facts.integer("rope.dimension_count", head_dim)
     config: dict[str, Any] = {
         "model_type": "gemma3_text" if facts.architecture == "gemma3" else facts.architecture,

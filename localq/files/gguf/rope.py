@@ -95,10 +95,10 @@ def _factors(facts: Facts, name: str, rotary: int) -> list[float] | None:
 def _floats(container: Container, tensor: RawTensor, count: int) -> list[float]:
     if tensor.type != _F32 or tensor.shape != (count,):
         why = f"a tensor of RoPE factors has shape {tensor.shape} and type {tensor.type}"
-        raise bad_file(str(container.path), f"{why}, not {count} values of f32", "Fetch the file again.")
+        raise bad_file(str(container.path), f"{why}, not {count} values of f32", "Download the file again.")
     with container.path.open("rb") as file:
         file.seek(tensor.offset)
         values = struct.unpack(f"<{count}f", file.read(4 * count))
     if not all(0 < value < LARGEST for value in values):  # NaN fails every comparison and so ends here too
-        raise bad_file(str(container.path), "a RoPE factor is not a positive number", "Fetch the file again.")
+        raise bad_file(str(container.path), "a RoPE factor is not a positive number", "Download the file again.")
     return [shortest_f32(value) for value in values]

@@ -1,4 +1,4 @@
-"""The data of a .gguf file, dequantized to float32 and brought back to the Hugging Face orientation and convention.
+"""Tensors of a .gguf file, dequantized to float32 in the Hugging Face layout.
 
 Every type that the `gguf` package can dequantize (`gguf.quants`, its numpy definitions of ggml's formats) is read.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _JOINED = 9216  # values of rows that are joined, at most: 16 times as many are 590 kB
 
 
-def mapped(model: GgufModel) -> NDArray[np.uint8]:
+def map_file(model: GgufModel) -> NDArray[np.uint8]:
     """All bytes of the file, which stay there when it is removed. Raises LocalqError (exit 8)."""
     import numpy as np  # start-up cost: headers are read without numpy
 
     try:
         return np.memmap(model.path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
-        raise bad_file(str(model.path), f"cannot be mapped ({error})", "Fetch the file again.") from error
+        raise bad_file(str(model.path), f"cannot be mapped ({error})", "Download the file again.") from error
 
 
 def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = None) -> NDArray[np.float32]:
@@ -36,8 +36,8 @@ def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = No
     """
     tensor = model.tensors.get(name)
     if tensor is None:
-        raise bad_file(str(model.path), f"it has no tensor {name!r}", "Fetch the file again.")
-    values = _dequantized(model, tensor, mapped(model) if data is None else data)
+        raise bad_file(str(model.path), f"it has no tensor {name!r}", "Download the file again.")
+    values = _dequantized(model, tensor, map_file(model) if data is None else data)
     if model.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
         return _unpermuted(model, values, model.config[key])
@@ -58,12 +58,14 @@ def _dequantized(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) 
         raise _unsupported(model, tensor, f"number {tensor.type}") from None
     *rows, columns = tensor.shape
     if columns % block:
-        raise bad_file(str(model.path), f"tensor {tensor.gguf_name!r} has a row of {columns} values", "Fetch it again.")
+        raise bad_file(
+            str(model.path), f"tensor {tensor.gguf_name!r} has a row of {columns} values", "Download it again."
+        )
     shape = (*rows, columns // block * block_bytes)
     end = tensor.offset + math.prod(shape)
     if end > len(file):
         raise bad_file(
-            str(model.path), f"tensor {tensor.gguf_name!r} is cut off", "The file is truncated; fetch it again."
+            str(model.path), f"tensor {tensor.gguf_name!r} is cut off", "The file is truncated; download it again."
         )
     data = file[tensor.offset : end].reshape(shape)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
@@ -90,7 +92,9 @@ def _joined(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
 def _unpermuted(model: GgufModel, values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Undo the interleaving of the two halves of every head's rows: [heads, half, 2] -> [heads, 2, half]."""
     if values.shape[0] % (2 * heads):
-        raise bad_file(str(model.path), f"{values.shape[0]} rows do not divide into {heads} heads", "Fetch it again.")
+        raise bad_file(
+            str(model.path), f"{values.shape[0]} rows do not divide into {heads} heads", "Download it again."
+        )
     rest = values.shape[1:]
     return values.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(values.shape)
 

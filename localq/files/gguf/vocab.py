@@ -107,7 +107,7 @@ def _tokens(container: Container) -> tuple[list[str], list[int]]:
 
 
 def _malformed(container: Container, why: str) -> LocalqError:
-    return bad_file(str(container.path), why, "The file is damaged; fetch it again.")
+    return bad_file(str(container.path), why, "The file is damaged; download it again.")
 
 
 def _token(container: Container, tokens: list[str], key: str) -> str | None:

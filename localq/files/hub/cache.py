@@ -1,4 +1,4 @@
-"""The Hugging Face cache as it lies on the disk: what is there, what is complete. No network, no client library.
+"""The Hugging Face cache on the disk: its repositories, and which are complete. No network, no client library.
 
 Layout (shared with every other tool that uses it; documented by huggingface_hub):
 

@@ -1,8 +1,8 @@
-"""The Hugging Face hub over huggingface_hub: what a repository holds at a commit, and the bytes of one file of it.
+"""Requests to the Hugging Face hub: the files of a repository at a commit, and the bytes of one.
 
 The only module that talks to the hub. The client library gives the metadata, the access token (from where `hf auth
 login` puts it; never read here) and the connection, with the user's proxies and certificates. Redirects of files are
-followed here: the token goes to the configured hub alone. Nobody is followed to an unencrypted address.
+followed here: the token goes to the configured hub alone. Redirects to unencrypted addresses are refused.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def list_files(repo: str, revision: str) -> Listing:
         TypeError,
         ValueError,
     ) as error:  # not JSON, or JSON of another shape
-        raise no_hub(repo, f"{endpoint()} does not answer as a model hub does") from error
+        raise no_hub(repo, f"{endpoint()} does not answer like a model hub") from error
 
 
 def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
@@ -156,7 +156,7 @@ def _refuse_unencrypted(what: str, address: str) -> None:
     plain = scheme == "http" and (_is_loopback(host) or (chosen[0] == "http" and chosen[1] == host))
     if not host or not (scheme == "https" or plain):
         why = f"the hub redirects to {scheme or 'no'}://{host}, which is not encrypted"
-        raise no_hub(what, why, "Check HF_ENDPOINT and the network: somebody may be in between.")
+        raise no_hub(what, why, "Check HF_ENDPOINT and the network: the connection may be intercepted.")
 
 
 def _before_request(request: Any) -> None:

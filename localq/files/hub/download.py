@@ -1,4 +1,4 @@
-"""One file of a repository, from the hub to its place in a cache, in an order that a kill or a power cut cannot hurt.
+"""Download one file of a repository into a cache, safe against kills and power cuts.
 
     bytes -> fsync -> state -> ... -> hash right -> fsync -> renamed to blobs/HASH -> fsync of the folder
           -> linked from snapshots/COMMIT -> fsync of the folder -> recorded (`hub_records`)
@@ -67,12 +67,12 @@ def get(
     def waiting() -> None:
         nonlocal said
         if not said:
-            tell(f"{file.name}, which another process fetches")
+            tell(f"{file.name} (another process is downloading it)")
             said = True
 
     with disk.disk_errors(store.cache):
         if not _is_here(store, listing, file, tell):
-            with download_parts.claimed(store.parts, file.content_id, waiting) as stem:
+            with download_parts.claim(store.parts, file.content_id, waiting) as stem:
                 if not _is_here(store, listing, file, tell):  # nobody was quicker
                     _fetch(store, listing, file, stem, on_bytes)
     return pointer
@@ -131,7 +131,9 @@ def discard_or_refuse(store: Store, repo: str, content_id: str, path: Path) -> N
 def foreign(repo: str, path: Path) -> LocalqError:
     """The error (exit 8) for wrong content of another tool, which stays where it is."""
     why = f"{path} does not have the hash that is recorded for it, and another tool put it there"
-    return bad_file(repo, why, f"`localq rm {repo}` removes the model after a question, `localq pull` fetches it anew.")
+    return bad_file(
+        repo, why, f"`localq rm {repo}` removes the model (it asks first), `localq pull` downloads it again."
+    )
 
 
 def _fetch(store: Store, listing: Listing, file: RemoteFile, stem: Path, on_bytes: OnBytes) -> None:
@@ -221,9 +223,9 @@ class _Transfer:
 
     def _changed(self) -> LocalqError:
         why = f"the content of {self.file.name} does not have the hash that the hub records for it, twice in a row"
-        return bad_file(self.listing.repo, why, "Nothing of it was kept. Try again later, or use another revision.")
+        return bad_file(self.listing.repo, why, "Nothing was kept. Try again later, or use another revision.")
 
     def _translated(self, error: Exception) -> Exception:
         if isinstance(error, _UnusableError | _ShortError):
             return hub_errors.no_hub(self.listing.repo, str(error))
-        return hub_errors.translated(error, self.listing.repo, self.listing.commit, self.file.name)
+        return hub_errors.translate(error, self.listing.repo, self.listing.commit, self.file.name)

@@ -1,4 +1,4 @@
-"""What goes wrong with a hub, in words of ours: every failure is a LocalqError that names the cause.
+"""Failures of the hub as LocalqErrors that name the cause.
 
 Gated (exit 5), not there (4), network (6), disk (9). Messages of the client library, which may hold signed addresses,
 are never shown. Also which failures pass, and how long a server asks to be left alone.
@@ -44,7 +44,7 @@ def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = 
             return call()
         except Exception as error:
             if pause_s is None or not _is_passing(error):
-                known = translated(error, repo, revision, name)
+                known = translate(error, repo, revision, name)
                 if known is error:
                     raise
                 raise known from error
@@ -97,7 +97,7 @@ def _is_passing(error: Exception) -> bool:
     return status_of(error) in PASSING_STATUS or type(error).__name__ == "ReadTimeout"
 
 
-def translated(error: Exception, repo: str, revision: str, name: str) -> Exception:
+def translate(error: Exception, repo: str, revision: str, name: str) -> Exception:
     """The LocalqError for what the client raised; the error itself where it is a bug."""
     from huggingface_hub import errors
 
@@ -114,7 +114,7 @@ def translated(error: Exception, repo: str, revision: str, name: str) -> Excepti
     if status == 401:
         return gated(repo, "the hub does not accept the access token")
     if status == 403:
-        return gated(repo, "the access token may not read it, or its licence was not accepted")
+        return gated(repo, "the access token has no access to it, or its licence was not accepted")
     if status == 404:
         return _not_there(repo, f"it has no {name}" if name else "it is not there", "Check the name and the revision.")
     if status is not None:

@@ -1,8 +1,9 @@
-"""From a source to verified files on this machine: what to fetch from the hub, in which order, and how it is checked.
+"""Fetch a model: which files of a source, in which order, and how they are verified.
 
-Weights live in the Hugging Face cache (`hub_cache`), the bytes come through `hub_client`, the embedded model through
-`embedded`. A complete model is used without any request. Only files that localq reads are fetched: configuration,
-tokenizer, chat template and safetensors, or the one .gguf that a source names; never pickles, code or subfolders.
+Weights live in the Hugging Face cache (`cache`), the bytes come through `client`, the default model through
+`files.packaged_model`. A complete model is used without any request. Only files that localq reads are fetched:
+configuration, tokenizer, chat template and safetensors, or the one .gguf that a source names; never pickles, code or
+subfolders.
 Everything is pinned to one commit and hashed (`download`), and `config.json` is placed last, so that a fetch that was
 cut off is seen as such. What lies in the cache already, whoever put it there, is hashed once before it is used, and
 again when it was written to. Torch-free.
@@ -81,7 +82,7 @@ def fetch_repo(
 
 def not_here(repo: str) -> LocalqError:
     """The error (exit 6) for what would have to be asked of the hub while the network is switched off."""
-    why = "it is not complete on this machine, and the network is switched off"
+    why = "it is not complete on this machine, and localq is offline"
     return LocalqError(repo, why, "Run once without --offline and HF_HUB_OFFLINE.", ExitCode.NETWORK)
 
 
@@ -121,7 +122,7 @@ class _Fetch:
             raise hub_errors.gated(listing.repo)
         names = files or single_gguf(listing)
         if names and all(name.endswith(".gguf") for name in names):
-            path = self._get(named(listing, names))[0]
+            path = self._get(named_files(listing, names))[0]
         else:
             path = self._folder()
         with disk.disk_errors(places.hub_cache()):
@@ -139,7 +140,7 @@ class _Fetch:
             index = self._get([files[INDEX_NAME]])[0]
             shards = sorted(set(read_index(index.parent).values()))
             if absent := [name for name in shards if name not in files]:
-                why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+                why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
                 raise bad_file(self.listing.repo, why, "Use another repository or revision.")
             weights = [files[name] for name in shards]
         # The marker comes last: until then, nobody takes the snapshot for a complete one.
@@ -221,8 +222,8 @@ def _drop(repo: str, wrong: list[Path], offline: bool) -> None:
             if not hub_records.is_ours(store, repo, content_id, path):
                 raise download.foreign(repo, path)
         if offline:
-            why = f"{wrong[0]} does not have the hash that is recorded for it, and the network is switched off"
-            raise bad_file(repo, why, "`localq pull` fetches it anew once there is a network.")
+            why = f"{wrong[0]} does not have the hash that is recorded for it, and localq is offline"
+            raise bad_file(repo, why, "Go online and run `localq pull` to download it again.")
         for path, content_id in named:
             download.discard_or_refuse(store, repo, content_id, path)
 
@@ -232,9 +233,9 @@ def _check_catalogued(source: Source, path: Path) -> None:
     for each in read_files(path):
         recorded, content_id = source.sha256.get(each.name), hub_cache.content_id(each)
         if recorded and content_id and len(content_id) == len(recorded) and content_id != recorded:
-            why = f"{each} is another file than the catalogue records"
+            why = f"{each} differs from the file that the catalogue records"
             raise bad_file(
-                source.repo, why, f"`localq rm {source.repo}` removes it; `localq pull` fetches the right one."
+                source.repo, why, f"`localq rm {source.repo}` removes it; `localq pull` downloads the right one."
             )
 
 
@@ -242,8 +243,8 @@ def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> No
     """Before the first byte: the hub offers the content that the catalogue records (`sha256`, by name), or exit 8."""
     recorded = sha256.get(file.name)
     if recorded and file.sha256 and recorded != file.sha256:
-        why = f"the hub offers {file.name} with other content than the catalogue records"
-        raise bad_file(repo, why, "Somebody replaced it: name a --revision that you trust.")
+        why = f"the hub offers {file.name} with content that differs from the catalogue"
+        raise bad_file(repo, why, "The file was replaced: give a --revision that you trust.")
 
 
 def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorded: str | None) -> None:
@@ -256,11 +257,11 @@ def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorde
     with disk.disk_errors(path):
         if disk.sha256_of(path) != recorded:
             download.discard_or_refuse(store, repo, file.content_id, path)
-            why = f"the content of {file.name} does not have the hash that the catalogue records for it"
-            raise bad_file(repo, why, "Somebody replaced it: name a --revision that you trust.")
+            why = f"the content of {file.name} does not have the hash in the catalogue"
+            raise bad_file(repo, why, "The file was replaced: give a --revision that you trust.")
 
 
-def named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
+def named_files(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
     """The files of these names. Raises LocalqError (exit 4) for one that is not there."""
     for name in names:
         if name not in listing.files:
@@ -276,7 +277,7 @@ def single_gguf(listing: Listing) -> tuple[str, ...]:
     found = sorted(name for name in listing.files if name.endswith(".gguf"))
     if len(found) > 1:
         why = f"it holds {len(found)} .gguf files ({', '.join(found[:4])}{', ...' if len(found) > 4 else ''})"
-        step = f"Fetch one with `hf download {listing.repo} FILE` and give localq its path."
+        step = f"Download one with `hf download {listing.repo} FILE` and give localq its path."
         raise LocalqError(listing.repo, why, step, ExitCode.USAGE)
     return tuple(found)
 
@@ -293,4 +294,6 @@ def check_layout(listing: Listing) -> None:
         raise bad_file(listing.repo, why, "Use a repository in the layout that transformers reads.")
     for name in (hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME):
         if name not in names:
-            raise bad_file(listing.repo, f"it has no {name}, without which localq cannot use it", "Use another one.")
+            raise bad_file(
+                listing.repo, f"it has no {name}, without which localq cannot use it", "Use another repository."
+            )

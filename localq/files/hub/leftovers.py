@@ -1,4 +1,4 @@
-"""What localq fetched and nothing uses: downloads that were cut off, content that no revision links to. No network.
+"""Files that localq downloaded and nothing uses: interrupted downloads, content without a revision. No network.
 
 Content that another tool put into the Hugging Face cache is never among it.
 """
@@ -14,7 +14,7 @@ from localq import disk, places
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
-from localq.files.hub.parts import Begun
+from localq.files.hub.parts import UnfinishedPart
 from localq.files.hub.records import Store
 
 UNFINISHED, UNUSED = "unfinished download", "not used by any revision"
@@ -28,13 +28,13 @@ class Leftover:
     bytes: int
     what: str
     repo: str
-    part: Begun | None = None
+    part: UnfinishedPart | None = None
 
 
 def find() -> list[Leftover]:
     """Everything that can go, and not what a process works on now. Raises LocalqError (exit 9)."""
     with disk.disk_errors(places.hub_cache()):
-        parts = [part for part in download_parts.begun(places.downloads_dir()) if not part.busy]
+        parts = [part for part in download_parts.unfinished(places.downloads_dir()) if not part.busy]
         begun = [Leftover(part.path, part.bytes, UNFINISHED, part.repo, part) for part in parts]
         return [*begun, *_unused(hub_records.users())]
 

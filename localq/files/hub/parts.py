@@ -1,4 +1,4 @@
-"""What a download has on the disk before it is a file of the cache: its bytes, and how many of them are durable.
+"""Unfinished downloads on the disk: the bytes so far, and how many of them are durable.
 
     HASH.part    the bytes so far; HASH is what their sha256 (or git id) must be in the end
     HASH.state   a line of JSON (repo, name, size, etag), then a line with a count of bytes for every `STEP_BYTES` that
@@ -39,7 +39,7 @@ _NAME = re.compile(r"(?P<id>[0-9a-f]{40}|[0-9a-f]{64})(\.[0-9a-f]{16})?\.part")
 
 
 @dataclass(frozen=True)
-class Begun:
+class UnfinishedPart:
     """A download that was begun. `repo` and `name` are empty where it was cut off before its first step."""
 
     path: Path
@@ -158,7 +158,7 @@ def _read_state(path: Path) -> tuple[dict[str, Any], int, int]:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, content_id: str, waiting: Callable[[], None]) -> Iterator[Path]:
+def claim(folder: Path, content_id: str, waiting: Callable[[], None]) -> Iterator[Path]:
     """The stem of the part of `content_id` in `folder`, for this process alone.
 
     `waiting` is called while another one has it. Raises OSError.
@@ -219,7 +219,7 @@ def _is_exclusive(path: Path) -> bool:
 # ---- what was begun
 
 
-def begun(folder: Path) -> list[Begun]:
+def unfinished(folder: Path) -> list[UnfinishedPart]:
     """Every part in `folder`, by path."""
     found = []
     for path in sorted(folder.glob("*.part")):
@@ -230,11 +230,12 @@ def begun(folder: Path) -> list[Begun]:
             state = path.with_suffix(".state")
             known = _read_state(state)[0] if state.is_file() else {}
             repo, name = (str(known.get(key, "")) for key in ("repo", "name"))
-            found.append(Begun(path, repo, name, path.stat().st_size, _is_busy(folder / f"{match['id']}.lock")))
+            busy = _is_busy(folder / f"{match['id']}.lock")
+            found.append(UnfinishedPart(path, repo, name, path.stat().st_size, busy))
     return found
 
 
-def remove(part: Begun) -> int:
+def remove(part: UnfinishedPart) -> int:
     """Remove a part with its state and its lock; the bytes freed, 0 where a process works on it now. Raises OSError."""
     lock = part.path.with_name(f"{part.path.name.partition('.')[0]}.lock")
     descriptor = os.open(lock, _FLAGS, _MODE)

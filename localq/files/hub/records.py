@@ -1,4 +1,4 @@
-"""What localq knows of files in a cache that it shares with other tools: their hash was right, and who put them there.
+"""Records of files in the shared cache: their hash was right, and whether localq put them there.
 
 One small file for each content, `<records>/models--ORG--REPO/HASH.json`, written last: after the hash of the file was
 checked and its name was durable. A file that has the size, the inode and the time of its record was not touched since

@@ -1,4 +1,4 @@
-"""What a repository is, before its weights are fetched: its configuration, and the headers of its files of weights.
+"""Outlines of repositories: configuration and headers of the weights, before the weights are downloaded.
 
 Laid out as a folder (or a .gguf file) that everything which looks at models can look at: the small files are whole, a
 file of weights has its header and its length and nothing behind it, so it takes no room on the disk. Headers come by
@@ -74,7 +74,7 @@ def to_fetch(listing: Listing, names: tuple[str, ...] = ()) -> list[RemoteFile]:
     """
     names = names or hub.single_gguf(listing)
     if names and all(name.endswith(".gguf") for name in names):
-        return hub.named(listing, names)
+        return hub.named_files(listing, names)
     hub.check_layout(listing)
     small = [file for name, file in sorted(listing.files.items()) if hub.SMALL_FILES.fullmatch(name)]
     index = [] if SINGLE_NAME in listing.files else [listing.files[INDEX_NAME]]
@@ -95,7 +95,7 @@ def _folder(listing: Listing, folder: Path) -> Path:
 def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
     for file in files:
         if file.size > MAX_SMALL_BYTES:
-            why = f"{file.name} has {file.size:,} bytes, which no such file has"
+            why = f"{file.name} has {file.size:,} bytes, too many for such a file"
             raise bad_file(listing.repo, why, "Use another repository or revision.")
         (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
 
@@ -104,7 +104,7 @@ def _shards(listing: Listing, folder: Path) -> list[str]:
     """The files of weights, by the index in `folder` where there is one."""
     shards = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
     if absent := [name for name in shards if name not in listing.files]:
-        why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+        why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
         raise bad_file(listing.repo, why, "Use another repository or revision.")
     return shards
 
@@ -145,11 +145,11 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's own, -1 without one
         if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
             raise
-        why = f"{file.name} is said to have {file.size:,} bytes, which no file here can have ({error})"
+        why = f"the hub lists {file.size:,} bytes for {file.name}, more than a file here can have ({error})"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 
 
-def fetched_bytes(listing: Listing, outlined: Path) -> int:
+def download_bytes(listing: Listing, outlined: Path) -> int:
     """Bytes that fetching `listing` takes, of which `outlined` is the outline."""
     weights = {outlined.name} if outlined.is_file() else {each.name for each in outlined.iterdir()}
     small = set() if outlined.is_file() else {name for name in listing.files if hub.SMALL_FILES.fullmatch(name)}

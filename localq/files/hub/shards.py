@@ -1,7 +1,7 @@
-"""A repository whose weights are on the disk one file at a time: fetched when asked for, removed when done with.
+"""Weights of a repository, downloaded file by file when needed and removed after use.
 
 The files lie in a cache of their own, in the layout of the Hugging Face cache, beside what is made of them: a folder
-that holds `MARK`, without which it is somebody's and is refused. Weights that the user's cache holds already are read
+that holds `MARK`, without which it is refused. Weights that the user's cache holds already are read
 there and left there. All is pinned to the commit that the first call found,
 so that one that goes on reads the same bytes. Every file is hashed before it is read. Torch-free.
 """
@@ -75,7 +75,7 @@ class Shards:
         folder = paths[0].parent
         names = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
         if absent := [name for name in names if name not in files]:
-            why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+            why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
             raise bad_file(self._listing.repo, why, "Use another repository or revision.")
         return folder, names
 
@@ -127,8 +127,10 @@ class Shards:
     def _as_said(self, name: str, path: Path) -> Path:
         """What was planned with is what came: the answer that held the header had no hash."""
         if name in self._headers and read_header(path).tensors != self._headers[name].tensors:
-            why = f"{name} holds other tensors than the hub said before it was fetched"
-            raise bad_file(self._listing.repo, why, "Run the same command again; if it stays so, use another revision.")
+            why = f"{name} holds other tensors than its header on the hub listed"
+            raise bad_file(
+                self._listing.repo, why, "Run the same command again; if it happens again, use another revision."
+            )
         return path
 
     def keep(self, needed: Sequence[str]) -> None:
@@ -222,7 +224,7 @@ def _claim(cache: Path) -> IO[bytes]:
     try:
         empty = not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
         if not empty and not (cache / MARK).is_file():
-            why = "files of the source would be fetched to it and removed, and it is not localq's"
+            why = "localq would download files there and delete them, but the folder is not localq's"
             raise usage_error(str(cache), why, "Move it away, or give another --out.")
         cache.mkdir(parents=True, exist_ok=True)
         mark = (cache / MARK).open("ab")
@@ -232,7 +234,7 @@ def _claim(cache: Path) -> IO[bytes]:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         mark.close()
-        why = "another localq fetches files to it"
+        why = "another localq is downloading to it"
         raise usage_error(str(cache), why, "Wait for it, or give another --out.") from error
     return mark
 

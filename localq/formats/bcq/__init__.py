@@ -35,9 +35,11 @@ from localq.formats.bcq import solve as bcq_solve
 from localq.formats.bcq.codec import EIGHT, MOST_PLANES, Packed, dequantize, group_of, packed_bits
 from localq.formats.bcq.linear import Linear
 from localq.formats.checkpoint import Checkpoint
+from localq.formats.samples import Random
 
 __all__ = [
     "BLOCK",
+    "VARIANTS",
     "Linear",
     "Maker",
     "Packed",
@@ -52,6 +54,8 @@ __all__ = [
     "quant_method",
     "quantization_config",
     "quantize",
+    "sample",
+    "stored",
     "stored_bytes",
     "stored_shape",
     "suffixes",
@@ -59,6 +63,7 @@ __all__ = [
 ]
 
 quant_method = "localq_bcq"
+VARIANTS = ("q3g128", "q2g128", "q4g128", "q3g32", "q3g128z", "q2row")
 suffixes = (".signs", ".alphas")
 BLOCK = EIGHT
 
@@ -141,6 +146,17 @@ def _solved(weight: Tensor, size: int, planes: int, zero_point: bool, turns: int
     return numbers.view(out, columns), scales.view(out, columns // size, -1)
 
 
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain in `scheme`: random signs, planes of about one scale."""
+    (out, columns), random = shape, Random(seed, device)
+    planes, group, zero_point = schemes.bcq_scheme(scheme)
+    signs = random.codes(out, planes, columns // EIGHT)
+    scales = random.scales((columns * planes) ** -0.5, out, planes + zero_point, -(-columns // (group or columns)))
+    if zero_point:  # of either sign, so that they do not add up along a row
+        scales[:, -1] = random.normal(out, scales.shape[2], deviation=0.1 * columns**-0.5)
+    return Packed(signs, scales)
+
+
 def bytes(out: int, columns: int, planes: int = 3, group: int = 128, zero_point: bool = False) -> int:
     """Bytes of a matrix on the device: codes and scales."""
     return out * planes * columns // EIGHT + 2 * out * (planes + zero_point) * -(-columns // (group or columns))
@@ -164,17 +180,24 @@ def stored_bytes(tensors: Mapping[str, Any], prefix: str) -> int:
     return sum(placed_bytes(tensors, prefix))
 
 
-def layout(out: int, columns: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """That of `of_scheme("")`."""
-    return of_scheme("").layout(out, columns)
+def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Suffix -> (dtype, shape) of the tensors that `to_tensors` makes for a matrix [out, in]."""
+    return of_scheme(scheme).layout(out, columns)
 
 
 def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
     """The checkpoint tensors of a matrix, by full name, on the CPU; `from_checkpoint` reads them."""
-    return {prefix + suffixes[0]: packed.codes.cpu(), prefix + suffixes[1]: packed.scales.cpu()}
+    return {prefix + suffix: tensor.cpu() for suffix, tensor in stored(packed).items()}
 
 
-def quantization_config(compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
+def stored(packed: Packed) -> dict[str, Tensor]:
+    """The same by suffix, where they lie."""
+    return {suffixes[0]: packed.codes, suffixes[1]: packed.scales}
+
+
+def quantization_config(
+    compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """config.json's entry of that name. `skipped` are the Linear modules that stay unquantized."""
     return {"quant_method": quant_method, "compute_dtype": compute_dtype, "modules_to_not_convert": skipped}
 

@@ -82,12 +82,18 @@ class Linear(SlabLinear):
         device = self.codes.device
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=device)
-        operand = self.operand()
-        if operand is not None and dtype != torch.float32 and self.codes.is_cuda:
-            return bcq_kernel.bcq_dequantize(operand, first, out)
+        if self.tiled and dtype != torch.float32 and self.codes.is_cuda:
+            return self.unpack(first, out)
         tiles = CHUNK_WEIGHTS.get(device.type, 2**18) // (self.row_step * self.in_features)
         rows = max(1, tiles) * self.row_step
         for start in range(0, count, rows):
             part = out[start : start + rows]
             dequantize(self._rows(first + start, len(part)), dtype, part)
         return out
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tiles, in 16 bit."""
+        operand = self.operand()
+        if operand is None:
+            raise ValueError(f"unpack: {self.shape} is not in tiles")
+        return bcq_kernel.bcq_dequantize(operand, first, out)

@@ -43,6 +43,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.errors import bad_file
+from localq.files import schemes
 from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.codebooks import gather_kernel, gather_order, unpack_kernel
@@ -50,10 +51,13 @@ from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.codebooks.definition import dequantize_codes
 from localq.formats.codebooks.gather_kernel import GatherOperand
 from localq.formats.codebooks.linear import Book, VqLinear
+from localq.formats.samples import Random
 from localq.kernels import gemv
 from localq.kernels.operand import Operand
 
 quant_method = "aqlm"
+BLOCK = 8  # columns of a codeword of most schemes
+VARIANTS = ("2x8g8", "1x8g8", "1x16g8", "1x16g16")
 suffixes = (".codes", ".codebooks", ".scales")
 CODES = {"int8": 256, "int16": 65_536}  # type of codes -> entries that they can tell apart
 VALUES = ("float16", "bfloat16", "float32")
@@ -94,6 +98,26 @@ def bytes(out: int, columns: int, books: int = 1, bits: int = 16, group: int = 8
     """Bytes of a matrix on the device, in groups of one row, with codebooks of 16-bit values."""
     codes = out * (columns // group) * books * (1 if bits <= 8 else 2)
     return codes + 2 * books * (1 << bits) * group + 2 * out
+
+
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain in `scheme`: "2x8g8"; every code, equally often."""
+    (out, columns), random = shape, Random(seed, device)
+    books, bits, group = schemes.aqlm_scheme(scheme)
+    codes = random.codes(out, columns // group, books, dtype=torch.int16 if bits > 8 else torch.int8)
+    codebooks = random.normal(books, 1 << bits, 1, group, deviation=books**-0.5)
+    return Packed(codes, codebooks, random.scales(columns**-0.5, out, 1, 1, 1))
+
+
+def multiplied(packed: Packed) -> Tensor:
+    """f32 [out, in]: the weights as products take them, codeword times scale, not rounded to 16 bit."""
+    unscaled = dequantize(replace(packed, scales=torch.ones_like(packed.scales)), torch.float32)
+    return unscaled.mul_(packed.scales.view(-1, 1).float())
+
+
+def stored(packed: Packed) -> dict[str, Tensor]:
+    """The checkpoint tensors of a matrix by suffix, where they lie; `from_checkpoint` reads them."""
+    return dict(zip(suffixes, (packed.codes, packed.codebooks, packed.scales), strict=True))
 
 
 # ---- dequantize
@@ -195,19 +219,22 @@ class Linear(VqLinear):
         """See `SlabLinear`."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        if (done := self.dequantized_tiles(first, out, rounded=True)) is not None:
-            return done
-        books, entries, out_group, in_group = self.codebooks.shape
-        packed = Packed(self.codes, self.codebooks, self.scales)
+        books, _, out_group, in_group = self.codebooks.shape
+        readable = books <= unpack_kernel.MOST_BOOKS and out_group * in_group <= unpack_kernel.LONGEST
+        if out.is_cuda and (readable or self.tiles is not None):
+            return self.unpack(first, out)
+        if self.tiles is None:
+            return dequantize_rows(self.packed, first, out)
+        part = self.scales[first : first + count]
+        return dequantize_rows(Packed(self.codes_of("codes", first, count), self.codebooks, part), 0, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tiles, or of codes as they are stored."""
         if self.tiles is not None:
-            part = self.scales[first : first + count]
-            packed, first = Packed(self.codes_of("codes", first, count), self.codebooks, part), 0
-        if not out.is_cuda:
-            return dequantize_rows(packed, first, out)
-        if books > unpack_kernel.MOST_BOOKS or out_group * in_group > unpack_kernel.LONGEST:
-            return dequantize_rows(packed, first, out)
-        codes = unpack_kernel.CodeSet(packed.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
-        return unpack_kernel.additive_dequantize([codes], packed.scales, first, out, out_group=out_group, rounded=True)
+            return self.unpack_tiles(self.tiles, first, out, rounded=True)
+        books, entries, out_group, in_group = self.codebooks.shape
+        codes = unpack_kernel.CodeSet(self.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
+        return unpack_kernel.additive_dequantize([codes], self.scales, first, out, out_group=out_group, rounded=True)
 
 
 # ---- checkpoints

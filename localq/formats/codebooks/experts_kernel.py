@@ -20,10 +20,10 @@ from localq.formats.codebooks.lookup_kernel import (
     check_signs,
     check_tensors,
     matrix_arguments,
-    meeting_place,
 )
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
+from localq.kernels.workspace import workspace_of
 
 WORDS = 6  # of 8 bytes, of a matrix in the table: csrc/lookup/experts.h, VqPlace
 LOADED = 16  # bytes of codes and of codewords that a lane loads at once
@@ -113,7 +113,7 @@ def vq_experts_gate_up(x: Tensor, stack: VqStack, chosen: Tensor, *, norm: Norm 
     kernels.module().vq_experts_gate_up(
         x=x.data_ptr(),
         stack=_stack(stack),
-        workspace=meeting_place(x.device),
+        workspace=workspace_of(x.device).arguments,
         chosen=chosen.data_ptr(),
         active=chosen.numel(),
         y=out.data_ptr(),
@@ -147,7 +147,7 @@ def vq_experts_down(
     kernels.module().vq_experts_down(
         x=gated.data_ptr(),
         stack=_stack(stack),
-        workspace=meeting_place(gated.device),
+        workspace=workspace_of(gated.device).arguments,
         chosen=chosen.data_ptr(),
         weights=weights.data_ptr(),
         active=chosen.numel(),

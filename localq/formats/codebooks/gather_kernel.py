@@ -60,6 +60,11 @@ class GatherOperand(PackedRows, Operand):
         return sum(each.nbytes for each in self.tensors())
 
     @property
+    def gathered_bytes(self) -> int:
+        """A sector for each codeword."""
+        return gather_gemv_sectors(self)
+
+    @property
     def key(self) -> tuple[object, ...]:
         """One launch has codebooks of one size and type."""
         return self.codebooks.shape, self.codebooks.dtype

@@ -13,13 +13,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from localq.formats.codebooks import dequantize_kernel, lookup_kernel
+from localq.formats.codebooks import dequantize_kernel
 from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
 from localq.formats.linear import SlabLinear
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.operand import Operand
+from localq.kernels.workspace import workspace_of
 
 # Codebook -> factor -> its fragments: matrices that share a codebook share them too, which saves a launch tables.
 _fragments: Any = WeakIdKeyDictionary()
@@ -76,7 +77,7 @@ class VqLinear(SlabLinear):
         held = tuple(self._book(book, factor) for book in books)
         self.tiles = VqOperand(held, self.scales.view(-1), factor, self.out_features, self.in_features)
         self.row_step = codebook_tiles.ROWS
-        lookup_kernel.meeting_place(self.scales.device)  # allocates it now
+        workspace_of(self.scales.device)  # allocates it now
         return self
 
     def _book(self, book: Book, factor: float) -> VqBook:
@@ -86,15 +87,10 @@ class VqLinear(SlabLinear):
         fragments = _fragments_of(book, factor)
         return VqBook(tiles, fragments, self.in_features // positions, book.number * positions, together * positions)
 
-    def dequantized_tiles(self, first: int, out: Tensor, *, rounded: bool) -> Tensor | None:
-        """Rows from `first` on, a multiple of 16, into `out` [count, in] on a GPU, and `out`; see `vq_dequantize`.
-
-        None where codes do not lie in tiles, or on the CPU.
-        """
-        if self.tiles is None or not out.is_cuda:
-            return None
+    def unpack_tiles(self, tiles: VqOperand, first: int, out: Tensor, *, rounded: bool) -> Tensor:
+        """Rows from `first` on, a multiple of 16, into `out` [count, in], and `out`: see `vq_dequantize`."""
         codebooks = [book.values for book in self.books()]
-        return dequantize_kernel.vq_dequantize(self.tiles, codebooks, first, out, rounded=rounded)
+        return dequantize_kernel.vq_dequantize(tiles, codebooks, first, out, rounded=rounded)
 
     def codes_of(self, name: str, first: int = 0, count: int | None = None) -> Tensor:
         """Rows first .. first + count - 1 (all by default) of the buffer `name`, row by row; first a multiple of 16."""
@@ -110,7 +106,7 @@ def table_bytes(model: nn.Module) -> int:
     shared = {book.fragments.data_ptr(): book.fragments.nbytes for matrix in matrices for book in matrix.books}
     if not matrices:
         return 0
-    return sum(shared.values()) + lookup_kernel.meeting_bytes(matrices[0].codes.device)
+    return sum(shared.values()) + workspace_of(matrices[0].codes.device).nbytes
 
 
 def _fragments_of(book: Book, factor: float) -> Tensor:

@@ -6,7 +6,6 @@ codewords as fragments) is made by `formats.codebooks.tiles`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,13 +16,13 @@ from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, check, check_cuda, place
 from localq.kernels.operand import Operand, address, equal
+from localq.kernels.workspace import workspace_of
 
 ENTRIES, TILE = 256, 16  # codewords of a book; rows of a tile
 STRIDES = (2, 4, 8, 16)
 BOOKS = 2  # of one matrix, at most
 STEP, LONGEST = 16, 32  # weights of a codeword in a product of the tensor cores; the most that a codeword has
 COLUMNS, TURNED_COLUMNS = 8, 16  # a matrix has a multiple of them; where x is rotated
-MEETING_WORDS = 2**21  # of 4 bytes, where slices of columns meet: enough for one row of any matrix, for eight of most
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,11 @@ class VqOperand(Operand):
         """On a GPU, in 16 bit."""
         return self.codes.is_cuda and dtype in HALF_TYPES
 
+    def copy(self) -> VqOperand:
+        """Codes and scales of its own; the fragments of codewords are shared."""
+        books = tuple(replace(book, codes=book.codes.clone()) for book in self.books)
+        return replace(self, books=books, scales=self.scales.clone())
+
     def sharing(self, first: VqOperand) -> VqOperand:
         """The signs of the rotation."""
         return replace(self, signs=first.signs) if equal(self.signs, first.signs) else self
@@ -118,7 +122,7 @@ def vq_gemv(
     codewords in f32, each rounded to f16 at its own scale, then sums in f32, rounded once; the same bits run after run.
     Raises ValueError by the argument's name.
 
-    One stream of a device at a time. Memory-bound: `vq_gemv_bytes` over the memory bandwidth is the floor.
+    Memory-bound: `vq_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "vq_gemv"
     for matrix in operands:
@@ -136,7 +140,7 @@ def vq_gemv(
     check_cuda(op, "codes", operands[0].codes)
     kernels.module().vq_gemv(
         matrices=[matrix_arguments(matrix) for matrix in operands],
-        workspace=meeting_place(x.device),
+        workspace=workspace_of(x.device).arguments,
         signs=0 if signs is None else signs.data_ptr(),
         **arguments,
         **place(x),
@@ -183,24 +187,6 @@ def check_tensors(op: str, matrix: VqOperand, device: torch.device) -> None:
         if steps not in (1, LONGEST // STEP):
             raise ValueError(f"{op}: fragments have shape {tuple(book.fragments.shape)}, must be [16, 1 or 2, 32, 8]")
         check(op, "fragments", book.fragments, device, (torch.float16,), ENTRIES * STEP * steps)
-
-
-@functools.cache
-def _meeting(device: torch.device) -> Tensor | None:
-    return torch.full((MEETING_WORDS,), -1, dtype=torch.int32, device=device) if device.type == "cuda" else None
-
-
-def meeting_place(device: torch.device) -> tuple[int, int]:
-    """Where slices of columns meet, as csrc/lookup/bind.cpp takes it: allocated at the first call for a device, when a
-    matrix is loaded. Every launch leaves all its bits set, as they are at first (csrc/lookup/slice_reduce.cuh)."""
-    made = _meeting(device)
-    return (0, 0) if made is None else (made.data_ptr(), MEETING_WORDS)
-
-
-def meeting_bytes(device: torch.device) -> int:
-    """What `meeting_place` takes of a device."""
-    made = _meeting(device)
-    return 0 if made is None else made.nbytes
 
 
 def matrix_arguments(matrix: VqOperand) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:

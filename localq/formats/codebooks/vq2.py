@@ -53,11 +53,12 @@ from localq.files.schemes import codebook_name
 from localq.formats.codebooks import lookup_kernel, rotation, rotation_kernel, unpack_kernel
 from localq.formats.codebooks.linear import Book, VqLinear, multiplies
 from localq.formats.codebooks.lookup_kernel import VqOperand
-from localq.formats.codebooks.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize
+from localq.formats.codebooks.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize, sample
 from localq.formats.codebooks.vq2_read import BOOKS, SUFFIXES, from_checkpoint, stored_shape
 
 __all__ = [
     "BLOCK",
+    "VARIANTS",
     "Linear",
     "Packed",
     "bits_per_weight",
@@ -70,6 +71,7 @@ __all__ = [
     "placed_bytes",
     "quant_method",
     "quantization_config",
+    "sample",
     "shared_names",
     "stored_bytes",
     "stored_shape",
@@ -78,6 +80,7 @@ __all__ = [
 ]
 
 quant_method = "localq_vq2"
+VARIANTS = ("s4l16", "s4l16+s4l16", "s8l8+s8l8", "s4l16+s16l32")
 suffixes = SUFFIXES
 
 
@@ -149,7 +152,9 @@ def to_tensors(packed: Packed, prefix: str, home: str | None = None) -> dict[str
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
-def quantization_config(compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
+def quantization_config(
+    compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """config.json's entry of that name. `skipped` are the Linear modules that stay unquantized."""
     return {"quant_method": quant_method, "compute_dtype": compute_dtype, "modules_to_not_convert": skipped}
 
@@ -220,11 +225,13 @@ class Linear(VqLinear):
         """See `SlabLinear`; of the decoded matrix, for an x that has been rotated."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        if (done := self.dequantized_tiles(first, out, rounded=False)) is not None:
-            return done
-        packed = self._packed_rows(first, count)
-        if not out.is_cuda:
-            return decode_rows(packed, 0, out)
+        return self.unpack(first, out) if out.is_cuda else decode_rows(self._packed_rows(first, count), 0, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tiles, or of codes as they are stored; the decoded matrix."""
+        if self.tiles is not None:
+            return self.unpack_tiles(self.tiles, first, out, rounded=False)
+        packed = self._packed_rows(first, len(out))
         sets = [
             unpack_kernel.CodeSet(codes.unsqueeze(-1), codebook.unsqueeze(0), stride)
             for (codes, codebook), stride in zip(packed.books, packed.strides, strict=True)

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from localq.files import schemes
 from localq.formats.codebooks import rotation
 from localq.formats.codebooks.definition import dequantize_codes
+from localq.formats.samples import Random
 
 BLOCK = 16  # columns are a multiple of it, so that every stride divides them
 ENTRIES = 256
@@ -98,6 +100,16 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 
 def _described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain in `scheme`: "s4l16"; codebooks of their own, without a rotation."""
+    (out, columns), random, books = shape, Random(seed, device), []
+    described = schemes.vq2_codebooks(scheme)
+    gain = sum(length / stride for stride, length in described) ** -0.5
+    for stride, length in described:
+        books.append((random.codes(out, columns // stride), random.normal(ENTRIES, length, deviation=gain)))
+    return Packed(tuple(books), random.scales(columns**-0.5, out), None, shape)
 
 
 # ---- dequantize

@@ -26,15 +26,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localq.files import schemes
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.int4 import read as int4_read
-from localq.formats.int4.codec import Packed, bytes_of, dequantize, nibbles
+from localq.formats.int4.codec import VARIANTS, Packed, bytes_of, dequantize, multiplied, nibbles, sample
 from localq.formats.int4.linear import Int4Linear
+from localq.formats.int4.tiles import fits
 
-__all__ = ["Linear", "Packed", "bytes", "dequantize", "from_checkpoint", "is_quantized", "placed_bytes",
-           "quant_method", "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
+__all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "fits", "from_checkpoint", "is_quantized",
+           "layout", "multiplied", "placed_bytes", "quant_method", "quantization_config", "sample", "stored",
+           "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
 
 quant_method = "awq"
+BLOCK = 64  # columns are a multiple of it in what `sample` makes
 suffixes = int4_read.SUFFIXES
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # output 8c + j -> its nibble of word c
 
@@ -84,10 +88,39 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     return Packed(codes, scales, bytes_of(_in_order(zeros)), None, of.group)
 
 
+def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Suffix -> (dtype, shape) of the tensors of a matrix [out, in]."""
+    groups, words = -(-columns // (schemes.int4_group(scheme) or columns)), out // int4_read.WORD
+    shapes = ((columns, words), (groups, words), (groups, out))
+    return dict(zip(suffixes, zip((torch.int32, torch.int32, torch.float16), shapes, strict=True), strict=True))
+
+
+def stored(packed: Packed) -> dict[str, Tensor]:
+    """The checkpoint tensors of a matrix by suffix, where they lie; `from_checkpoint` reads them."""
+    words = _in_words(nibbles(packed.codes).T), _in_words(nibbles(packed.zeros))
+    return dict(zip(suffixes, (*words, packed.scales), strict=True))
+
+
+def quantization_config(
+    compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """config.json's entry of that name. `skipped` are the Linear modules that stay unquantized."""
+    group = schemes.int4_group(scheme) or -1
+    stated = {"quant_method": quant_method, "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+    return {**stated, "modules_to_not_convert": skipped or None}
+
+
 def _layout(checkpoint: Checkpoint, prefix: str) -> int4_read.Layout:
     of = int4_read.layout(checkpoint, prefix, quant_method)
     int4_read.require(prefix, quant_method, of.columns % of.group == 0, f"{of.columns} columns are no whole groups")
     return of
+
+
+def _in_words(values: Tensor) -> Tensor:
+    """The inverse of `_in_order`: u8 [n, 8 m] -> int32 [n, m]."""
+    order = [PLACES.index(place) for place in range(int4_read.WORD)]
+    split = values.reshape(len(values), -1, int4_read.WORD)[:, :, order].flatten(1)
+    return bytes_of(split).contiguous().view(torch.int32)
 
 
 def _in_order(words: Tensor) -> Tensor:

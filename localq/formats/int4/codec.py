@@ -24,8 +24,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from localq.files import schemes
+from localq.formats.samples import Random
+
 # Weights that are unpacked together. On a GPU their temporaries stay within `Format.unpack_bytes`.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**22}
+ORDERED = ", ordered"  # behind the scheme of a sample whose columns lie in an order of groups
 ROWS = 8  # chunks and slabs begin at multiples of so many rows: their zero points lie in whole words
 
 
@@ -63,6 +67,31 @@ class Packed:
         return replace(
             self, codes=codes, scales=scales, zeros=zeros, order=None if self.order is None else change(self.order)
         )
+
+
+VARIANTS = ("g128", "g64", "g32")
+POWER = 17.5 + 2 / 3  # mean square of a code less its zero point in `sample`: 1 to 15, 8 twice as often; 7 to 9
+
+
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain in groups of `scheme`: "g64", "row"; "" is "g128".
+
+    "g128, ordered" has columns in an order of groups, the same for every matrix of that width.
+    """
+    (out, columns), random = shape, Random(seed, device)
+    size, ordered = scheme.removesuffix(ORDERED), scheme.endswith(ORDERED)
+    group = schemes.int4_group(size) or columns
+    groups = -(-columns // group)
+    codes = random.nibbles(out, columns // 2)
+    low, high = (random.integers(7, 10, groups, out // 2) for _ in range(2))
+    scales = random.scales((columns * POWER) ** -0.5, groups, out)
+    order = Random(columns, "cpu").permutation(columns).to(device) if ordered else None
+    return Packed(codes, scales, low | high << 4, order, group, not ordered)
+
+
+def multiplied(packed: Packed) -> Tensor:
+    """f32 [out, in]: the weights as products take them, without the rounding of the definition to 16 bit."""
+    return dequantize(replace(packed, scales=packed.scales.float()), torch.float32)
 
 
 def nibbles(stored: Tensor) -> Tensor:

@@ -36,13 +36,28 @@ from torch import Tensor
 from localq.files import schemes
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.int4 import read as int4_read
-from localq.formats.int4.codec import Packed, as_order, bytes_of, dequantize, nibbles
+from localq.formats.int4.codec import (
+    ORDERED,
+    Packed,
+    as_order,
+    bytes_of,
+    columns_of,
+    dequantize,
+    multiplied,
+    nibbles,
+    sample,
+)
+from localq.formats.int4.codec import VARIANTS as GROUPS
 from localq.formats.int4.linear import Int4Linear
+from localq.formats.int4.tiles import fits
 
-__all__ = ["Linear", "Packed", "bytes", "dequantize", "from_checkpoint", "idle_biases", "is_quantized", "placed_bytes",
-           "quant_method", "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
+__all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "fits", "from_checkpoint", "idle_biases",
+           "is_quantized", "layout", "multiplied", "placed_bytes", "quant_method", "quantization_config", "sample",
+           "stored", "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
 
 quant_method = "gptq"
+BLOCK = 64  # columns are a multiple of it in what `sample` makes
+VARIANTS = (*GROUPS, GROUPS[0] + ORDERED)
 suffixes = (*int4_read.SUFFIXES, ".g_idx")
 idle_biases = True  # P.bias may be there for a Linear without one, all zeros
 ONES = 0x11111111
@@ -98,3 +113,33 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
         zeros = (zeros.long() + ONES).to(torch.int32)
     packed_order = None if order is None else as_order(order)
     return Packed(int4_read.repacked(of, part), scales, zeros.view(torch.uint8), packed_order, of.group, in_order)
+
+
+def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Suffix -> (dtype, shape) of the tensors of a matrix [out, in]."""
+    groups, width = -(-columns // (schemes.int4_group(scheme.removesuffix(ORDERED)) or columns)), int4_read.WORD
+    shapes = ((columns // width, out), (groups, out // width), (groups, out), (columns,))
+    dtypes = (torch.int32, torch.int32, torch.float16, torch.int32)
+    return dict(zip(suffixes, zip(dtypes, shapes, strict=True), strict=True))
+
+
+def stored(packed: Packed) -> dict[str, Tensor]:
+    """The checkpoint tensors of a matrix by suffix, where they lie; `from_checkpoint` reads them as version 1."""
+    columns = torch.arange(packed.shape[1], device=packed.codes.device)
+    order = columns if packed.order is None else columns_of(packed.order)
+    codes, groups = packed.codes, torch.empty_like(columns)
+    groups[order] = columns // packed.group
+    if not packed.in_order:
+        codes = bytes_of(nibbles(codes)[:, torch.argsort(order)])
+    words = codes.view(torch.int32).T.contiguous()
+    zeros = (packed.zeros.view(torch.int32).long() - ONES).to(torch.int32)
+    return dict(zip(suffixes, (words, zeros, packed.scales, groups.to(torch.int32)), strict=True))
+
+
+def quantization_config(
+    compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """config.json's entry of that name. `skipped` are the Linear modules that stay unquantized."""
+    group = schemes.int4_group(scheme) or -1
+    stated = {"quant_method": quant_method, "bits": 4, "group_size": group, "desc_act": False, "sym": True}
+    return {**stated, "checkpoint_format": "gptq", "modules_to_not_convert": skipped or None}

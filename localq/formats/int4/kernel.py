@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class Int4Operand(NibbleRows, Operand):
     zeros: Tensor
     order: Tensor | None
     group: int
+    shared: ClassVar[tuple[str, ...]] = ("order",)
 
     @property
     def nbytes(self) -> int:

@@ -88,13 +88,19 @@ class Int4Linear(SlabLinear):
         """See `SlabLinear`; columns lie as they are packed, in the order of their groups."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        operand = self.operand()
-        if operand is not None and out.is_cuda:
-            return int4_kernel.int4_dequantize(operand, first, out)
+        if self.tiled and out.is_cuda:
+            return self.unpack(first, out)
         packed = self._held
         if self.tiled:
             packed, first = int4_tiles.untile_rows(packed, first, count), 0
         return dequantize_rows(replace(packed, order=None, in_order=True), first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tiles; columns lie in the order of their groups."""
+        operand = self.operand()
+        if operand is None:
+            raise ValueError(f"unpack: {self.shape} is not in tiles")
+        return int4_kernel.int4_dequantize(operand, first, out)
 
     def _ordered(self, x: Tensor) -> Tensor:
         """x with its columns as the weights have theirs."""

@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localq.formats.int4.codec import Packed, bytes_of, nibbles
+from localq.files import schemes
+from localq.formats.int4.codec import ORDERED, Packed, bytes_of, nibbles
 
 ROWS, COLUMNS = 16, 64  # rows of a tile; columns of a block of it
 TILED_AT_A_TIME = 2**24  # weights, of which the temporaries take some 24 MiB
@@ -20,6 +21,11 @@ TILED_AT_A_TIME = 2**24  # weights, of which the temporaries take some 24 MiB
 def tiles(shape: tuple[int, int]) -> bool:
     """A matrix [out, in] has the tiled order: whole tiles of whole blocks."""
     return shape[0] % ROWS == 0 and shape[1] % COLUMNS == 0
+
+
+def fits(out: int, columns: int, scheme: str) -> bool:
+    """The kernels read a matrix [out, in] in groups of `scheme`: whole tiles, of whole groups."""
+    return tiles((out, columns)) and columns % (schemes.int4_group(scheme.removesuffix(ORDERED)) or columns) == 0
 
 
 def tile(packed: Packed) -> Packed:

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from localq.formats.int8 import kernel as int8_kernel
 from localq.formats.int8.kernel import COLUMNS, Int8Operand
 from localq.formats.linear import PackedLinear
+from localq.formats.samples import Random
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES
 
@@ -65,6 +66,11 @@ def quantize(weight: Tensor, device: torch.device | None = None) -> Packed:
     return Packed(codes, scales)
 
 
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain."""
+    return quantize(Random(seed, device).normal(*shape, deviation=shape[1] ** -0.5, dtype=torch.float32))
+
+
 def dequantize(packed: Packed, dtype: torch.dtype) -> Tensor:
     """The weights in `dtype` -> [out, in]: the definition of the format."""
     return (packed.codes.float() * packed.scales.unsqueeze(1)).to(dtype)
@@ -86,11 +92,11 @@ class Linear(PackedLinear):
     scales: Tensor
     bias: Tensor | None
 
-    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
-        """codes i8 [out, in], scales f32 [out], bias [out] or None."""
+    def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
+        """bias [out] or None."""
         super().__init__()
-        self.out_features, self.in_features = codes.shape
-        for name, tensor in (("codes", codes), ("scales", scales), ("bias", bias)):
+        self.out_features, self.in_features = packed.codes.shape
+        for name, tensor in (("codes", packed.codes), ("scales", packed.scales), ("bias", bias)):
             self.register_buffer(name, tensor)
 
     def operand(self) -> Int8Operand:

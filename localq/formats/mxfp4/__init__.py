@@ -34,13 +34,14 @@ from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.linear import SlabLinear
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
-from localq.formats.mxfp4.codec import BLOCK, NOT_A_NUMBER, VALUES, Packed, dequantize, quantize
+from localq.formats.mxfp4.codec import BLOCK, NOT_A_NUMBER, VALUES, Packed, dequantize, quantize, sample
 from localq.formats.mxfp4.kernel import Mxfp4Operand
 from localq.kernels import gemv
 
 __all__ = [
     "BLOCK",
     "VALUES",
+    "VARIANTS",
     "Linear",
     "Packed",
     "bytes",
@@ -54,6 +55,8 @@ __all__ = [
     "quantization_config",
     "quantize",
     "read_scales",
+    "sample",
+    "stored",
     "stored_bytes",
     "stored_shape",
     "suffixes",
@@ -61,6 +64,7 @@ __all__ = [
 ]
 
 quant_method = "mxfp4"
+VARIANTS = ("",)
 suffixes = (".weight_blocks", ".weight_scales")
 
 
@@ -106,7 +110,13 @@ class Linear(SlabLinear):
         """See `SlabLinear`."""
         if not self.codes.is_cuda:
             return dequantize(self.packed.rows(slice(first, first + count)), dtype, out)
-        return mxfp4_kernel.mxfp4_dequantize(self._operand, dtype, out, (first, count))
+        if out is None:
+            out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
+        return self.unpack(first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Every layout."""
+        return mxfp4_kernel.mxfp4_dequantize(self._operand, out.dtype, out, (first, len(out)))
 
 
 def bytes(out: int, columns: int) -> int:
@@ -132,7 +142,7 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
     return [tensors[prefix + suffix].nbytes for suffix in suffixes if prefix + suffix in tensors]
 
 
-def layout(out: int, columns: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Suffix -> (dtype, shape) of the tensors that `to_tensors` makes for a matrix [out, in]."""
     blocks = columns // BLOCK
     return {suffixes[0]: (torch.uint8, (out, blocks, BLOCK // 2)), suffixes[1]: (torch.uint8, (out, blocks))}
@@ -140,11 +150,17 @@ def layout(out: int, columns: int) -> dict[str, tuple[torch.dtype, tuple[int, ..
 
 def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
     """The checkpoint tensors of a matrix, by full name, on the CPU; `from_checkpoint` reads them."""
-    blocks = packed.codes.reshape(packed.shape[0], -1, BLOCK // 2)
-    return {prefix + suffixes[0]: blocks.cpu(), prefix + suffixes[1]: packed.scales.cpu()}
+    return {prefix + suffix: tensor.cpu() for suffix, tensor in stored(packed).items()}
 
 
-def quantization_config(compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
+def stored(packed: Packed) -> dict[str, Tensor]:
+    """The same by suffix, where they lie."""
+    return dict(zip(suffixes, (packed.codes.reshape(packed.shape[0], -1, BLOCK // 2), packed.scales), strict=True))
+
+
+def quantization_config(
+    compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """config.json's entry of that name, with the keys of transformers' `Mxfp4Config`.
 
     `skipped` are the Linear modules that stay unquantized. `compute_dtype` has no key there: config.json states it.

@@ -1,4 +1,4 @@
-"""The arithmetic of MXFP4: quantize and dequantize. The format is specified in `mxfp4.py`, which is what others import.
+"""The arithmetic of MXFP4: quantize and dequantize. The format is specified in `formats.mxfp4`, which others import.
 
 Works on whatever device the tensors are on; rows are worked on in chunks that bound the temporaries.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
+from localq.formats.samples import Random
 
 BLOCK = 32
 BIAS = 127  # of E8M0: a scale byte s stands for 2 ** (s - BIAS)
@@ -105,6 +107,17 @@ def _quantize_rows(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
     nearest |= torch.signbit(blocks).to(torch.uint8) << 3
     nearest = nearest.reshape(weight.shape)
     torch.bitwise_or(nearest[:, 0::2], nearest[:, 1::2] << 4, out=codes)
+
+
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain: every code, equally often; scales of two neighbouring powers."""
+    (out, columns), random = shape, Random(seed, device)
+    wanted = 1 / (float(VALUES.square().mean()) * columns)  # mean square of a scale
+    exponent = math.floor(math.log2(wanted) / 2)
+    larger = (wanted / 4.0**exponent - 1) / 3  # the share of scales that are the larger power
+    codes = random.codes(out, columns // 2)
+    powers = random.integers(0, 2**15, out, columns // BLOCK, dtype=torch.int16) < larger * 2**15
+    return Packed(codes, powers.to(torch.uint8).add_(BIAS + exponent))
 
 
 @functools.cache

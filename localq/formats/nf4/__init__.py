@@ -49,6 +49,8 @@ from localq.formats.nf4.codec import (
     dequantize,
     dynamic_map,
     quantize,
+    sample,
+    unit_absmax,
 )
 from localq.formats.nf4.linear import Linear
 
@@ -56,6 +58,7 @@ __all__ = [
     "BLOCK",
     "CODE_MAP",
     "NESTED_BLOCK",
+    "VARIANTS",
     "Linear",
     "Packed",
     "absmax_f32",
@@ -69,10 +72,13 @@ __all__ = [
     "quant_method",
     "quantization_config",
     "quantize",
+    "sample",
+    "stored",
     "stored_bytes",
     "stored_shape",
     "suffixes",
     "to_tensors",
+    "unit_absmax",
 ]
 
 STATE_BYTES = 256
@@ -80,6 +86,7 @@ STATE_SUFFIX = ".weight.quant_state.bitsandbytes__nf4"
 FP4_SUFFIX = ".weight.quant_state.bitsandbytes__fp4"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 quant_method = "bitsandbytes"
+VARIANTS = ("",)
 suffixes = (
     ".weight",
     ".weight.absmax",
@@ -121,7 +128,7 @@ def stored_bytes(tensors: Mapping[str, Any], prefix: str) -> int:
     return count + 4 * nested
 
 
-def layout(out: int, columns: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Suffix -> (dtype, shape) of the tensors that `to_tensors` makes for a matrix [out, in]."""
     blocks = out * columns // BLOCK
     return {
@@ -136,6 +143,11 @@ def layout(out: int, columns: int) -> dict[str, tuple[torch.dtype, tuple[int, ..
 
 def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
     """The checkpoint tensors of a double-quantized matrix, by full name, on the CPU; `from_checkpoint` reads them."""
+    return {prefix + suffix: tensor.cpu() for suffix, tensor in stored(packed).items()}
+
+
+def stored(packed: Packed) -> dict[str, Tensor]:
+    """The same by suffix, where they lie; the quantization state on the CPU."""
     if packed.nested_absmax is None or packed.nested_map is None or packed.offset is None:
         raise ValueError("only double-quantized matrices are written")
     state = {
@@ -148,7 +160,7 @@ def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
         "nested_offset": packed.offset.item(),
     }
     text = json.dumps(state).encode().ljust(STATE_BYTES)
-    tensors = {
+    return {
         ".weight": packed.codes.reshape(-1, 1),
         ".weight.absmax": packed.absmax,
         ".weight.quant_map": CODE_MAP,
@@ -156,10 +168,11 @@ def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
         ".weight.nested_quant_map": packed.nested_map,
         STATE_SUFFIX: torch.frombuffer(bytearray(text), dtype=torch.uint8),
     }
-    return {prefix + suffix: tensor.cpu() for suffix, tensor in tensors.items()}
 
 
-def quantization_config(compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
+def quantization_config(
+    compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """config.json's entry of that name, in the form of transformers' `BitsAndBytesConfig.to_dict()`.
 
     `skipped` are the Linear modules that stay unquantized.

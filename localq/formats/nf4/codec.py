@@ -1,4 +1,4 @@
-"""The arithmetic of NF4: quantize and dequantize. The format is specified in `nf4.py`, which is what others import.
+"""The arithmetic of NF4: quantize and dequantize. The format is specified in `formats.nf4`, which others import.
 
 Works on whatever device the tensors are on; rows are worked on in chunks that bound the temporaries.
 """
@@ -6,6 +6,7 @@ Works on whatever device the tensors are on; rows are worked on in chunks that b
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.errors import bad_file
+from localq.formats.samples import SPREAD, Random
 
 BLOCK = 64
 NESTED_BLOCK = 256
@@ -151,6 +153,21 @@ def _quantize_absmax(centred: Tensor) -> tuple[Tensor, Tensor]:
     codes = torch.bucketize(scaled, bounds, out_int32=True)  # a tie goes to the lower entry
     tie = scaled == bounds[codes.clamp(max=len(bounds) - 1).long()]
     return (codes + (tie & (codes % 2 == 1))).to(torch.uint8), scales  # and from an odd one to the even one above
+
+
+def unit_absmax(columns: int) -> float:
+    """The absmax at which a row of uniformly random codes has unit gain."""
+    return 1 / (math.sqrt(columns) * float(CODE_MAP.square().mean().sqrt()))
+
+
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain: every code, equally often; double-quantized."""
+    (out, columns), random = shape, Random(seed, device)
+    blocks, unit = out * columns // BLOCK, unit_absmax(shape[1])
+    nested = random.scales(SPREAD * unit, math.ceil(blocks / NESTED_BLOCK), dtype=torch.float32)
+    codes, absmax = random.codes(out, columns // 2), random.codes(blocks)  # of a map that spans -1 to 1
+    tables = (dynamic_map().to(device), torch.tensor(unit, device=device))
+    return Packed(codes, absmax, nested, *tables, shape, torch.float16)
 
 
 # ---- dequantize

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class Nf4Operand(Operand):
     out_features: int
     in_features: int
     tiled: bool = False
+    shared: ClassVar[tuple[str, ...]] = ("nested_map", "code_map")
 
     @property
     def count(self) -> int:

@@ -112,9 +112,13 @@ class Linear(SlabLinear):
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
-        return nf4_kernel.nf4_dequantize(
-            self.operand(), dtype, out, None if count == self.out_features else (first, count)
-        )
+        if out is None:
+            out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
+        return self.unpack(first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Every layout."""
+        return nf4_kernel.nf4_dequantize(self.operand(), out.dtype, out, (first, len(out)))
 
 
 @functools.cache

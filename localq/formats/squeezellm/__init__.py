@@ -38,6 +38,7 @@ from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.int4.codec import bytes_of, nibbles
 from localq.formats.linear import SlabLinear
+from localq.formats.samples import Random
 from localq.formats.squeezellm import kernel as squeezellm_kernel
 from localq.formats.squeezellm import tiles as squeezellm_tiles
 from localq.formats.squeezellm.fit import VALUES, fitted
@@ -53,6 +54,7 @@ FITTED_ROWS = 256  # that are fitted together; the losses of runs of each take s
 FLOATS = ("float16", "bfloat16", "float32")
 SPARSE = (".rows", ".cols", ".vals", ".full_rows")
 quant_method = "squeezellm"
+VARIANTS = ("",)
 suffixes = (".qweight", ".lookup_table")
 
 
@@ -121,6 +123,12 @@ def quantize(weight: Tensor, importance: Tensor | None = None) -> Packed:
     return packed
 
 
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain: every code, equally often; normal values."""
+    (out, columns), random = shape, Random(seed, device)
+    return Packed(random.codes(out, columns // 2), random.normal(out, VALUES, deviation=columns**-0.5))
+
+
 def bytes(out: int, columns: int) -> int:
     """Bytes of a matrix on the device: codes and tables."""
     return out * columns // 2 + 2 * VALUES * out
@@ -145,18 +153,24 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
     return [codes.nbytes, 2 * VALUES * codes.shape[-1] if len(codes.shape) == 2 else table.nbytes]
 
 
-def layout(out: int, columns: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Suffix -> (dtype, shape) of the tensors that `to_tensors` makes for a matrix [out, in]."""
     return {suffixes[0]: (torch.int32, (columns // WORD, out)), suffixes[1]: (torch.float16, (out, VALUES))}
 
 
 def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
     """The checkpoint tensors of a matrix, by full name, on the CPU; `from_checkpoint` reads them."""
-    words = packed.codes.cpu().view(torch.int32).T.contiguous()
-    return {prefix + suffixes[0]: words, prefix + suffixes[1]: packed.table.cpu()}
+    return {prefix + suffix: tensor.cpu() for suffix, tensor in stored(packed).items()}
 
 
-def quantization_config(compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
+def stored(packed: Packed) -> dict[str, Tensor]:
+    """The same by suffix, where they lie."""
+    return {suffixes[0]: packed.codes.view(torch.int32).T.contiguous(), suffixes[1]: packed.table}
+
+
+def quantization_config(
+    compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """config.json's entry of that name, with vLLM's key for the bits. `skipped` are the modules left unquantized."""
     return {"quant_method": quant_method, "wbits": 4, "modules_to_not_convert": skipped}
 
@@ -248,4 +262,8 @@ class Linear(SlabLinear):
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         if not out.is_cuda:
             return dequantize_rows(Packed(self.codes, self.table), first, out, self.tiled)
+        return self.unpack(first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Every layout."""
         return squeezellm_kernel.rowlut_dequantize(self._operand, first, out)

@@ -40,7 +40,6 @@ part of the name) gives vector lengths and counts, which the shapes above do not
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,15 +47,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.errors import usage_error
+from localq.files import schemes
 from localq.formats.linear import SlabLinear
 from localq.formats.vptq import kernel as vptq_kernel
-from localq.formats.vptq.codec import FIELDS, Packed, dequantize, dequantize_rows, index_bits, unpack, words_of
+from localq.formats.vptq.codec import FIELDS, Packed, dequantize, dequantize_rows, index_bits, sample, unpack, words_of
 from localq.formats.vptq.kernel import VptqOperand
-from localq.formats.vptq.read import SUFFIXES, from_checkpoint, stored_shape
+from localq.formats.vptq.read import SUFFIXES, Layer, from_checkpoint, stored_shape
 from localq.kernels import gemv
 
 __all__ = [
+    "BLOCK",
+    "SAMPLES_EXPERTS",
+    "VARIANTS",
     "Linear",
     "Packed",
     "bytes",
@@ -64,8 +66,12 @@ __all__ = [
     "dequantize_rows",
     "from_checkpoint",
     "is_quantized",
+    "layout",
     "placed_bytes",
     "quant_method",
+    "quantization_config",
+    "sample",
+    "stored",
     "stored_bytes",
     "stored_shape",
     "suffixes",
@@ -73,6 +79,10 @@ __all__ = [
 ]
 
 quant_method = "vptq"
+SAMPLES_EXPERTS = False  # each would have a codebook of 1 MiB
+BLOCK = 1
+TABLES = ("centroids", "res_centroids")  # flat in files
+VARIANTS = ("v8-k65536-0", "v8-k65536-256", "v16-k65536-0", "v16-k65536-65536")
 suffixes = tuple(SUFFIXES.values())
 
 
@@ -81,10 +91,7 @@ def bytes(out: int, columns: int, scheme: str = "v8-k65536-0") -> int:
 
     scheme: "v" vector length, "-k" main centroids, "-" residual centroids (0 = none), as repositories are named.
     """
-    match = re.fullmatch(r"v(\d+)-k(\d+)-(\d+)", scheme)
-    if match is None:
-        raise usage_error(scheme, "this is no scheme of VPTQ", "One is v8-k65536-0.")
-    length, count, residuals = map(int, match.groups())
+    length, count, residuals = schemes.vptq_scheme(scheme)
     bits = index_bits(count) + (index_bits(residuals) if residuals else 0)
     indices = 4 * -(-out // length) * words_of(columns, bits)
     return indices + 2 * length * (count + residuals) + 3 * 2 * columns
@@ -104,6 +111,38 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
     """Bytes of each tensor of the Linear `prefix` on a device: as stored, but the permutation takes 16 bits."""
     held = {name: tensors[prefix + suffix] for name, suffix in SUFFIXES.items() if prefix + suffix in tensors}
     return [2 * each.shape[0] if name == "places" else each.nbytes for name, each in held.items()]
+
+
+def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Suffix -> (dtype, shape) of the tensors of a matrix [out, in] as `sample` makes it."""
+    length, count, residuals = schemes.vptq_scheme(scheme)
+    shapes = Layer(out, columns, length, count, residuals, 0, 0, 0, 1, columns, True).shapes()
+    dtypes = {"indices": torch.int32, "places": torch.int16}
+    return {SUFFIXES[name]: (dtypes.get(name, torch.float16), shape) for name, shape in shapes.items()}
+
+
+def stored(packed: Packed) -> dict[str, Tensor]:
+    """The checkpoint tensors of a matrix by suffix, where they lie; `from_checkpoint` reads them."""
+    held = {name: tensor for name in FIELDS if (tensor := getattr(packed, name)) is not None}
+    if packed.places is not None:
+        order = torch.argsort(packed.places.int() & 0xFFFF)
+        held["places"] = (order - (order >= 2**15) * 2**16).to(torch.int16)
+    groups = packed.centroids.shape[0]
+    return {SUFFIXES[name]: each.reshape(groups, -1) if name in TABLES else each for name, each in held.items()}
+
+
+def quantization_config(
+    compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """config.json's entry of that name for matrices as `sample` makes them; columns of each Linear."""
+    sizes = zip(("vector_lens", "num_centroids", "num_res_centroids"), schemes.vptq_scheme(scheme), strict=True)
+    pairs = {name: [-1, size or -1] for name, size in sizes}  # [of outliers, of the rest]
+    flags = dict.fromkeys(("enable_norm", "enable_perm", "is_indice_packed"), True)
+    layers = {
+        path: {**pairs, **flags, "outlier_size": 0, "group_num": 1, "group_size": width, "in_features": width}
+        for path, width in (columns or {}).items()
+    }
+    return {"quant_method": quant_method, "config_for_layers": layers}
 
 
 class Linear(SlabLinear):
@@ -148,7 +187,10 @@ class Linear(SlabLinear):
         """See `SlabLinear`. The kernel reads tables and norms of one type; torch does the rest."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.indices.device)
-        operand = self._operand
-        if not out.is_cuda or len(operand.dtypes()) > 1:
+        if not out.is_cuda or len(self._operand.dtypes()) > 1:
             return dequantize_rows(self.packed, first, count, dtype, out)
-        return vptq_kernel.vptq_dequantize(operand, first, out)
+        return self.unpack(first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tables and norms of one type."""
+        return vptq_kernel.vptq_dequantize(self._operand, first, out)

@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localq.files import schemes
+from localq.formats.samples import Random
+
+RESIDUAL, BIAS = 0.1, 0.01  # of `sample`: residual codewords and the norm's bias, in parts of a weight's deviation
 WORD = 32  # bits of a word of packed indices
 CHUNK_WEIGHTS = {"cpu": 2**18, "cuda": 2**20}  # weights; the temporaries take some 20 bytes for each
 FIELDS = (
@@ -92,6 +96,20 @@ class Packed:
         held = {name: getattr(self, name) for name in FIELDS}
         changed: dict[str, Any] = {name: None if each is None else change(each) for name, each in held.items()}
         return Packed(**changed, shape=self.shape)
+
+
+def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu", scheme: str = "") -> Packed:
+    """Random weights [out, in] of about unit gain in `scheme`: packed indices, one group, a permutation and a norm."""
+    (out, columns), random = shape, Random(seed, device)
+    length, count, residuals = schemes.vptq_scheme(scheme)
+    bits = index_bits(count) + (index_bits(residuals) if residuals else 0)
+    words = random.codes(1, -(-out // length), words_of(columns, bits), dtype=torch.int32)
+    return Packed(
+        words, random.normal(1, count, length), None,
+        random.normal(1, residuals, length, deviation=RESIDUAL) if residuals else None, None, None,
+        random.permutation(columns), random.scales(columns**-0.5, columns),
+        random.normal(columns, deviation=BIAS * columns**-0.5), shape,
+    )  # fmt: skip
 
 
 def _promoted(dtype: torch.dtype, *others: Tensor) -> torch.dtype:

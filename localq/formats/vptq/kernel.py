@@ -53,6 +53,11 @@ class VptqOperand(Packed, Operand):
         return 0 if self.res_centroids is None else self.res_centroids.shape[1]
 
     @property
+    def gathered_bytes(self) -> int:
+        """A sector for each index of each table."""
+        return vptq_gemv_sectors(self)
+
+    @property
     def key(self) -> tuple[object, ...]:
         """One launch has vectors, codebooks and indices of one size, and one type."""
         return self.centroids.shape, self.centroids.dtype, self.residuals, self.words

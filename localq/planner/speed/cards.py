@@ -1,6 +1,6 @@
-"""Cards by name: their memory and read bandwidth as their makers publish them. Data and one look-up, torch-free.
+"""Cards by name: memory and read bandwidth as their makers publish them. Torch-free.
 
-Not measured here: `localq fit` says so. What a program reaches of the published bandwidth is taken from an H200.
+Not measured: `localq fit` says so. The share of the published bandwidth that a program reaches is that of an H200.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def find(name: str) -> Card:
     card = known(name)
     if card is None:
         names = ", ".join(card.name for card in CARDS)
-        raise usage_error("--gpu", f"{name!r} is not among the known cards", f"Use --bandwidth, or {names}.")
+        raise usage_error("--gpu", f"{name!r} is not a known card", f"Use --bandwidth, or {names}.")
     return card
 
 

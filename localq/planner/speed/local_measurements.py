@@ -1,7 +1,6 @@
-"""What was measured on this machine and is worth keeping: the bandwidth of each GPU, what the last loads took, and how
-long quantizing did.
+"""Measurements of this machine: bandwidth of each GPU, memory of the last loads, time of quantizing.
 
-One small JSON file in the cache folder, a memory and no more: where it is missing, damaged or cannot be written, things
+One small JSON file in the cache folder: where it is missing, damaged or cannot be written, things
 are measured again. Torch-free.
 """
 
@@ -47,7 +46,7 @@ def bandwidth(gpu: str) -> float | None:
 
 
 def keep_bandwidth(gpu: str, read_bytes_per_s: float) -> None:
-    """For `bandwidth`. Raises nothing."""
+    """Save a measured bandwidth. Raises nothing."""
     _keep("bandwidth", gpu, round(read_bytes_per_s))
 
 
@@ -63,7 +62,7 @@ def last_load(name: str) -> Load | None:
 
 
 def keep_load(name: str, load: Load) -> None:
-    """For `last_load`. Raises nothing."""
+    """Save the memory of a load. Raises nothing."""
     _keep("loads", name, asdict(load))
 
 
@@ -74,7 +73,7 @@ def quantizing(folder: Path) -> float | None:
 
 
 def keep_quantizing(folder: Path, seconds: float) -> None:
-    """For `quantizing`. Raises nothing."""
+    """Save the time of quantizing. Raises nothing."""
     _keep("quantizing", str(folder), round(seconds, 3))
 
 

@@ -1,4 +1,4 @@
-"""How fast a model decodes, predicted from what its kernels were measured at (`measured.py`). Torch-free.
+"""Predict how fast a model decodes, from measured times of its kernels (`measurements`). Torch-free.
 
 A launch takes  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured launches;
 rate is the read bandwidth, and for codewords that are gathered (1x16, VPTQ) that of random sectors of L2. What the fit
@@ -192,7 +192,7 @@ def _head(arch: Architecture, head: str, machine: Machine) -> float:
 
 def launch_us(kernel: str, rows: int, columns: int, variant: Variant, machine: Machine) -> float:
     """Microseconds of one product with a matrix [rows, columns] in `variant`, by what was measured of `kernel`."""
-    cost, moved = fitted(kernel), _moved(rows, columns, variant)
+    cost, moved = fit_cost(kernel), _moved(rows, columns, variant)
     off = off_fit(kernel, rows, columns)
     return off * (cost.gathered_us if _gathers(variant) else cost.us)(columns, moved, machine)
 
@@ -225,7 +225,7 @@ def _between(arch: Architecture, format: str, scheme: str) -> float:
 def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) -> float:
     if isinstance(bits, str):  # keys and values of different bits were not measured: half of each is assumed
         return sum(_attention(arch, part, live, machine) for part in kv_bits.split(bits)) / 2
-    cost = fitted_attention(bits)
+    cost = fit_attention(bits)
     moved = arch.kv_bytes_per_token(bits) / arch.layers * live
     norms = measurements.load().qk_norm_us if arch.traits.qk_norm else 0.0
     return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
@@ -244,13 +244,13 @@ def _points(kernel: str) -> list[tuple[float, ...]]:
 
 
 @functools.cache
-def fitted(kernel: str) -> Cost:
+def fit_cost(kernel: str) -> Cost:
     """The cost that is nearest to all measured launches of `kernel`, in parts of each. One launch does not tell bytes
     from latency: then the efficiency is that of the format's experts."""
     experts = f"{kernel} experts"
     if len(measurements.load().products[kernel]) == 1 and experts in measurements.load().products:
         (*_, us), (*_, moved) = measurements.load().products[kernel][0], _points(kernel)[0]
-        return Cost(us - fitted(experts).times * moved, 0.0, fitted(experts).times)
+        return Cost(us - fit_cost(experts).times * moved, 0.0, fit_cost(experts).times)
     return Cost(*least_squares(_points(kernel), [us for *_, us in measurements.load().products[kernel]]))
 
 
@@ -261,7 +261,7 @@ def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | Non
     Nearness is the inverse of the distance to the fourth, in octaves of rows and of columns (D. Shepard, A
     two-dimensional interpolation function for irregularly-spaced data, 1968). `without`: a shape to leave out.
     """
-    cost, total, weights = fitted(kernel), 0.0, 0.0
+    cost, total, weights = fit_cost(kernel), 0.0, 0.0
     for (out, inner, us), point in zip(measurements.load().products[kernel], _points(kernel), strict=True):
         if (out, inner) != without:
             apart = math.log2(rows / out) ** 2 + math.log2(columns / inner) ** 2
@@ -273,14 +273,14 @@ def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | Non
 
 
 @functools.cache
-def fitted_attention(bits: int) -> Cost:
+def fit_attention(bits: int) -> Cost:
     """Of a cache of so many bits. What more query heads cost was seen in 16 bit only, and counts for all."""
     rows = [(heads * 128, slots, us) for of, heads, slots, us in measurements.load().attention if of == bits]
     moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # of a slot: k and v of 8 heads, scales
     points = [(1.0, columns, 1e6 * slots * moved / measurements.load().read_bytes_per_s) for columns, slots, _ in rows]
     if bits == 16:
         return Cost(*least_squares(points, [us for *_, us in rows]))
-    of_columns = fitted_attention(16).column_us
+    of_columns = fit_attention(16).column_us
     rest = [us - of_columns * columns for columns, _, us in rows]
     fixed, _, times = least_squares([(one, 0.0, time) for one, _, time in points], rest)
     return Cost(fixed, of_columns, times)

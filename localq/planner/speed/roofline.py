@@ -1,4 +1,4 @@
-"""The fastest that a card could decode: bytes that a step must read over the bandwidth; it falls as the context fills.
+"""The decoding speed that a card's bandwidth allows; it falls as the context fills.
 
 A step reads every weight once (without experts that were not chosen, and without the embedding table, of which it
 needs one row, unless the table is the head), and the keys and values of every position in use, of windowed layers
@@ -67,11 +67,11 @@ class Roof:
         """What a reply reached of it, at the middle of its tokens; 0 where its speed is not known."""
         return stats.tokens_per_s / self.tokens_per_s(stats.context_used - stats.generated_tokens // 2)
 
-    def said(self, stats: Stats) -> str:
+    def text(self, stats: Stats) -> str:
         """ "81 % of what 936 GB/s allow": what a reply reached. Empty where its speed is not known."""
         if not stats.tokens_per_s:
             return ""
-        rated = ", by its maker," if self.bandwidth.source == RATED else ""
+        rated = " (rated)" if self.bandwidth.source == RATED else ""
         return f"{self.share(stats):.0%} of what {self.bandwidth.bytes_per_s / 1e9:,.0f} GB/s{rated} allow"
 
 

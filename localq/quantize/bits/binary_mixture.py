@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localq.errors import LocalqError
 from localq.files.model_folder import ModelFiles
 from localq.files.schemes import BCQ_GROUPS
 from localq.formats import bcq
 from localq.formats.bcq.codec import MOST_PLANES
 from localq.formats.checkpoint import Checkpoint
-from localq.models import ARCHITECTURES
+from localq.models import architecture
 from localq.quantize.binary.layers import is_supported
 from localq.quantize.bits import mixture as bit_mixture
 from localq.quantize.bits.mixture import PricedGroup, Schemes
@@ -87,13 +86,9 @@ def choose_format(
 
     Raises LocalqError: exit 2 for a mixture of experts, or too few bits, 8 for damaged weights.
     """
-    model_type = source.config.get("model_type")
-    if model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
-    architecture = ARCHITECTURES[model_type]
+    family = architecture(source.config, source.name)
     with torch.no_grad():
-        model = SourceModel(source, checkpoint, architecture, budget.text.device, seed=0, rotated=False)
+        model = SourceModel(source, checkpoint, family, budget.text.device, seed=0, rotated=False)
         schemes = bit_mixture.load_or_choose(
             out, task, model.layers, lambda log: _chosen(model, budget, log, on_progress, say)
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.engine.load.expert_pieces import PARTS, Pieces
+from localq.engine.load.expert_pieces import PARTS, ExpertPieces
 from localq.engine.load.weights import Assignment
 from localq.formats.checkpoint import Checkpoint
 from localq.quantize.output.tensor_jobs import experts_of
@@ -36,7 +36,7 @@ def expert_matrices(assignment: Assignment, checkpoint: Checkpoint, model_type: 
     """Return path in the model ("layers.0.mlp.experts.7.gate_proj") -> matrix."""
     found: dict[str, ExpertMatrix] = {}
     for target, stack in assignment.stacks.items():
-        if isinstance(stack, Pieces):
+        if isinstance(stack, ExpertPieces):
             home = target.rpartition(".")[0]
             for (expert, part), piece in stack.pieces.items():
                 read = _of_piece(stack, expert, part, checkpoint)
@@ -53,7 +53,7 @@ def expert_matrices(assignment: Assignment, checkpoint: Checkpoint, model_type: 
     return found
 
 
-def _of_piece(stack: Pieces, expert: int, part: str, checkpoint: Checkpoint) -> Callable[[], Tensor]:
+def _of_piece(stack: ExpertPieces, expert: int, part: str, checkpoint: Checkpoint) -> Callable[[], Tensor]:
     return lambda: stack.pieces[expert, part].read(checkpoint, torch.float32)
 
 

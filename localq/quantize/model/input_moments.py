@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from localq.errors import LocalqError, bad_file
+from localq.errors import bad_file
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint
-from localq.models import ARCHITECTURES
+from localq.models import architecture
 from localq.quantize.model.calibration_stream import Streams, stream_dtype
 from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.sensitivity import group_linears, inputs_of
@@ -96,11 +96,8 @@ def open_streams(text: CalibrationText, source: ModelFiles, checkpoint: Checkpoi
 
     Raises LocalqError: exit 2 for a mixture of experts, or an architecture that is not supported.
     """
-    model_type = source.config.get("model_type")
-    if model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
-    model = SourceModel(source, checkpoint, ARCHITECTURES[model_type], text.device, seed=0, rotated=False)
+    family = architecture(source.config, source.name)
+    model = SourceModel(source, checkpoint, family, text.device, seed=0, rotated=False)
     model.model.make_tables(len(text.windows[0]), text.device)
     dtype = stream_dtype(len(text.windows), len(text.windows[0]), model.model.config.hidden)
     rows = [(each * model.model.embed_scale).to(dtype) for each in model.embedded(text.windows)]

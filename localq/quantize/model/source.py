@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from localq.engine.load import weights
+from localq.engine.load.placing import TABLE
 from localq.errors import bad_file, usage_error
 from localq.files import format_facts
 from localq.files.model_folder import ModelFiles
@@ -108,34 +109,34 @@ class SourceModel:
 
     def embedded(self, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
         """Yield the embedding rows f32 [T, hidden] of each window, on the CPU, rotated, before the family's scaling."""
-        table = self._stored(weights.TABLE)
+        table = self._stored(TABLE)
         for ids in windows:
-            yield self._rotated(self._wide(weights.TABLE, table[torch.tensor(ids)]))
+            yield self._rotated(self._wide(TABLE, table[torch.tensor(ids)]))
 
     def ending(self) -> tuple[Tensor, Tensor]:
         """Return the last norm's scale [hidden] and the head [vocab, hidden], tied or not; f32 on the CPU."""
         rows = self.end_rows({norm := self._key("norm.weight")})
-        head = rows.get(self.head_name(), self._rows(weights.TABLE))
+        head = rows.get(self.head_name(), self._rows(TABLE))
         return torch.cat(list(rows[norm])), torch.cat(list(head))
 
     def end_rows(self, names: Container[str]) -> dict[str, Iterator[Tensor]]:
         """Return embedding, last norm and head among `names`, f32 on the CPU, some rows at a time."""
         tied, rotated = self.model.lm_head is None, self._turn is not None
-        table, norm = self._key(weights.TABLE), self._key("norm.weight")
+        table, norm = self._key(TABLE), self._key("norm.weight")
         found: dict[str, Iterator[Tensor]] = {}
         if table in names:
-            found[table] = self._rows(weights.TABLE)
+            found[table] = self._rows(TABLE)
         if norm in names:
             before = self._read("norm.weight")  # goes into a rotated head
             found[norm] = iter([(torch.ones_like(before) if rotated else before).cpu()])
             if rotated or not tied:
-                head = weights.TABLE if tied else "lm_head.weight"
+                head = TABLE if tied else "lm_head.weight"
                 found[self.head_name()] = self._rows(head, before if rotated else None)
         return found
 
     def end_names(self) -> tuple[list[str], list[str]]:
         """Return the names of `end_rows`: before the first layer (all of a tied model), and after the last."""
-        table, norm = self._key(weights.TABLE), self._key("norm.weight")
+        table, norm = self._key(TABLE), self._key("norm.weight")
         names = list(self.end_shapes())
         return (names, []) if self.model.lm_head is None else ([table], [norm, self.head_name()])
 
@@ -144,9 +145,9 @@ class SourceModel:
         if layer is not None:
             targets = [f"layers.{layer}.{name}" for name, _ in self.meta_block(layer).named_parameters()]
         elif self.model.lm_head is None:
-            targets = [] if head else [weights.TABLE, "norm.weight"]
+            targets = [] if head else [TABLE, "norm.weight"]
         else:
-            targets = ["norm.weight", "lm_head.weight"] if head else [weights.TABLE]
+            targets = ["norm.weight", "lm_head.weight"] if head else [TABLE]
         return [key for target in targets for key in self._keys(target)]
 
     def head_name(self) -> str:
@@ -202,7 +203,7 @@ class SourceModel:
         """Return the shapes of embedding, last norm and head by checkpoint name."""
         config = self.model.config
         table = (config.vocab_size, config.hidden)
-        shapes = {self._key(weights.TABLE): table, self._key("norm.weight"): (config.hidden,)}
+        shapes = {self._key(TABLE): table, self._key("norm.weight"): (config.hidden,)}
         return shapes if self.model.lm_head is None and not self.rotated else {**shapes, self.head_name(): table}
 
     def unread(self) -> list[str]:

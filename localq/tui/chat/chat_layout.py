@@ -18,11 +18,11 @@ from localq.tui.chat.composer_area import ComposerArea
 from localq.tui.chat.conversation_view import ConversationView
 from localq.tui.chat.sidebar import Sidebar
 from localq.tui.chat.status_line import StatusLine
-from localq.tui.instruments.instrument_panel import InstrumentsPanel, Mode
+from localq.tui.instruments.instrument_panel import InstrumentPanel, Mode
 from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.jobs.command_host import TuiHost
-from localq.tui.keys import first
-from localq.tui.terminal.terminal_app import KeysFirstScreen, TerminalScreen
+from localq.tui.keys import first_key
+from localq.tui.terminal.terminal_app import InputPriorityScreen, TerminalScreen
 
 if TYPE_CHECKING:
     from localq.chat.history.record import Record
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WIDE = 120  # columns, from which on the instruments stand at the side
 
 
-class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
+class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
     """The conversation, the message, the instruments, the line below them, the list beside them."""
 
     AUTO_FOCUS = "Composer"
@@ -61,8 +61,8 @@ class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
     def _parts(self) -> list[Widget]:
         conversation = ConversationView(TuiHost(self.app), self._record, id="conversation")
         main = Vertical(conversation, ComposerArea(self._past, id="writing"), id="main")
-        instruments = InstrumentsPanel(id="instruments", mode=_mode(self.app.size.width))
-        status = StatusLine(id="status", hint=f"{first(bindings(self.app.settings.keys)['help'])} help")
+        instruments = InstrumentPanel(id="instruments", mode=_mode(self.app.size.width))
+        status = StatusLine(id="status", hint=f"{first_key(bindings(self.app.settings.keys)['help'])} help")
         return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), status]
 
     def _classify(self) -> None:
@@ -75,7 +75,7 @@ class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """Beside the conversation, or a strip below it."""
-        for each in self.query(InstrumentsPanel):
+        for each in self.query(InstrumentPanel):
             each.mode = _mode(event.size.width)
 
     @property
@@ -94,9 +94,9 @@ class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
         return self.query_one(Composer)
 
     @property
-    def instruments(self) -> InstrumentsPanel:
+    def instruments(self) -> InstrumentPanel:
         """Speed, memory, times of kernels."""
-        return self.query_one(InstrumentsPanel)
+        return self.query_one(InstrumentPanel)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What is typed before there is anything does nothing."""

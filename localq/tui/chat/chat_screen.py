@@ -14,29 +14,29 @@ from localq.chat.terminal.input_history import InputHistory
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Stats
 from localq.tui.chat import status_line
-from localq.tui.chat.chat_layout import ChatParts
+from localq.tui.chat.chat_layout import ChatLayout
 from localq.tui.chat.composer import Composer
 from localq.tui.chat.composer_area import ComposerArea
 from localq.tui.chat.conversation_view import ConversationView
-from localq.tui.chat.session_job import Failed
+from localq.tui.chat.session_job import JobFailed
 from localq.tui.chat.sidebar import Sidebar
 from localq.tui.chat.status_line import StatusLine
 from localq.tui.chat.transcript_view import TranscriptView
-from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments.instrument_panel import InstrumentPanel, InstrumentsScreen
 from localq.tui.jobs.command_host import TuiHost
-from localq.tui.jobs.thread_messages import Fetching, LoadingStage, Said
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage, WatcherNotice
 from localq.tui.keys import bindings
 
 if TYPE_CHECKING:
     from localq.chat.history.record import Record
     from localq.tui.chat.sessions_panel import SessionsPanel
-    from localq.tui.jobs.model_handle import Model
+    from localq.tui.jobs.model_handle import ModelHandle
     from localq.worker.messages import Loaded
 
 LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
 
 
-class ChatScreen(ChatParts):
+class ChatScreen(ChatLayout):
     """Everything about one conversation at a time."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -74,32 +74,32 @@ class ChatScreen(ChatParts):
         self.instruments.reply_ended()
         self._show_model()
         self._show_stats()
-        self.query_one(Sidebar).look_again(self.conversation.number)
+        self.query_one(Sidebar).reload(self.conversation.number)
 
-    @on(InstrumentsPanel.ProfileWanted)
+    @on(InstrumentPanel.ProfileRequested)
     def _profile(self) -> None:
         self.conversation.profile(self.instruments.show_profile, self.instruments.show_no_profile)
 
-    def on_said(self, message: Said) -> None:
+    def on_watcher_notice(self, message: WatcherNotice) -> None:
         """Something to know about how a model is opened."""
         self.call_later(self.conversation.transcript.notice, message.text)
 
     def on_fetching(self, message: Fetching) -> None:
         """Bytes of a model."""
-        self.status(doing=status_line.transferred(f"fetching {message.what}", message.done, message.total))
+        self.status(doing=status_line.transfer_text(f"fetching {message.what}", message.done, message.total))
 
     def on_loading_stage(self, message: LoadingStage) -> None:
         """The engine process loads."""
-        self.status(doing=status_line.transferred(message.stage, message.done, message.total))
+        self.status(doing=status_line.transfer_text(message.stage, message.done, message.total))
 
     async def begin(self, then: Callable[[], object]) -> None:
         """Show what is gone on with, and open the model `then`: what that imports would hold the other up."""
         await self.conversation.show_record()
         self.call_after_refresh(then)
 
-    async def take(self, model: Model) -> None:
+    async def use_model(self, model: ModelHandle) -> None:
         """Converse with it; what was sent meanwhile is said now."""
-        await self.conversation.take(model)
+        await self.conversation.use_model(model)
         self.status(doing="ready")
         self._show_model()
         self._show_stats()
@@ -124,7 +124,7 @@ class ChatScreen(ChatParts):
             last = talk.last_reply()
             stats = None if last is None else talk.turns[last].stats
             if stats is not None and stats != self.query_one(StatusLine).status.stats:
-                is_read = talk.read()[0] is None and loaded is not None and loaded.context_size == stats.context_size
+                is_read = talk.model_context()[0] is None and loaded is not None and loaded.context_size == stats.context_size
                 stats = stats if is_read else None
             self.status(stats=stats)
 
@@ -136,7 +136,7 @@ class ChatScreen(ChatParts):
         if _meant(line) == "/exit":
             self.app.leave()
         elif self.conversation.busy:
-            self.composer.refused(message.text)
+            self.composer.give_back(message.text)
             self.notify("A reply is on its way: Esc stops it.", markup=False)
         else:
             self.composer.past.add(message.text)
@@ -152,14 +152,14 @@ class ChatScreen(ChatParts):
         if text.startswith("/") and not text.startswith("//"):
             self._do(text.strip())
         else:
-            self.conversation.say(text.removeprefix("/"), edited)
+            self.conversation.send_message(text.removeprefix("/"), edited)
 
     def _do(self, line: str) -> None:
         name, _, argument = line.partition(" ")
         if _meant(name) == "/help" and not argument:
             self.app.action_help()
         elif self.conversation.model is not None:
-            self.conversation.command(line)
+            self.conversation.run_command(line)
         else:
             self.notify("Not now: there is no model yet.", markup=False)
 
@@ -171,8 +171,8 @@ class ChatScreen(ChatParts):
             self.composer.put(f"{name} {self.composer.text}")
             self.composer.focus()
 
-    @on(ConversationView.EditWanted)
-    def _edit(self, message: ConversationView.EditWanted) -> None:
+    @on(ConversationView.EditRequested)
+    def _edit(self, message: ConversationView.EditRequested) -> None:
         self._edited = message.number
         self.composer.put(message.text)
         self.composer.focus()
@@ -183,7 +183,7 @@ class ChatScreen(ChatParts):
     def action_stop(self) -> None:
         """Stop what runs; at an empty message, twice within LEAVE_WITHIN_S, leave."""
         if selected := self.get_selected_text():
-            self.conversation.tell(lambda: TuiHost(self.app).copy(selected))
+            self.conversation.run_aside(lambda: TuiHost(self.app).copy(selected))
             self.clear_selection()
         elif self.query_one(ComposerArea).close_list():
             pass
@@ -218,18 +218,18 @@ class ChatScreen(ChatParts):
         """Show or hide the conversations."""
         self.toggle_class("sidebar")
         if self.has_class("sidebar"):
-            await self.query_one(Sidebar).open(self.app.start_with.known, self.conversation.number)
+            await self.query_one(Sidebar).open(self.app.start_with.search_store, self.conversation.number)
         else:
             self.composer.focus()
 
     async def action_sessions(self) -> None:
         """Look for one."""
         self.add_class("sidebar")
-        await self.query_one(Sidebar).open(self.app.start_with.known, self.conversation.number, search=True)
+        await self.query_one(Sidebar).open(self.app.start_with.search_store, self.conversation.number, search=True)
 
     def on_sessions_panel_chosen(self, message: SessionsPanel.Chosen) -> None:
         """Go on with it."""
-        self.conversation.resume(self.app.start_with.known, message.id)
+        self.conversation.resume(self.app.start_with.search_store, message.id)
         self._back_to_writing()
 
     def on_sessions_panel_new(self) -> None:
@@ -271,20 +271,20 @@ class ChatScreen(ChatParts):
         """The conversation, wherever the focus is."""
         self.conversation.transcript.scroll_page_down(animate=False)
 
-    @on(TranscriptView.WriteWanted)
+    @on(TranscriptView.WriteRequested)
     def _write(self) -> None:
         self.composer.focus()
 
-    @on(Composer.LeaveWanted)
+    @on(Composer.LeaveRequested)
     def _leave(self) -> None:
         self.app.leave()
 
-    @on(Composer.EditorWanted)
+    @on(Composer.EditorRequested)
     def _open_editor(self) -> None:
         try:
             self.composer.put(self.app.edited(self.composer.text, "Write it here."))
         except LocalqError as error:
-            self.conversation.post_message(Failed(error))
+            self.conversation.post_message(JobFailed(error))
 
 
 def _meant(name: str) -> str:

@@ -39,7 +39,7 @@ class Completions(OptionList, can_focus=False):
         if self._texts:
             self.highlighted = ((self.highlighted or 0) + by) % len(self._texts)
 
-    def taken(self) -> str | None:
+    def marked(self) -> str | None:
         """The text that is marked."""
         return self._texts[self.highlighted] if self._texts and self.highlighted is not None else None
 
@@ -49,14 +49,14 @@ class Completions(OptionList, can_focus=False):
         self.post_message(self.Chosen(self._texts[event.option_index]))
 
 
-def of_command(word: str) -> list[tuple[str, str]]:
+def command_completions(word: str) -> list[tuple[str, str]]:
     """See `commands.completing`."""
     from localq.chat.commands import completion  # start-up cost
 
     return completion.command_completions(word)
 
 
-def of_file(word: str) -> list[tuple[str, str]]:
+def file_completions(word: str) -> list[tuple[str, str]]:
     """See `commands.completing`. Reads the disk."""
     from localq.chat.commands import completion  # as above
 

@@ -16,7 +16,7 @@ from localq.chat.terminal.input_history import InputHistory
 from localq.sanitize import sanitize
 from localq.tui.keys import bindings
 from localq.tui.terminal.input_priority import TakesInputFirst, is_typed
-from localq.tui.terminal.terminal_app import KeysFirstScreen
+from localq.tui.terminal.terminal_app import InputPriorityScreen
 
 PLACEHOLDER = "Message, or / for commands"
 QUOTES = '"' * 3
@@ -37,10 +37,10 @@ class Composer(TakesInputFirst, TextArea):
             super().__init__()
             self.text = text
 
-    class EditorWanted(Message):
+    class EditorRequested(Message):
         """The text is to be opened in an editor."""
 
-    class LeaveWanted(Message):
+    class LeaveRequested(Message):
         """Ctrl-D where nothing is written."""
 
     class WordTyped(Message):
@@ -80,7 +80,7 @@ class Composer(TakesInputFirst, TextArea):
     async def on_event(self, event: events.Event) -> None:
         """Textual's; what is typed is seen at once."""
         await super().on_event(event)
-        if is_typed(event) and isinstance(self.screen, KeysFirstScreen):
+        if is_typed(event) and isinstance(self.screen, InputPriorityScreen):
             self.screen.draw_first(self)
 
     async def _on_key(self, event: events.Key) -> None:
@@ -149,7 +149,7 @@ class Composer(TakesInputFirst, TextArea):
             self.put("")
             self.post_message(self.Sent(text))
 
-    def refused(self, text: str) -> None:
+    def give_back(self, text: str) -> None:
         """It was not taken: it stands where it was, before what was typed since."""
         self.put(text + self.text)
 
@@ -159,7 +159,7 @@ class Composer(TakesInputFirst, TextArea):
 
     def action_editor(self) -> None:
         """Ask for an editor."""
-        self.post_message(self.EditorWanted())
+        self.post_message(self.EditorRequested())
 
     def action_complete(self) -> None:
         """Take the completion that is marked."""
@@ -173,7 +173,7 @@ class Composer(TakesInputFirst, TextArea):
         if self.text:
             self.action_delete_right()
         else:
-            self.post_message(self.LeaveWanted())
+            self.post_message(self.LeaveRequested())
 
     def action_older(self) -> None:
         """Up: in the list of completions, in the text, or to the message before."""

@@ -42,7 +42,7 @@ class ComposerArea(Vertical):
     def _word(self, message: Composer.WordTyped) -> None:
         message.stop()
         if message.word.startswith("/") and message.at_beginning:
-            self._offer(completions.of_command(message.word))
+            self._offer(completions.command_completions(message.word))
         elif message.word.startswith("@") and len(message.word) > 1:
             self._find_files(message.word)
         else:
@@ -50,7 +50,7 @@ class ComposerArea(Vertical):
 
     @work(thread=True, exclusive=True, group="completing")
     def _find_files(self, word: str) -> None:
-        self.post_message(self.Offered(word, completions.of_file(word)))
+        self.post_message(self.Offered(word, completions.file_completions(word)))
 
     def on_composer_area_offered(self, message: Offered) -> None:
         """Names were found; the word may be another by now."""
@@ -69,7 +69,7 @@ class ComposerArea(Vertical):
     @on(Composer.CompletionTaken)
     def _take(self, message: Composer.CompletionTaken) -> None:
         message.stop()
-        text = self.query_one(Completions).taken()
+        text = self.query_one(Completions).marked()
         if text is not None:
             self._complete(text)
 

@@ -15,9 +15,9 @@ from textual.message import Message
 
 from localq.errors import LocalqError
 from localq.tui.chat import session_job
-from localq.tui.chat.reply_buffer import Feed
-from localq.tui.chat.session_job import Job
-from localq.tui.jobs.model_handle import Model
+from localq.tui.chat.reply_buffer import ReplyBuffer
+from localq.tui.chat.session_job import SessionWork
+from localq.tui.jobs.model_handle import ModelHandle
 
 
 class ConversationJobs(Vertical):
@@ -35,12 +35,12 @@ class ConversationJobs(Vertical):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.model: Model | None = None
+        self.model: ModelHandle | None = None
         self.busy = False
-        self._feed: Feed | None = None
+        self._feed: ReplyBuffer | None = None
         self._stop = threading.Event()
         self._profiling = False
-        self._next: Job | None = None  # to be started when the profile is taken
+        self._next: SessionWork | None = None  # to be started when the profile is taken
 
     def profile(self, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
         """Time a step of the model, while no job runs; what is started meanwhile comes after it."""
@@ -51,7 +51,7 @@ class ConversationJobs(Vertical):
         self._profile(self.model, show, fail)
 
     @work(thread=True, group="session")
-    def _profile(self, model: Model, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
+    def _profile(self, model: ModelHandle, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
         try:
             self.app.call_from_thread(show, model.profile())
         except LocalqError as error:
@@ -59,7 +59,7 @@ class ConversationJobs(Vertical):
         finally:
             self.post_message(session_job.JobEnded())
 
-    def start(self, job: Job) -> None:
+    def start(self, job: SessionWork) -> None:
         """Run `job` in a thread, if no other runs; what it streams is a reply."""
         if self._profiling:
             self._next = job
@@ -70,11 +70,11 @@ class ConversationJobs(Vertical):
             return
         self.busy = True
         self._stop.clear()
-        self._feed = Feed()
+        self._feed = ReplyBuffer()
         self._work(job, self.model, self._feed)
 
     @work(thread=True, group="session")
-    def _work(self, job: Job, model: Model, feed: Feed) -> None:
+    def _work(self, job: SessionWork, model: ModelHandle, feed: ReplyBuffer) -> None:
         session_job.run(job, model, feed, self._stop, self.post_message)
 
     def stop_job(self) -> None:
@@ -87,7 +87,7 @@ class ConversationJobs(Vertical):
         self.post_message(self.Doing(stopping=True))
         threading.Thread(target=end, daemon=True).start()  # a pipe may be full: the screen waits for nothing
 
-    def job_ended(self) -> None:
+    def finish_job(self) -> None:
         """All that came of it is drawn: what waited for that begins."""
         self._feed = None
         self.busy = self._profiling = False
@@ -98,9 +98,9 @@ class ConversationJobs(Vertical):
             self.start(job)
 
     @work(thread=True, group="telling")
-    def tell(self, job: Callable[[], str]) -> None:
+    def run_aside(self, job: Callable[[], str]) -> None:
         """In a thread: something that does not touch the session, and what it says."""
         try:
             self.app.call_from_thread(self.notify, job(), markup=False)
         except LocalqError as error:
-            self.post_message(session_job.Failed(error))
+            self.post_message(session_job.JobFailed(error))

@@ -19,15 +19,15 @@ from localq.tui.chat.conversation_jobs import ConversationJobs
 from localq.tui.chat.reply_buffer import EVERY_S
 from localq.tui.chat.transcript_view import TranscriptView
 from localq.tui.chat.turn_view import TurnView
-from localq.tui.jobs.model_handle import Model
+from localq.tui.jobs.model_handle import ModelHandle
 
 if TYPE_CHECKING:  # start-up cost: `beforehand` imports them when the first frame is there
     from localq.chat.commands.host import Host
     from localq.chat.history.conversation import Message as ChatMessage
     from localq.chat.history.record import Record
     from localq.chat.history.store import ConversationStore
-    from localq.chat.session import Replies
-    from localq.tui.reply.reply_text import CopyWanted, ReplyText
+    from localq.chat.reply import Replies
+    from localq.tui.reply.reply_text import CopyRequested, ReplyText
     from localq.tui.terminal.terminal_app import TerminalApp
 
 RESTS = 4  # times what drawing a piece of a reply took, before the next is drawn
@@ -39,7 +39,7 @@ class ConversationView(ConversationJobs):
 
     app: TerminalApp
 
-    class EditWanted(Message):
+    class EditRequested(Message):
         """The user wants to say `text` otherwise, which is turn `number`."""
 
         def __init__(self, number: int, text: str) -> None:
@@ -75,7 +75,7 @@ class ConversationView(ConversationJobs):
         """Of the conversation, once it is saved."""
         return None if self.model is None else self.model.session.record.id
 
-    async def take(self, model: Model) -> None:
+    async def use_model(self, model: ModelHandle) -> None:
         """Converse with it."""
         self.model = model
         await self.draw()
@@ -87,7 +87,7 @@ class ConversationView(ConversationJobs):
 
     # ---- jobs
 
-    def say(self, text: str, edited: int | None = None) -> None:
+    def send_message(self, text: str, edited: int | None = None) -> None:
         """Ask the model; edited: in place of that turn."""
         from localq.chat import commands
 
@@ -99,12 +99,12 @@ class ConversationView(ConversationJobs):
                 return session.edit(text, edited)
             told, replies = commands.ask_with_files(session, text)
             for line in told:
-                self.post_message(session_job.Told(line))
+                self.post_message(session_job.JobNotice(line))
             return replies
 
         self.start(ask)
 
-    def command(self, line: str) -> None:
+    def run_command(self, line: str) -> None:
         """Do what a line with a slash says; what is no command is told."""
         from localq.chat import commands
 
@@ -113,7 +113,7 @@ class ConversationView(ConversationJobs):
         try:
             name, argument = commands.parse(line)
         except LocalqError as error:
-            self.post_message(session_job.Failed(error))
+            self.post_message(session_job.JobFailed(error))
             return
         last = session.conversation.last_reply() if name == "/continue" else None
         self._extends = None if last is None else session.conversation.turns[last].message
@@ -129,14 +129,14 @@ class ConversationView(ConversationJobs):
         def take_up() -> str:
             record = store.load(id)
             session.save()
-            session.go_on(record)
+            session.switch_to(record)
             return ""
 
         self.start(take_up)
 
     # ---- what comes back
 
-    @on(session_job.Began)
+    @on(session_job.ReplyBegan)
     async def _begin(self) -> None:
         """Show the question, and where the answer will be."""
         assert self.model is not None
@@ -151,7 +151,7 @@ class ConversationView(ConversationJobs):
     def _remind(self) -> None:
         """Look in one's own turn: what runs in the timer's task is broken off where the timer is stopped, with what it
         has taken and not drawn."""
-        if not self._is_due and not self.app.keys_first.wait and time.monotonic() >= self._rests_until_s:
+        if not self._is_due and not self.app.input_priority.is_waiting and time.monotonic() >= self._rests_until_s:
             self._is_due = True
             self.call_later(self._look_again)
 
@@ -183,15 +183,15 @@ class ConversationView(ConversationJobs):
         for notice in taken.notices:
             await self.transcript.notice(notice)
 
-    @on(session_job.Told)
-    async def _tell_of(self, message: session_job.Told) -> None:
+    @on(session_job.JobNotice)
+    async def _tell_of(self, message: session_job.JobNotice) -> None:
         """What the job has changed, and a notice."""
         await self.draw()
         if message.text:
             await self.transcript.notice(message.text)
 
-    @on(session_job.Failed)
-    async def _tell_failure(self, message: session_job.Failed) -> None:
+    @on(session_job.JobFailed)
+    async def _tell_failure(self, message: session_job.JobFailed) -> None:
         """The chat goes on; the next message starts a new engine process if this one died."""
         await self.transcript.notice(str(message.error), failed=True)
 
@@ -203,13 +203,13 @@ class ConversationView(ConversationJobs):
         await self._look()
         view, self._live, self._looks, self._extends = self._live, None, None, None
         if view is not None and self.model is not None:
-            await self.transcript.ended(view, self.model.session.conversation)
-        self.job_ended()
+            await self.transcript.end_reply(view, self.model.session.conversation)
+        self.finish_job()
 
     # ---- wishes about a turn
 
-    @on(TranscriptView.TurnWanted)
-    async def _want_turn(self, message: TranscriptView.TurnWanted) -> None:
+    @on(TranscriptView.TurnRequested)
+    async def _want_turn(self, message: TranscriptView.TurnRequested) -> None:
         message.stop()
         if self.model is None or self.busy:
             self.notify("Not now: the model is at work. Esc stops it.", markup=False)
@@ -220,24 +220,24 @@ class ConversationView(ConversationJobs):
         asked = message.number if turn.message.role == "user" else turn.parent
         assert asked is not None
         if message.what == "edit":
-            self.post_message(self.EditWanted(asked, conversation.turns[asked].message.content))
+            self.post_message(self.EditRequested(asked, conversation.turns[asked].message.content))
         elif message.what == "regenerate":
             if asked != conversation.last_user():
                 conversation.head = asked  # what followed it stays, on a branch of its own
             self.start(session.regenerate)
         else:
-            sisters = conversation.sisters(message.number)
+            sisters = conversation.siblings(message.number)
             place = sisters.index(message.number) + message.step
             if 0 <= place < len(sisters):
-                conversation.take(sisters[place])
-                self.start(session.keep)
+                conversation.switch_to(sisters[place])
+                self.start(session.try_save)
                 await self.draw()
                 self.transcript.focus_turn(sisters[place])
 
-    def on_copy_wanted(self, message: CopyWanted) -> None:
+    def on_copy_requested(self, message: CopyRequested) -> None:
         """Of a block of code, or of a turn."""
         message.stop()
-        self.tell(lambda: self._host.copy(message.text))
+        self.run_aside(lambda: self._host.copy(message.text))
 
     async def on_markdown_link_clicked(self, message: ReplyText.LinkClicked) -> None:
         """Where it leads is told; nothing is opened."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from localq.stats import Stats
 
 if TYPE_CHECKING:
-    from localq.chat.reply import ReplyPiece, Reply
+    from localq.chat.reply import Reply, ReplyPiece
 
 EVERY_S = 0.05  # between two looks
 
 
 @dataclass(frozen=True)
-class Taken:
+class BufferedReply:
     """What came since the last look. stats: the newest, None where nothing came; reply: the end."""
 
     thought: str = ""
@@ -29,7 +29,7 @@ class Taken:
     reply: Reply | None = None
 
 
-class Feed:
+class ReplyBuffer:
     """One reply. `put` in one thread, `take` in another."""
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class Feed:
             if part.notice:
                 self._notices.append(part.notice)
 
-    def take(self) -> Taken:
+    def take(self) -> BufferedReply:
         """All of it that was not taken yet."""
         with self._lock:
-            taken = Taken(
+            taken = BufferedReply(
                 "".join(self._thoughts), "".join(self._texts), self._stats, tuple(self._notices), self._reply
             )  # fmt: skip
             self._thoughts, self._texts, self._notices, self._stats, self._reply = [], [], [], None, None

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from localq.errors import LocalqError
-from localq.tui.chat.reply_buffer import Feed
-from localq.tui.jobs.model_handle import Model
+from localq.tui.chat.reply_buffer import ReplyBuffer
+from localq.tui.jobs.model_handle import ModelHandle
 
 if TYPE_CHECKING:  # start-up cost
     from localq.chat.commands.models import SwitchModel
-    from localq.chat.session import Replies
+    from localq.chat.reply import Replies
 
-Job = Callable[[], "str | Replies | SwitchModel"]
+SessionWork = Callable[[], "str | Replies | SwitchModel"]
 
 
-class Began(Message):
+class ReplyBegan(Message):
     """The question of a reply is in the conversation; the reply comes through the feed."""
 
 
-class Told(Message):
+class JobNotice(Message):
     """What a job has to say; it may be nothing."""
 
     def __init__(self, text: str) -> None:
@@ -32,7 +32,7 @@ class Told(Message):
         self.text = text
 
 
-class SwitchWanted(Message):
+class SwitchRequested(Message):
     """The conversation is to go on with another model."""
 
     def __init__(self, switch: SwitchModel) -> None:
@@ -40,7 +40,7 @@ class SwitchWanted(Message):
         self.switch = switch
 
 
-class Failed(Message):
+class JobFailed(Message):
     """An error that users meet."""
 
     def __init__(self, error: LocalqError) -> None:
@@ -52,26 +52,26 @@ class JobEnded(Message):
     """The last message of a job."""
 
 
-def run(job: Job, model: Model, feed: Feed, stop: threading.Event, post: Callable[[Message], object]) -> None:
+def run(job: SessionWork, model: ModelHandle, feed: ReplyBuffer, stop: threading.Event, post: Callable[[Message], object]) -> None:
     """Do `job`; what it streams is gathered in `feed`. `stop` is set when the user wants no more of it."""
     from localq.chat.commands.models import SwitchModel  # start-up cost
 
     try:
         result = job()
         if isinstance(result, str):
-            post(Told(result))
+            post(JobNotice(result))
         elif isinstance(result, SwitchModel):
-            post(SwitchWanted(result))
+            post(SwitchRequested(result))
         else:
-            post(Began())
+            post(ReplyBegan())
             _gather(result, model, feed, stop)
     except LocalqError as error:
-        post(Failed(error))
+        post(JobFailed(error))
     finally:
         post(JobEnded())
 
 
-def _gather(parts: Replies, model: Model, feed: Feed, stop: threading.Event) -> None:
+def _gather(parts: Replies, model: ModelHandle, feed: ReplyBuffer, stop: threading.Event) -> None:
     with contextlib.closing(parts):  # closed: what came of it is kept
         if stop.is_set():  # before there was an answer to stop
             model.session.stop()

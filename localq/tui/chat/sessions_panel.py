@@ -26,7 +26,7 @@ from localq.sanitize import sanitize
 from localq.tui.chat.session_lines import one_line, prompt
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.thread_messages import PostingWatcher
-from localq.tui.keys import bindings, in_use
+from localq.tui.keys import active_key, bindings
 
 LIMIT = 200  # conversations that are listed; the search looks into all
 PAUSE_S = 0.15  # of the typist, before the search begins
@@ -166,7 +166,7 @@ class SessionsPanel(Widget):
     def _describe(self) -> None:
         found, summary = len(self._summaries), self.summary
         if self._renaming is not None:
-            told = f"Enter renames, {in_use(self.screen, 'sidebar_back')} does not"
+            told = f"Enter renames, {active_key(self.screen, 'sidebar_back')} does not"
         elif self._note:
             told = self._note
         elif summary is None:
@@ -272,7 +272,7 @@ class SessionsPanel(Widget):
         if summary is None:
             return
 
-        undo = in_use(self.screen, "sidebar_undo")
+        undo = active_key(self.screen, "sidebar_undo")
 
         def delete() -> str:
             self._store.delete(summary.id)

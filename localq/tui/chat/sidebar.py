@@ -20,7 +20,7 @@ class Sidebar(Vertical):
             self.query_one(SessionsPanel).refresh_list(current)
         self.query("#search" if search else "#list").focus()
 
-    def look_again(self, current: int | None) -> None:
+    def reload(self, current: int | None) -> None:
         """Something was saved; nothing where the list was never shown."""
         if self.children:
             from localq.tui.chat.sessions_panel import SessionsPanel

@@ -54,7 +54,7 @@ def phase(status: Status) -> str:
     return "thinking" if status.thinking else "answering"
 
 
-def transferred(what: str, done: int, total: int) -> str:
+def transfer_text(what: str, done: int, total: int) -> str:
     """ "reading weights 35 % of 98.4 MB"; what is not counted has no share."""
     return f"{what} {done / total:.0%} of {human_bytes(total)}" if total else what
 

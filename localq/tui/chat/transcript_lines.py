@@ -10,15 +10,15 @@ from textual.message import Message
 from textual.widgets import Static
 
 from localq.sanitize import sanitize
-from localq.tui.chat.turn_view import shortened
+from localq.tui.chat.turn_view import truncate
 
 
-class Earlier(Static, can_focus=True):
+class EarlierTurns(Static, can_focus=True):
     """The line in place of the turns that are not drawn."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "show", "show them", show=False)]
 
-    class Wanted(Message):
+    class Requested(Message):
         """They are to be drawn."""
 
     def count(self, turns: int) -> None:
@@ -28,7 +28,7 @@ class Earlier(Static, can_focus=True):
 
     def action_show(self) -> None:
         """Ask for them."""
-        self.post_message(self.Wanted())
+        self.post_message(self.Requested())
 
     def on_click(self) -> None:
         """As Enter."""
@@ -39,5 +39,5 @@ class Notice(Static):
     """A line of the program, not of the conversation."""
 
     def __init__(self, text: str, failed: bool = False) -> None:
-        shown = shortened(sanitize(text))
+        shown = truncate(sanitize(text))
         super().__init__(Content(("✗ " if failed else "· ") + shown), classes="failed" if failed else "")

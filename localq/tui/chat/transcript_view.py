@@ -15,16 +15,16 @@ from textual.message import Message
 from textual.widget import Widget
 
 from localq.chat.history.conversation import Conversation
-from localq.tui.chat.transcript_lines import Earlier, Notice
-from localq.tui.chat.turn_view import Turn, TurnView
+from localq.tui.chat.transcript_lines import EarlierTurns, Notice
+from localq.tui.chat.turn_view import DrawnTurn, TurnView
 from localq.tui.keys import bindings
-from localq.tui.reply.repeated_row import Bare
+from localq.tui.reply.repeated_row import RepeatedRow
 
 WINDOW = 50  # turns that are drawn at first, and that each look further back adds
 MOST_DRAWN = 3 * WINDOW  # while nobody looks back: every layout takes time for each of them
 
 
-class TranscriptView(Bare, VerticalScroll, can_focus=False):
+class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
     """Turns and notices."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -32,10 +32,10 @@ class TranscriptView(Bare, VerticalScroll, can_focus=False):
         *bindings("edit", "regenerate", "copy_turn", "branch_before", "branch_after", "write"),
     ]
 
-    class WriteWanted(Message):
+    class WriteRequested(Message):
         """The user wants to write."""
 
-    class TurnWanted(Message):
+    class TurnRequested(Message):
         """The user wants something of turn `number`: "edit", "regenerate", or another version by `step`."""
 
         def __init__(self, number: int, what: str, step: int = 0) -> None:
@@ -44,7 +44,7 @@ class TranscriptView(Bare, VerticalScroll, can_focus=False):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._earlier = Earlier()
+        self._earlier = EarlierTurns()
         self._views: list[TurnView] = []
         self._first = 0  # place in the path of the first turn that is drawn
         self._conversation = Conversation()
@@ -121,10 +121,10 @@ class TranscriptView(Bare, VerticalScroll, can_focus=False):
         pairs = zip(there, shown, strict=False)
         return next((place for place, (wanted, has) in enumerate(pairs) if wanted != has), len(there))
 
-    def _turn(self, number: int) -> Turn:
+    def _turn(self, number: int) -> DrawnTurn:
         message = self._conversation.turns[number].message
         version = self._versions.get(number, "")
-        return Turn(number, message.role, message.answer, message.thought, message.complete, version)
+        return DrawnTurn(number, message.role, message.answer, message.thought, message.complete, version)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Who has scrolled to the top sees what was before."""
@@ -160,14 +160,14 @@ class TranscriptView(Bare, VerticalScroll, can_focus=False):
 
     async def begin(self, reading: bool) -> TurnView:
         """A reply that will stream, at the end. reading: it takes the focus from the turns before it."""
-        view = TurnView(Turn(None, "assistant", ""))
+        view = TurnView(DrawnTurn(None, "assistant", ""))
         await self.mount(view)
         view.fold(self.folded)
         if reading:
             self.screen.set_focus(view)
         return view
 
-    async def ended(self, view: TurnView, conversation: Conversation) -> None:
+    async def end_reply(self, view: TurnView, conversation: Conversation) -> None:
         """The reply of `view` is the last turn of the path now, or nothing came of it."""
         path = conversation.path()
         number = path[-1] if path else None
@@ -216,7 +216,7 @@ class TranscriptView(Bare, VerticalScroll, can_focus=False):
         here = self.focused_view
         place = (views.index(here) if here in views else len(views) if by < 0 else -1) + by
         if place >= len(views):
-            self.post_message(self.WriteWanted())
+            self.post_message(self.WriteRequested())
         elif place < 0 and self._earlier.display:
             self._earlier.focus()
         elif views:
@@ -250,14 +250,14 @@ class TranscriptView(Bare, VerticalScroll, can_focus=False):
 
     def action_write(self) -> None:
         """Back to the message."""
-        self.post_message(self.WriteWanted())
+        self.post_message(self.WriteRequested())
 
     # ---- a turn
 
     def _want(self, what: str, step: int = 0) -> None:
         view = self.focused_view
         if view is not None and view.turn.number is not None:
-            self.post_message(self.TurnWanted(view.turn.number, what, step))
+            self.post_message(self.TurnRequested(view.turn.number, what, step))
 
     def action_edit(self) -> None:
         """Say it otherwise."""
@@ -279,11 +279,11 @@ class TranscriptView(Bare, VerticalScroll, can_focus=False):
         """Copy it."""
         view = self.focused_view
         if view is not None:
-            from localq.tui.reply.reply_text import CopyWanted  # start-up cost
+            from localq.tui.reply.reply_text import CopyRequested  # start-up cost
 
-            self.post_message(CopyWanted(view.turn.text))
+            self.post_message(CopyRequested(view.turn.text))
 
-    async def on_earlier_wanted(self) -> None:
+    async def on_earlier_turns_requested(self) -> None:
         """The line was clicked."""
         self.release_anchor()
         await self.show_earlier()

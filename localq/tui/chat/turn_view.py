@@ -10,13 +10,13 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localq.sanitize import sanitize
-from localq.tui.reply.repeated_row import Bare
+from localq.tui.reply.repeated_row import RepeatedRow
 
 MOST_CHARACTERS = 20_000  # of a message of the user that are drawn: a file that was pasted is not read here
 
 
 @dataclass(frozen=True)
-class Turn:
+class DrawnTurn:
     """What is drawn. number: in the tree of the conversation, None while it streams; version: "2 of 3" or nothing."""
 
     number: int | None
@@ -27,10 +27,10 @@ class Turn:
     version: str = ""
 
 
-class TurnView(Bare, Vertical, can_focus=True):
+class TurnView(RepeatedRow, Vertical, can_focus=True):
     """A turn. A reply may stream: `grow`, then `end`."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: DrawnTurn) -> None:
         super().__init__(classes=turn.role)
         self.turn = turn
         self._thought, self._thinking = sanitize(turn.thought), False
@@ -44,7 +44,7 @@ class TurnView(Bare, Vertical, can_focus=True):
 
         yield Static(self._headline(), classes="headline")
         if self.turn.role == "user":
-            yield Static(Content(shortened(sanitize(self.turn.text))), classes="said")
+            yield Static(Content(truncate(sanitize(self.turn.text))), classes="said")
             return
         if self._thought:
             yield self._folded()
@@ -83,7 +83,7 @@ class TurnView(Bare, Vertical, can_focus=True):
         """Nothing of it has come."""
         return not self._said and not self._thought and not self.turn.text
 
-    def show(self, turn: Turn) -> None:
+    def show(self, turn: DrawnTurn) -> None:
         """Another number, version or end of the same text."""
         if turn != self.turn:
             self.turn = turn
@@ -105,7 +105,7 @@ class TurnView(Bare, Vertical, can_focus=True):
             self._said = True
             await self.query_one(ReplyText).append(text)
 
-    async def end(self, turn: Turn) -> None:
+    async def end(self, turn: DrawnTurn) -> None:
         """It is complete: what is drawn now is what is kept."""
         from localq.tui.reply.reply_text import ReplyText  # as above
 
@@ -131,7 +131,7 @@ class TurnView(Bare, Vertical, can_focus=True):
             folded.collapsed = collapsed
 
 
-def shortened(text: str) -> str:
+def truncate(text: str) -> str:
     """`text` as far as it is drawn, and how much is not."""
     if len(text) <= MOST_CHARACTERS:
         return text

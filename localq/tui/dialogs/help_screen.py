@@ -16,7 +16,7 @@ from textual.widgets import Static
 
 from localq import keymap
 from localq.chat import commands
-from localq.tui.keys import shown
+from localq.tui.keys import key_labels
 from localq.tui.terminal.terminal_app import TerminalScreen
 
 WHERE = {
@@ -30,7 +30,7 @@ WHERE = {
 
 def key_rows(chosen: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """(where, keys, what they do, name in `[keys]`), in the order of `keymap.KEYS`."""
-    return [(WHERE[key.where], shown(key), key.what, name) for name, key in keymap.bindings(chosen).items()]
+    return [(WHERE[key.where], key_labels(key), key.what, name) for name, key in keymap.bindings(chosen).items()]
 
 
 def page(chosen: Mapping[str, str]) -> Group:

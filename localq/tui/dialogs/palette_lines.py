@@ -13,10 +13,10 @@ from localq import keymap
 from localq.chat.commands import completion
 from localq.tui.chat.chat_screen import ChatScreen
 from localq.tui.jobs.chat_app import ChatApp
-from localq.tui.keys import shown
+from localq.tui.keys import key_labels
 
 
-def of(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
+def system_commands(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
     """Of `screen`; what has no key there is not listed."""
     yield from _of_keys(app, screen)
     yield SystemCommand("Theme", "choose another", app.action_change_theme)
@@ -36,7 +36,7 @@ def _of_keys(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
         nodes = (app, screen) if key.where == keymap.ANYWHERE else (screen,) if key.where in places else ()
         node = next((each for each in nodes if hasattr(each, action)), None)
         if node is not None and name not in ("palette", "stop", *elsewhere):
-            yield SystemCommand(_title(name, key.what), shown(key), getattr(node, action))
+            yield SystemCommand(_title(name, key.what), key_labels(key), getattr(node, action))
 
 
 def _title(name: str, what: str) -> str:

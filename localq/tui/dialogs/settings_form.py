@@ -49,7 +49,7 @@ def own_defaults(session: ChatSession | None) -> Sampling:
         return Sampling()
 
 
-def texts(session: ChatSession | None, chosen: Settings, defaults: Sampling) -> dict[str, str]:
+def field_texts(session: ChatSession | None, chosen: Settings, defaults: Sampling) -> dict[str, str]:
     """What stands in the fields at first: what is in force, and nothing where that is the model's own.
 
     What the user chose is shown though it be the model's own too: it counts for other models.
@@ -90,7 +90,7 @@ def apply(form: Form, session: ChatSession) -> str | None:
     assert not form.errors, "checked by the screen"
     session.sampling, session.max_tokens = form.sampling, form.max_tokens
     session.stop_strings, session.system = form.stop, form.system
-    return session.keep()
+    return session.try_save()
 
 
 def save_as_default(written: Mapping[str, str]) -> list[str]:

@@ -22,7 +22,7 @@ from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.dialogs import settings_form
 from localq.tui.dialogs.settings_form import CHOICES, LINES, NAMES, Form
-from localq.tui.keys import bindings, in_use
+from localq.tui.keys import active_key, bindings
 from localq.tui.terminal.terminal_app import TerminalScreen
 
 _STOP_HELP = "a reply ends before any of these; one a line, \\n is a new line"
@@ -41,7 +41,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
 
     def compose(self) -> ComposeResult:
         self._defaults = settings_form.own_defaults(self._session)
-        texts = settings_form.texts(self._session, self._settings, self._defaults)
+        texts = settings_form.field_texts(self._session, self._settings, self._defaults)
         with VerticalScroll(id="fields", can_focus=False):
             for name in NAMES:
                 yield Static(_heading(name, self._defaults), markup=False, id=f"heading-{name}", classes="heading")
@@ -49,8 +49,8 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
                 yield _Wrong("", id=f"wrong-{name}", markup=False, classes="wrong")
         yield Static("", id="told", markup=False)
         with Horizontal(id="buttons"):
-            yield Button(f"Apply {in_use(self, 'settings_apply')}", id="apply", compact=True)
-            yield Button(f"As default {in_use(self, 'settings_keep')}", id="keep", compact=True)
+            yield Button(f"Apply {active_key(self, 'settings_apply')}", id="apply", compact=True)
+            yield Button(f"As default {active_key(self, 'settings_keep')}", id="keep", compact=True)
             yield Button("Back", id="leave", compact=True)
 
     def on_mount(self) -> None:

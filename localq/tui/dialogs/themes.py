@@ -18,14 +18,14 @@ from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.terminal.terminal_app import TerminalScreen
 
 
-class KeptThemes(ThemeProvider):
+class ThemeChoices(ThemeProvider):
     """Textual's search, over the themes that the settings know."""
 
     @property
     def commands(self) -> list[tuple[str, Callable[[], None]]]:
         """Names, and what choosing them does."""
         app = cast("ChatApp", self.app)
-        return [(name, partial(keep, app, name)) for name in sorted(settings.CHOICES["theme"])]
+        return [(name, partial(set_theme, app, name)) for name in sorted(settings.CHOICES["theme"])]
 
 
 class _Searched(TerminalScreen, CommandPalette):
@@ -44,10 +44,10 @@ class ThemePalette(_Searched):
     """Search and choose one."""
 
     def __init__(self) -> None:
-        super().__init__(providers=[KeptThemes], placeholder="Look for a theme")
+        super().__init__(providers=[ThemeChoices], placeholder="Look for a theme")
 
 
-def keep(app: ChatApp, name: str) -> None:
+def set_theme(app: ChatApp, name: str) -> None:
     """Take it; a config.toml that cannot be written is told, and the theme lasts until the end then."""
     app.settings = app.settings.replace(theme=name)
     app.theme = name

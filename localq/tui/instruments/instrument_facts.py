@@ -67,7 +67,7 @@ class Speed:
             self._pour(tokens / seconds, min(seconds, SLICES * SLICE_S), stats.context_used)
         self.running = stats.phase != "done"
 
-    def ended(self) -> None:
+    def end(self) -> None:
         """The reply is over."""
         self.running = False
 
@@ -97,7 +97,7 @@ class Sample:
     at_s: float
 
 
-class Facts:
+class InstrumentFacts:
     """Filled in by a panel's methods; read by its widgets. Belongs to the thread that draws."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Facts:
         from localq.planner.speed import roofline  # start-up cost: the first frame is there before a model
 
         self.loaded, self.sample, self.untimed, self.reading = loaded, None, "", Reading()
-        self.look = partial(of_gpu, self._sensors(loaded.gpu_uuid)) if self.on_gpu else host_memory
+        self.look = partial(read_gpu, self._sensors(loaded.gpu_uuid)) if self.on_gpu else read_host_memory
         self.speed, self.asked, self._failures = Speed(), False, 0
         self._joules = self._metered = 0.0
         found = roofline.bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
@@ -144,20 +144,20 @@ class Facts:
 
     def end(self) -> None:
         """The reply is over."""
-        self.speed.ended()
+        self.speed.end()
         self._tell()
 
-    def profiled(self, profile: dict[str, Any]) -> None:
+    def add_profile(self, profile: dict[str, Any]) -> None:
         """A fresh profile."""
         self.sample, self.untimed, self.asked, self._failures = Sample(profile, self.clock()), "", False, 0
         self._tell()
 
-    def failed(self, why: str) -> None:
+    def add_profile_failure(self, why: str) -> None:
         """There is none, and why."""
         self.untimed, self.asked, self._failures = why, False, self._failures + 1
         self._tell()
 
-    def sensed(self, reading: Reading) -> None:
+    def add_reading(self, reading: Reading) -> None:
         """A look at the card."""
         tokens = self.speed.last.generated_tokens
         if self.speed.running and self._read_at_tokens >= 1 and tokens > self._read_at_tokens:
@@ -196,7 +196,7 @@ class Facts:
         return self.speed.last.context_used >= LATER * max(_LEAST, int(self.sample.profile["position"]))
 
 
-def of_gpu(sensors: Sensors) -> Reading:
+def read_gpu(sensors: Sensors) -> Reading:
     """A look at a card; of the processes those that are not ours."""
     reading = sensors.read()
     if reading.processes is None:
@@ -204,7 +204,7 @@ def of_gpu(sensors: Sensors) -> Reading:
     return replace(reading, processes=tuple(each for each in reading.processes if not is_ours(each.pid)))
 
 
-def host_memory() -> Reading:
+def read_host_memory() -> Reading:
     """Memory of this machine, for a model on the CPU."""
     import psutil  # type: ignore[import-untyped]  # start-up cost: only instruments that are shown ask
 

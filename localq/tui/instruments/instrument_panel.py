@@ -2,7 +2,7 @@
 
 Whatever comes in is only noted; drawing follows at most `FRAMES` times a second, and only while the panel can be seen
 and nothing lies over it: a change behind a dialog has all of the screen drawn. The card is asked once a second at most,
-in a thread, and not at all while no panel can be seen. A profile of the decode step is not taken here: `ProfileWanted`
+in a thread, and not at all while no panel can be seen. A profile of the decode step is not taken here: `ProfileRequested`
 asks the screen for one.
 """
 
@@ -26,10 +26,10 @@ from textual.timer import Timer
 from localq.gpus import Reading
 from localq.stats import Stats
 from localq.tui.instruments.card_line import CardLine
-from localq.tui.instruments.instrument_facts import LOOK_S, Facts
+from localq.tui.instruments.instrument_facts import LOOK_S, InstrumentFacts
 from localq.tui.instruments.instrument_widget import Instrument
 from localq.tui.instruments.kernel_bars import KernelBars
-from localq.tui.instruments.memory_bar import LedgerBar
+from localq.tui.instruments.memory_bar import MemoryBar
 from localq.tui.instruments.speed_graph import SpeedGraph
 from localq.tui.keys import bindings
 from localq.tui.terminal.terminal_app import TerminalScreen
@@ -43,13 +43,13 @@ Mode = Literal["side", "strip", "full"]
 MODES: tuple[Mode, ...] = ("side", "strip", "full")
 
 
-class InstrumentsPanel(VerticalScroll):
+class InstrumentPanel(VerticalScroll):
     """`mode`: "side" is a dock of 40 columns, "strip" six lines of speed and memory, "full" all of it, wide."""
 
     DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments_profile")]
 
-    class ProfileWanted(Message):
+    class ProfileRequested(Message):
         """A profile of the decode step is due; `show_profile` or `show_no_profile` answers, when no reply runs."""
 
     class Sensed(Message):
@@ -64,14 +64,14 @@ class InstrumentsPanel(VerticalScroll):
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        facts: Facts | None = None,
+        facts: InstrumentFacts | None = None,
         id: str | None = None,
         mode: Mode = "side",
     ) -> None:
         """facts: those of another panel, to show the same."""
         super().__init__(id=id, classes=f"-narrow -{mode}")
-        self.set_reactive(InstrumentsPanel.mode, mode)
-        self.facts = facts or Facts(clock)
+        self.set_reactive(InstrumentPanel.mode, mode)
+        self.facts = facts or InstrumentFacts(clock)
         self._seen = self._drawing = False
         self._ticks: Timer | None = None
 
@@ -81,7 +81,7 @@ class InstrumentsPanel(VerticalScroll):
             yield CardLine(self.facts, "card")
             yield KernelBars(self.facts, "kernels")
         with Vertical(classes="instruments--column"):
-            yield LedgerBar(self.facts, "memory")
+            yield MemoryBar(self.facts, "memory")
 
     # ---- what the chat tells
 
@@ -101,12 +101,12 @@ class InstrumentsPanel(VerticalScroll):
         self._ask()
 
     def show_profile(self, profile: dict[str, Any]) -> None:
-        """The answer to `ProfileWanted`: `StepProfile.to_dict()`."""
-        self.facts.profiled(profile)
+        """The answer to `ProfileRequested`: `StepProfile.to_dict()`."""
+        self.facts.add_profile(profile)
 
     def show_no_profile(self, why: str) -> None:
         """The other answer: it could not be taken. Behind the next replies it is tried again, `TRIES` times in all."""
-        self.facts.failed(why)
+        self.facts.add_profile_failure(why)
 
     def action_profile(self) -> None:
         """Take one now, or when the reply that runs is over."""
@@ -179,7 +179,7 @@ class InstrumentsPanel(VerticalScroll):
         """For a profile, if one is due and would be seen."""
         if self.can_be_seen and self.mode != "strip" and self.facts.profile_due:
             self.facts.asked, self.facts.wanted = True, False
-            self.post_message(self.ProfileWanted())
+            self.post_message(self.ProfileRequested())
 
     def _look(self) -> None:
         """At the card, in a thread of its own that nothing waits for: a driver in trouble may never answer."""
@@ -197,11 +197,11 @@ class InstrumentsPanel(VerticalScroll):
             self.facts.looking = False
         self.post_message(self.Sensed(loaded, reading))
 
-    def on_instruments_panel_sensed(self, message: Sensed) -> None:
+    def on_instrument_panel_sensed(self, message: Sensed) -> None:
         """Another model may have been loaded meanwhile."""
         message.stop()
         if message.loaded is self.facts.loaded:
-            self.facts.sensed(message.reading)
+            self.facts.add_reading(message.reading)
 
 
 class InstrumentsScreen(TerminalScreen, ModalScreen[None]):
@@ -210,13 +210,13 @@ class InstrumentsScreen(TerminalScreen, ModalScreen[None]):
     DEFAULT_CSS = "InstrumentsScreen { background: $background; }"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments", "profile", "instruments_leave")]
 
-    def __init__(self, panel: InstrumentsPanel) -> None:
+    def __init__(self, panel: InstrumentPanel) -> None:
         """What `panel` is told is shown here; what is wanted is asked for by it."""
         super().__init__()
         self._panel = panel
 
     def compose(self) -> ComposeResult:
-        yield InstrumentsPanel(facts=self._panel.facts, mode="full")
+        yield InstrumentPanel(facts=self._panel.facts, mode="full")
 
     def action_instruments(self) -> None:
         """Back to the chat."""
@@ -228,9 +228,9 @@ class InstrumentsScreen(TerminalScreen, ModalScreen[None]):
 
     def action_profile(self) -> None:
         """Take one now, or when the reply that runs is over."""
-        self.query_one(InstrumentsPanel).action_profile()
+        self.query_one(InstrumentPanel).action_profile()
 
-    def on_instruments_panel_profile_wanted(self, message: InstrumentsPanel.ProfileWanted) -> None:
+    def on_instrument_panel_profile_requested(self, message: InstrumentPanel.ProfileRequested) -> None:
         """The chat's screen answers it."""
         message.stop()
-        self._panel.post_message(InstrumentsPanel.ProfileWanted())
+        self._panel.post_message(InstrumentPanel.ProfileRequested())

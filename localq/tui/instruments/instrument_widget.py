@@ -7,7 +7,7 @@ from textual.content import Content
 from textual.geometry import Size
 from textual.widget import Widget
 
-from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_facts import InstrumentFacts
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 UNTOLD = "–"
@@ -16,7 +16,7 @@ UNTOLD = "–"
 class Instrument(Widget):
     """`lines` says what stands there; everything else is the same for all."""
 
-    def __init__(self, facts: Facts, id: str) -> None:
+    def __init__(self, facts: InstrumentFacts, id: str) -> None:
         super().__init__(id=id)
         self.facts = facts
         self.compact = False  # as few lines as possible

@@ -10,7 +10,7 @@ from typing import Any
 
 from textual.content import Content
 
-from localq.tui.instruments.instrument_facts import Facts, Sample
+from localq.tui.instruments.instrument_facts import InstrumentFacts, Sample
 from localq.tui.instruments.instrument_widget import UNTOLD, Instrument, bar, line, words
 
 CPU = "only the fused step of a GPU is timed, not the CPU's"
@@ -58,7 +58,7 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} s ago" if seconds < 90 else f"{seconds / 60:.0f} min ago"
 
 
-def _head(facts: Facts, sample: Sample, width: int) -> list[Content]:
+def _head(facts: InstrumentFacts, sample: Sample, width: int) -> list[Content]:
     where = f" at {sample.profile['position']:,}, {age(facts.clock() - sample.at_s)}"
     return [
         line(width, ("Decode step", "bold"), where),
@@ -66,7 +66,7 @@ def _head(facts: Facts, sample: Sample, width: int) -> list[Content]:
     ]
 
 
-def _foot(facts: Facts, profile: dict[str, Any], width: int) -> list[Content]:
+def _foot(facts: InstrumentFacts, profile: dict[str, Any], width: int) -> list[Content]:
     total, step, gap = profile["sum_us"], profile["step_us"], profile["host_gap_us"]
     off = f" {100 * (total / step - 1):+.1f}% of it" if step else ""
     found = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from textual.content import Content
 
 from localq.sanitize import sanitize
-from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_facts import InstrumentFacts
 from localq.tui.instruments.instrument_widget import UNTOLD, Instrument, line
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Kind -> (taken, planned or None), bytes of the KV cache in use, all there is, others', free; None = not told."""
 
     kinds: dict[Kind, tuple[int, int | None]]
@@ -92,7 +92,7 @@ class Memory:
         return [each for each in found if each.bytes > 0]
 
 
-class LedgerBar(Instrument):
+class MemoryBar(Instrument):
     """The bar, the legend, and who else holds memory of the GPU."""
 
     def lines(self, width: int) -> list[Content]:
@@ -100,8 +100,8 @@ class LedgerBar(Instrument):
         loaded = self.facts.loaded
         if loaded is None:
             return [line(width, ("Memory", "bold"), ": no model is loaded")]
-        memory = memory_of(self.facts)
-        drawn = line(width, *[(each.letter * cells, each.style) for each, cells in fitted(memory.segments(), width)])
+        memory = memory_use(self.facts)
+        drawn = line(width, *[(each.letter * cells, each.style) for each, cells in segment_cells(memory.segments(), width)])
         if self.compact:
             return [_short_title(memory, width), drawn, *_short_legend(memory, width)]
         others = self.facts.reading.processes or ()
@@ -111,7 +111,7 @@ class LedgerBar(Instrument):
         return [_title(self.facts, memory, width), drawn, *legend, *named]
 
 
-def memory_of(facts: Facts) -> Memory:
+def memory_use(facts: InstrumentFacts) -> MemoryUse:
     """Of the model that is loaded, and around it as the last look at the card told."""
     loaded, reading = facts.loaded, facts.reading
     assert loaded is not None
@@ -128,10 +128,10 @@ def memory_of(facts: Facts) -> Memory:
     others = None
     if reading.total is not None and reading.free is not None:
         others = max(0, reading.total - reading.free - sum(taken for taken, _ in kinds.values()))
-    return Memory(kinds, used, reading.total, others, reading.free)
+    return MemoryUse(kinds, used, reading.total, others, reading.free)
 
 
-def fitted(segments: Sequence[Segment], width: int) -> list[tuple[Segment, int]]:
+def segment_cells(segments: Sequence[Segment], width: int) -> list[tuple[Segment, int]]:
     """Cells of every segment: in proportion, none without one while there is room, together `width`."""
     total = sum(each.bytes for each in segments)
     if not total or width <= 0:
@@ -163,7 +163,7 @@ def _tokens(size: int, bytes_per_token: float) -> str:
     return f" = {count / 1000:.1f}k tokens" if count >= 1000 else f" = {count:.0f} tokens"
 
 
-def _title(facts: Facts, memory: Memory, width: int) -> Content:
+def _title(facts: InstrumentFacts, memory: MemoryUse, width: int) -> Content:
     loaded = facts.loaded
     assert loaded is not None
     name = loaded.device_name.removeprefix("NVIDIA ").removeprefix("GeForce ") if facts.on_gpu else "this machine"
@@ -171,7 +171,7 @@ def _title(facts: Facts, memory: Memory, width: int) -> Content:
     return line(width, ("Memory", "bold"), f" of {sanitize(name)}{size}")
 
 
-def _short_title(memory: Memory, width: int) -> Content:
+def _short_title(memory: MemoryUse, width: int) -> Content:
     off = _off(memory.taken, memory.planned)
     planned = "" if memory.planned is None else f", planned {_mib(memory.planned)} ({off})"
     told = f"Memory {_mib(memory.taken)} MiB{planned}"
@@ -183,7 +183,7 @@ def _row(letter: tuple[str, str], name: str, taken: int, planned: int | None, wi
     return line(width, letter, f" {name:<11}{_mib(taken):>8}{told:>8}{_off(taken, planned):>7}")
 
 
-def _legend(memory: Memory, width: int) -> list[Content]:
+def _legend(memory: MemoryUse, width: int) -> list[Content]:
     found = [line(width, (f"{'  MiB':<13}{'taken':>8}{'planned':>8}{'off':>7}", "$text-muted"))]
     for kind, (taken, planned) in memory.kinds.items():
         found.append(_row((kind.letter, kind.style), kind.name, taken, planned, width))
@@ -205,7 +205,7 @@ def _host(host: dict[str, int], width: int) -> list[Content]:
     return [line(width, f"+ {name:<11}{_mib(size):>8}  {words.get(name, 'of the host')}") for name, size in told]
 
 
-def _short_legend(memory: Memory, width: int) -> list[Content]:
+def _short_legend(memory: MemoryUse, width: int) -> list[Content]:
     """Letters and MiB one behind the other."""
     told = [(kind.letter, kind.name, taken) for kind, (taken, _) in memory.kinds.items() if taken]
     told += [(OTHERS, "others", memory.others or 0)] if memory.others is not None else []

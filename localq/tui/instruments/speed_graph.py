@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from textual.content import Content
 
-from localq.tui.instruments.instrument_facts import Facts, Slice
+from localq.tui.instruments.instrument_facts import InstrumentFacts, Slice
 from localq.tui.instruments.instrument_widget import Instrument, figure, line, words
 from localq.wording import human_bytes
 
@@ -35,15 +35,15 @@ class SpeedGraph(Instrument):
     def lines(self, width: int) -> list[Content]:
         """See `Instrument`."""
         facts = self.facts
-        said = told(facts)
+        said = explanation(facts)
         if self.compact:
-            below = [line(width, shortened(said[0], width))] if said else []
+            below = [line(width, shorten(said[0], width))] if said else []
         else:
             below = [each for text in said for each in words(text, width, "")]
         return [_figures(facts, width), *graph(facts, max(0, width - AXIS), width), *below]
 
 
-def allowed(facts: Facts) -> tuple[float, float]:
+def rate_and_roof(facts: InstrumentFacts) -> tuple[float, float]:
     """(tok/s, the roof for it): now while a reply runs, else the mean of the last one with the roof in its middle."""
     speed, roof = facts.speed, facts.roof
     used, is_now = speed.last.context_used, speed.running and speed.now > 0
@@ -52,29 +52,29 @@ def allowed(facts: Facts) -> tuple[float, float]:
     return speed.now if is_now else speed.last.tokens_per_s, roof.tokens_per_s(max(0, used)) if roof else 0.0
 
 
-def told(facts: Facts) -> list[str]:
+def explanation(facts: InstrumentFacts) -> list[str]:
     """The share of the roof and where the roof comes from, or why there is none."""
     if facts.loaded is None:
         return []
     if facts.roof is None:
         model = NO_ROOF_CARD if facts.loaded.reads else NO_ROOF_MODEL
         return [model if facts.on_gpu else NO_ROOF_CPU]
-    rate, roof = allowed(facts)
+    rate, roof = rate_and_roof(facts)
     gb_per_s, source = facts.roof.bandwidth.bytes_per_s / 1e9, facts.roof.bandwidth.source
     share = f"{100 * rate / roof:.0f} % of what" if rate else f"{figure(roof)} tok/s are what"
     moved = human_bytes(facts.roof.reads.at(facts.speed.last.context_used))
     return [f"{share} {gb_per_s:,.0f} GB/s allow ({source})", f"{moved} read a token"]
 
 
-def shortened(said: str, width: int) -> str:
+def shorten(said: str, width: int) -> str:
     """`said`, or where it does not fit without what explains it: where the roof comes from, why there is none."""
     return said if cell_len(said) <= width else re.split(r": | \(", said, maxsplit=1)[0]
 
 
-def _figures(facts: Facts, width: int) -> Content:
+def _figures(facts: InstrumentFacts, width: int) -> Content:
     if facts.loaded is None:
         return line(width, ("tok/s", "bold"), ": no model is loaded")
-    speed, roof = facts.speed, allowed(facts)[1]
+    speed, roof = facts.speed, rate_and_roof(facts)[1]
     told = [f"now {figure(speed.now)}"] if speed.running and speed.now else []
     if speed.last.decode_s > 0:
         told.append(f"mean {figure(speed.last.tokens_per_s)}")
@@ -87,13 +87,13 @@ def _figures(facts: Facts, width: int) -> Content:
 # ---- the graph
 
 
-def graph(facts: Facts, cells: int, width: int) -> list[Content]:
+def graph(facts: InstrumentFacts, cells: int, width: int) -> list[Content]:
     """`ROWS` lines: an axis with the figures at their heights, and `cells` of dots."""
     slices = list(facts.speed.slices)[-2 * cells :] if cells else []
     roofs = _roofs(facts.roof, slices, facts.speed.last.context_used, 2 * cells)
     rates = [0.0] * (2 * cells - len(slices)) + [each.tokens_per_s for each in slices]
     top = max([*roofs, *rates], default=0.0)
-    labels = _labels(allowed(facts), top)
+    labels = _labels(rate_and_roof(facts), top)
     bars, lines = _heights(rates, top), _heights(roofs, top)
     found = []
     for row in reversed(range(ROWS)):

@@ -20,7 +20,7 @@ class TuiHost:
         if osc52.copy_sequence(text) is None:
             raise usage_error("copy", osc52.TOO_LONG, "/export md FILE writes the conversation to a file.")
         self._app.call_from_thread(self._app.copy_to_clipboard, text)
-        return osc52.copied(text)
+        return osc52.copied_notice(text)
 
     def edited(self, text: str, otherwise: str) -> str:
         """In $VISUAL or $EDITOR, while the TUI stands back."""

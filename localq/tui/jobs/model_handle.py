@@ -11,10 +11,10 @@ from localq.errors import LocalqError
 
 if TYPE_CHECKING:  # start-up cost
     from localq.chat.session import ChatSession
-    from localq.tui.jobs.model_jobs import Opening
+    from localq.tui.jobs.model_jobs import ReadyModel
 
 
-class Model:
+class ModelHandle:
     """An open model. `load`, `profile` and `close` block, and are for threads."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Model:
         self._close()
 
     @classmethod
-    def of(cls, made: Opening, post: Callable[[Message], object]) -> Model:
+    def from_ready(cls, made: ReadyModel, post: Callable[[Message], object]) -> ModelHandle:
         """What a job has opened; `post` gets the messages of `watching` when it is loaded again."""
         from localq.chat.open_model import load_now  # whoever has opened it has imported these
         from localq.tui.jobs.thread_messages import PostingWatcher
@@ -60,7 +60,7 @@ class Model:
         )
 
     @classmethod
-    def over(cls, session: ChatSession) -> Model:
+    def for_session(cls, session: ChatSession) -> ModelHandle:
         """A session that somebody else has opened and closes."""
 
         def profile() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from localq.worker.messages import Loaded
 
 
 @dataclass(frozen=True)
-class Opening:
+class ReadyModel:
     """A model that is open and loaded; whoever takes it closes it, which ends its engine process."""
 
     opened: OpenSession
@@ -28,7 +28,7 @@ class Opening:
         self.stack.close()
 
 
-def open_and_load(name: str, settings: Settings, wanted: OpenOptions, watcher: PostingWatcher) -> Opening:
+def open_and_load(name: str, settings: Settings, wanted: OpenOptions, watcher: PostingWatcher) -> ReadyModel:
     """`name`, ready for a conversation. Raises LocalqError as opening and loading do."""
     with ExitStack() as stack:
         opened = stack.enter_context(open_model.open_session(name, settings, watcher, wanted))
@@ -36,12 +36,12 @@ def open_and_load(name: str, settings: Settings, wanted: OpenOptions, watcher: P
         watcher.at_stop = opened.client.close  # a load may say nothing for long
         loaded = open_model.load_now(opened, watcher)
         watcher.at_stop = None
-        return Opening(opened, loaded, stack.pop_all())
+        return ReadyModel(opened, loaded, stack.pop_all())
 
 
 def pull(name: str, settings: Settings, watcher: PostingWatcher) -> Path:
     """`name` on this machine, as `localq pull` fetches it: what does not fit is refused. Raises LocalqError."""
-    target, why = pull_report.chosen(name, settings)
+    target, why = pull_report.choose_target(name, settings)
     if why:
         watcher.say(why)
     asks = target.entry is not None or not settings.offline  # else what follows says that it is not here
@@ -50,6 +50,6 @@ def pull(name: str, settings: Settings, watcher: PostingWatcher) -> Path:
         if verdict is not None and verdict.refusal is not None:
             raise verdict.refusal
         if verdict is not None:
-            watcher.say(verdict.said)
+            watcher.say(verdict.text)
     with watcher.fetching(target.name) as show:
         return prepare.model_path(target, watcher.say, show, settings.offline)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from localq.chat.terminal.transfer_rate import Leaps
+from localq.chat.terminal.transfer_rate import ResumedBytes
 from localq.errors import ExitCode, LocalqError
 from localq.sanitize import sanitize
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # start-up cost: the one knows the hub
 EVERY_S = 0.05  # between two messages of a transfer that goes on; a local disk would post thousands a second
 
 
-class Said(Message):
+class WatcherNotice(Message):
     """One line that the user must see."""
 
     def __init__(self, text: str) -> None:
@@ -74,7 +74,7 @@ class PostingWatcher:
         self._post, self._every_s = post, every_s
         self._stopped = threading.Event()
         self._name, self._what, self._posted_s = "", "", 0.0
-        self._leaps = Leaps()
+        self._leaps = ResumedBytes()
         self.at_stop: Callable[[], None] | None = None
 
     @property
@@ -90,12 +90,12 @@ class PostingWatcher:
 
     def say(self, text: str) -> None:
         """A `Said`."""
-        self._post(Said(sanitize(text)))
+        self._post(WatcherNotice(sanitize(text)))
 
     @contextlib.contextmanager
     def fetching(self, name: str) -> Iterator[OnProgress]:
         """Posts `Fetching`: every new `what`, every end, and of the bytes between them a few a second."""
-        self._name, self._what, self._leaps = name, "", Leaps()
+        self._name, self._what, self._leaps = name, "", ResumedBytes()
         self._check()
         yield self._show
         self._check()
@@ -110,7 +110,7 @@ class PostingWatcher:
 
     def _show(self, what: str, done: int, total: int) -> None:
         self._check()
-        here = self._leaps.seen(done, total)
+        here = self._leaps.update(done, total)
         file, now_s = what.partition(",")[0], time.monotonic()
         if file != self._what or done >= total or now_s - self._posted_s >= self._every_s:
             self._what, self._posted_s = file, now_s

@@ -19,9 +19,9 @@ from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.jobs import model_jobs
 from localq.tui.jobs.job import Job
-from localq.tui.jobs.model_jobs import Opening
-from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, Said, StoppedError
-from localq.tui.keys import bindings, in_use
+from localq.tui.jobs.model_jobs import ReadyModel
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, StoppedError, WatcherNotice
+from localq.tui.keys import active_key, bindings
 from localq.tui.models.transfer_lines import TransferLines, bar
 from localq.tui.terminal.terminal_app import TerminalScreen
 
@@ -61,7 +61,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
             yield Static("", id="error", markup=False)
             with Horizontal(id="buttons"):
                 yield Button("Stop", id="leave", compact=True)
-                yield Button(f"Try again ({in_use(self, 'opening_again')})", id="again", compact=True)
+                yield Button(f"Try again ({active_key(self, 'opening_again')})", id="again", compact=True)
 
     def on_mount(self) -> None:
         """Start."""
@@ -81,8 +81,8 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         self._lines.seen(message, time.monotonic())
         self._draw()
 
-    @on(Said)
-    def _told(self, message: Said) -> None:
+    @on(WatcherNotice)
+    def _told(self, message: WatcherNotice) -> None:
         message.stop()
         self._said.append(message.text)
         self._draw()
@@ -136,7 +136,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
     def _draw(self) -> None:
         failed, stopping = self.error is not None, self._job.watcher.stopped
         lines = self._lines.lines(time.monotonic())
-        leave = in_use(self, "opening_leave")
+        leave = active_key(self, "opening_leave")
         stage = f"Stopping. {leave} again does not wait for it." if stopping else lines.stage
         for name, text in (
             ("stage", "" if failed else stage), ("bar", "" if failed else bar(lines.share)),
@@ -150,18 +150,18 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         self.query_one("#again", Button).display = failed
 
 
-class OpeningScreen(JobScreen[Opening]):
+class OpeningScreen(JobScreen[ReadyModel]):
     """Opens and loads `name` for a conversation."""
 
     def __init__(self, name: str, settings: Settings, wanted: OpenOptions) -> None:
         self._settings, self._wanted = settings, wanted
         super().__init__("Opening", name)
 
-    def work(self, watcher: PostingWatcher) -> Opening:
+    def work(self, watcher: PostingWatcher) -> ReadyModel:
         """See `jobs`."""
         return model_jobs.open_and_load(self.name_wanted, self._settings, self._wanted, watcher)
 
-    def discard(self, made: Opening) -> None:
+    def discard(self, made: ReadyModel) -> None:
         """End its engine process."""
         made.close()
 

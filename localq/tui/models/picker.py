@@ -19,8 +19,8 @@ from localq.files.local_models import LocalModel
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.jobs.job import Job
-from localq.tui.jobs.thread_messages import PostingWatcher, Said, StoppedError
-from localq.tui.keys import bindings, in_use
+from localq.tui.jobs.thread_messages import PostingWatcher, StoppedError, WatcherNotice
+from localq.tui.keys import active_key, bindings
 from localq.tui.models import picker_rows
 from localq.tui.models.picker_rows import ORDERS, PickerRow
 from localq.tui.models.picker_table import FilterInput, ModelTable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Picked:
+class PickedModel:
     """What to open: a name as `localq chat` takes it, the format picked with it, and whether against the plan."""
 
     name: str
@@ -46,7 +46,7 @@ class _Plans:
     rows: list[PickerRow]
 
 
-class PickerScreen(TerminalScreen, Screen["Picked | None"]):
+class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     """Dismisses with what was picked, or with None."""
 
     # No CSS_PATH: for a file that a screen brings, Textual parses all CSS once more and styles every widget anew.
@@ -78,7 +78,7 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
     def on_mount(self) -> None:
         """Names at once, plans when they are there."""
         try:
-            self._rows = picker_rows.names()
+            self._rows = picker_rows.name_rows()
         except LocalqError as error:
             self._tell(str(error))
         self._draw()
@@ -103,15 +103,15 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
             from localq.tui.models import picker_plans  # start-up cost
 
             outlook = picker_plans.outlook(self._settings, watcher.say)
-            return _Plans(outlook, picker_plans.planned(outlook, self._settings, every))
+            return _Plans(outlook, picker_plans.plan_rows(outlook, self._settings, every))
 
         if self._job is not None:
             self._job.abandon()
         self._job = Job("plans", work, self.post_message)
         self._job.start()
 
-    @on(Said)
-    def _said(self, message: Said) -> None:
+    @on(WatcherNotice)
+    def _said(self, message: WatcherNotice) -> None:
         message.stop()
         self._words = message.text
         self._draw()
@@ -148,7 +148,7 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
     def _draw(self) -> None:
         order = f"{self._order[:1].upper()}{self._order[1:]}{', every format' if self._every else ''}"
         self.query_one("#heading", Static).update(sanitize(f"{self._words}. {order}."))
-        self.query_one(ModelTable).show(picker_rows.shown(self._rows, self._text, self._order))
+        self.query_one(ModelTable).show(picker_rows.filter_rows(self._rows, self._text, self._order))
         self._describe()
 
     def _describe(self) -> None:
@@ -184,7 +184,7 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
     @on(Input.Submitted, "#filter")
     def _entered(self) -> None:
         text, rows = self._text.strip(), self.query_one(ModelTable).rows_shown
-        if not picker_rows.is_typed(text, rows):
+        if not picker_rows.is_model_name(text, rows):
             self._pick()
             return
         try:
@@ -192,12 +192,12 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
         except LocalqError as error:
             self._tell(str(error))
             return
-        self.dismiss(Picked(text if target.path is None else str(target.path), None))
+        self.dismiss(PickedModel(text if target.path is None else str(target.path), None))
 
     @on(ModelTable.Opened)
     def _pick(self) -> None:
         if self.row is not None:
-            self.dismiss(Picked(self.row.name, self.row.exact))
+            self.dismiss(PickedModel(self.row.name, self.row.exact))
 
     def action_force(self) -> None:
         """Open what is too large by the plan, after a question."""
@@ -214,7 +214,7 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self.dismiss(Picked(row.name, row.exact, force=True))
+                self.dismiss(PickedModel(row.name, row.exact, force=True))
 
         self.app.push_screen(ForceScreen(row), answered)
 
@@ -264,7 +264,7 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
 
     def _pulled(self, outcome: Path | LocalqError | None) -> None:
         if isinstance(outcome, StoppedError):
-            self._tell(f"Stopped. What came in is kept; {in_use(self, 'picker_pull')} goes on where it was.")
+            self._tell(f"Stopped. What came in is kept; {active_key(self, 'picker_pull')} goes on where it was.")
         elif isinstance(outcome, LocalqError):
             self._tell(str(outcome))
         elif outcome is not None:

@@ -21,7 +21,7 @@ from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.thread_messages import PostingWatcher
-from localq.tui.keys import bindings, in_use
+from localq.tui.keys import active_key, bindings
 from localq.tui.models.picker_rows import PickerRow
 from localq.tui.terminal.terminal_app import TerminalScreen
 from localq.wording import human_bytes
@@ -45,8 +45,8 @@ class QuestionScreen(TerminalScreen, ModalScreen[bool]):
             yield Static(self._question, classes="question", markup=False)
             yield Static(self._known, markup=False)
             with Horizontal(classes="buttons"):
-                yield Button(f"{self._no} ({in_use(self, 'question_no')})", id="no", compact=True)
-                yield Button(f"{self._yes} ({in_use(self, 'question_yes')})", id="yes", compact=True)
+                yield Button(f"{self._no} ({active_key(self, 'question_no')})", id="no", compact=True)
+                yield Button(f"{self._yes} ({active_key(self, 'question_yes')})", id="yes", compact=True)
 
     @on(Button.Pressed)
     def _pressed(self, message: Button.Pressed) -> None:
@@ -101,7 +101,7 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
         with ScrollableContainer(classes="dialog", id="facts"):
             yield Static("Looking", id="lines", markup=False)
             with Horizontal(classes="buttons"):
-                yield Button(f"Back ({in_use(self, 'details_leave')})", id="back", compact=True)
+                yield Button(f"Back ({active_key(self, 'details_leave')})", id="back", compact=True)
 
     def on_mount(self) -> None:
         """Its files are read in a thread."""

@@ -63,7 +63,7 @@ def outlook(settings: Settings, say: Say) -> Outlook:
     return Outlook(words, budget, machine=machine, basis=basis)
 
 
-def planned(outlook: Outlook, settings: Settings, every: bool = False) -> list[PickerRow]:
+def plan_rows(outlook: Outlook, settings: Settings, every: bool = False) -> list[PickerRow]:
     """The models here, the last used first, then those that fit best. every: all formats, not the best of each model.
 
     Raises LocalqError as `picker_rows.names`.
@@ -76,7 +76,7 @@ def planned(outlook: Outlook, settings: Settings, every: bool = False) -> list[P
         rows = [_on_cpu(PickerRow(each.name, each.format, offer=each), outlook) for each in wanted]
         rows.sort(key=lambda row: (row.verdict != ON_CPU, _cpu_bytes(row.offer) if row.offer else 0))
         return [*found, *(row for row in rows if row.name not in here)]
-    fitted = fit_rows.ordered([_fitted(each, outlook, settings) for each in known])
+    fitted = fit_rows.sort([_fitted(each, outlook, settings) for each in known])
     rows = [_of_row(each) for each in (fitted if every else fit_rows.best_of_each(fitted))]
     return [*found, *(row for row in rows if row.name not in here)]
 

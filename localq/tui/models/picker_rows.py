@@ -90,7 +90,7 @@ COLUMNS = ("MODEL", "FORMAT", "VERDICT", "CONTEXT", "TOK/S", "WHERE", "QUALITY")
 RIGHT = (3, 4, 6)  # columns of figures
 
 
-def names() -> list[PickerRow]:
+def name_rows() -> list[PickerRow]:
     """At once: what is here, then the catalogue. Raises LocalqError for a damaged catalogue or an unreadable disk."""
     known = offers.of_catalogue()
     found = local_rows(known)
@@ -131,7 +131,7 @@ ORDERS: dict[str, Callable[[PickerRow], tuple[object, ...]] | None] = {
 }
 
 
-def shown(rows: Iterable[PickerRow], text: str, order: str) -> list[PickerRow]:
+def filter_rows(rows: Iterable[PickerRow], text: str, order: str) -> list[PickerRow]:
     """The rows with every word of `text` in name, format, verdict or place; in an order of `ORDERS`."""
     words = text.casefold().split()
     found = [
@@ -143,7 +143,7 @@ def shown(rows: Iterable[PickerRow], text: str, order: str) -> list[PickerRow]:
     return found if key is None else sorted(found, key=key)
 
 
-def is_typed(text: str, rows: Sequence[PickerRow]) -> bool:
+def is_model_name(text: str, rows: Sequence[PickerRow]) -> bool:
     """`text` is itself a name (ORG/REPO, a folder, a file, NAME@FORMAT), and not a filter that left `rows`."""
     return bool(text.strip()) and not any(row.name.casefold() == text.strip().casefold() for row in rows) and (
         not rows or "/" in text or text.strip().endswith(".gguf") or "@" in text

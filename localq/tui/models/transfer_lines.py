@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localq.chat.terminal.transfer_rate import Rate
+from localq.chat.terminal.transfer_rate import TransferRate
 from localq.files.hub import client as hub_client
 from localq.tui.jobs.thread_messages import Fetching, LoadingStage
 from localq.wording import human_bytes
@@ -27,12 +27,12 @@ class TransferLines:
 
     def __init__(self) -> None:
         self._now: Fetching | LoadingStage | None = None
-        self._rate = Rate()
+        self._rate = TransferRate()
 
     def seen(self, message: Fetching | LoadingStage, now_s: float) -> None:
         """A message that came at `now_s`."""
         if isinstance(message, Fetching) and message.total:
-            self._rate.seen(now_s, message.done - message.here)
+            self._rate.update(now_s, message.done - message.here)
         self._now = message
 
     def lines(self, now_s: float) -> Lines:

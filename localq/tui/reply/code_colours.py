@@ -37,7 +37,7 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class ColouredLine:
     """content: as it was written. width: in cells, tabs included. ends: a part may end behind it."""
 
     content: Content
@@ -45,29 +45,29 @@ class Line:
     ends: bool
 
 
-_ready: OrderedDict[tuple[str, Look], list[Line]] = OrderedDict()
+_ready: OrderedDict[tuple[str, Look], list[ColouredLine]] = OrderedDict()
 
 
-def lines(code: str, look: Look) -> list[Line]:
+def lines(code: str, look: Look) -> list[ColouredLine]:
     """All of them, at once unless `prepared` has been awaited."""
     found = _ready.get((code, look))
     return _kept(code, look, list(_coloured(code, look))) if found is None else found
 
 
-async def prepared(code: str, look: Look, is_waited_for: Callable[[], bool]) -> list[Line]:
+async def prepare(code: str, look: Look, is_waited_for: Callable[[], bool]) -> list[ColouredLine]:
     """As `lines`, in slices of time. is_waited_for: by a key, which goes first."""
     found = _ready.get((code, look))
     return _kept(code, look, await _sliced(code, look, is_waited_for)) if found is None else found
 
 
-class Growing:
+class GrowingCode:
     """A block of code to which lines are added."""
 
-    def __init__(self, look: Look, found: Sequence[Line] = ()) -> None:
+    def __init__(self, look: Look, found: Sequence[ColouredLine] = ()) -> None:
         """found: its lines until now."""
         self.look = look
-        self._done, self._code = list[Line](), ""  # that are finished, and what they are of
-        self._rest = list[Line]()  # behind those
+        self._done, self._code = list[ColouredLine](), ""  # that are finished, and what they are of
+        self._rest = list[ColouredLine]()  # behind those
         self._finish(list(found))
 
     @property
@@ -75,7 +75,7 @@ class Growing:
         """The colours may not be those of the whole."""
         return bool(self._done)
 
-    async def take(self, code: str, is_waited_for: Callable[[], bool]) -> list[Line]:
+    async def take(self, code: str, is_waited_for: Callable[[], bool]) -> list[ColouredLine]:
         """The lines of `code`; what it has in common with the last time is not coloured again."""
         code = "\n".join(code.splitlines())
         if not code.startswith(self._code):
@@ -88,14 +88,14 @@ class Growing:
         self._finish(found)
         return found
 
-    def _finish(self, found: list[Line]) -> None:
+    def _finish(self, found: list[ColouredLine]) -> None:
         end = self._end(found)
         if end > len(self._done):
             self._code += "".join(f"{line.content.plain}\n" for line in found[len(self._done) : end])
             self._done = found[:end]
         self._rest = found[len(self._done) :]
 
-    def _end(self, found: list[Line]) -> int:
+    def _end(self, found: list[ColouredLine]) -> int:
         """How many lines are finished now. The last two may become others."""
         begun = len(self._done)
         for end in range(len(found) - 2, begun + PART, -1):
@@ -105,16 +105,16 @@ class Growing:
         return begun
 
 
-def _kept(code: str, look: Look, found: list[Line]) -> list[Line]:
+def _kept(code: str, look: Look, found: list[ColouredLine]) -> list[ColouredLine]:
     _ready[code, look] = found
     while len(_ready) > KEPT:
         _ready.popitem(last=False)
     return found
 
 
-async def _sliced(code: str, look: Look, is_waited_for: Callable[[], bool]) -> list[Line]:
+async def _sliced(code: str, look: Look, is_waited_for: Callable[[], bool]) -> list[ColouredLine]:
     await asyncio.get_running_loop().run_in_executor(None, _lexer, look.language)  # the first imports it: 0.05 s
-    found, until_s = list[Line](), time.monotonic() + SLICE_S
+    found, until_s = list[ColouredLine](), time.monotonic() + SLICE_S
     for line in _coloured(code, look):
         found.append(line)
         if time.monotonic() >= until_s:
@@ -125,7 +125,7 @@ async def _sliced(code: str, look: Look, is_waited_for: Callable[[], bool]) -> l
     return found
 
 
-def _coloured(code: str, look: Look) -> Iterator[Line]:
+def _coloured(code: str, look: Look) -> Iterator[ColouredLine]:
     """As `textual.highlight.highlight` (8.2) colours it, line by line."""
     styles = _styles(look.ansi, look.dark)
     left = "\n".join(code.splitlines()).count("\n") + 1
@@ -145,9 +145,9 @@ def _coloured(code: str, look: Look) -> Iterator[Line]:
         yield _line(text, spans, True)
 
 
-def _line(text: str, spans: list[Span], ends: bool) -> Line:
+def _line(text: str, spans: list[Span], ends: bool) -> ColouredLine:
     content = Content(text, spans=spans).stylize_before("$text")
-    return Line(content, content.expand_tabs(TAB).cell_length if "\t" in text else content.cell_length, ends)
+    return ColouredLine(content, content.expand_tabs(TAB).cell_length if "\t" in text else content.cell_length, ends)
 
 
 def _style(styles: dict[Any, str], kind: Any) -> str:

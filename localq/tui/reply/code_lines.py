@@ -11,20 +11,20 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widgets import Label
 
-from localq.tui.reply.code_colours import TAB, Line
+from localq.tui.reply.code_colours import TAB, ColouredLine
 
-_Seen = tuple[Line, Style, tuple[int, int] | None, int]  # what a row depends on
+_Seen = tuple[ColouredLine, Style, tuple[int, int] | None, int]  # what a row depends on
 
 
 class CodeLines(Label):
     """Lines, none of which is broken."""
 
-    def __init__(self, lines: Sequence[Line], id: str | None = None) -> None:
+    def __init__(self, lines: Sequence[ColouredLine], id: str | None = None) -> None:
         super().__init__(id=id)
         self._lines = lines
         self._drawn: dict[int, tuple[_Seen, Strip]] = {}
 
-    def take(self, lines: Sequence[Line]) -> None:
+    def take(self, lines: Sequence[ColouredLine]) -> None:
         """Show these. Those that are the same objects as before are not drawn again."""
         before = len(self._lines), self._width
         self._lines = lines
@@ -60,7 +60,7 @@ class CodeLines(Label):
             known = self._drawn[y] = (seen, self._strip(y, *seen))
         return known[1]
 
-    def _strip(self, y: int, line: Line, style: Style, span: tuple[int, int] | None, width: int) -> Strip:
+    def _strip(self, y: int, line: ColouredLine, style: Style, span: tuple[int, int] | None, width: int) -> Strip:
         content = line.content
         if span is not None:
             selected = Style.from_styles(self.screen.get_component_styles("screen--selection"))

@@ -16,15 +16,15 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import Markdown
 
-from localq.tui.reply.prose_blocks import Block
+from localq.tui.reply.prose_blocks import ProseBlock
 from localq.tui.reply.prose_rows import Breaker, Cell, Row, margin, takes_mark
-from localq.tui.reply.reply_block import Flowing
+from localq.tui.reply.reply_block import SizedByContent
 
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 WIDTHS = 2  # that are kept: with and without a scrollbar
 
 
-class Prose(Flowing, Widget):
+class Prose(SizedByContent, Widget):
     """Some blocks, one below the other."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -55,12 +55,12 @@ class Prose(Flowing, Widget):
         for each in HEADINGS
     )
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[ProseBlock]) -> None:
         super().__init__()
         self._broken: dict[tuple[int, Selection | None], list[Row]] = {}
         self.take(blocks)
 
-    def take(self, blocks: Sequence[Block]) -> None:
+    def take(self, blocks: Sequence[ProseBlock]) -> None:
         """Show these, of which there is one at least."""
         self._blocks = blocks
         self._broken.clear()
@@ -73,7 +73,7 @@ class Prose(Flowing, Widget):
         if rows is None:
             for old in list(self._broken)[: 1 - WIDTHS]:
                 del self._broken[old]
-            rows = self._broken[width, selection] = self._breaker(selection).top(self._blocks, width)
+            rows = self._broken[width, selection] = self._breaker(selection).rows(self._blocks, width)
         return rows
 
     def _breaker(self, selection: Selection | None) -> Breaker:
@@ -115,7 +115,7 @@ class Prose(Flowing, Widget):
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         """The text, unbroken, of what is selected."""
         breaker = self._breaker(None)
-        breaker.top(self._blocks, max(1, self.size.width))
+        breaker.rows(self._blocks, max(1, self.size.width))
         lines = []
         for y, (mark, text) in enumerate(breaker.said):
             span = selection.get_span(y)

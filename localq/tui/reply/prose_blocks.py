@@ -18,7 +18,7 @@ ORDERED = ". "  # behind the number of an item
 
 
 @dataclass(frozen=True)
-class Text:
+class ProseText:
     """kind: "paragraph", or "h1" to "h6"."""
 
     kind: str
@@ -27,34 +27,34 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ProseList:
     """Items: the mark before each, and what it says. nested: in another list."""
 
-    items: tuple[tuple[str, tuple[Block, ...]], ...]
+    items: tuple[tuple[str, tuple[ProseBlock, ...]], ...]
     nested: bool
 
 
 @dataclass(frozen=True)
-class Quote:
+class ProseQuote:
     """What somebody else says."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ProseBlock, ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class ProseTable:
     """Rows of as many cells each; the first is the heading."""
 
-    rows: tuple[tuple[Text, ...], ...]
+    rows: tuple[tuple[ProseText, ...], ...]
 
 
 @dataclass(frozen=True)
-class Rule:
+class ProseRule:
     """A line across."""
 
 
 @dataclass(frozen=True)
-class Other:
+class OpaqueBlock:
     """What a widget of its own draws. is_code: a block of code and nothing else."""
 
     tokens: tuple[Token, ...] = field(compare=False)
@@ -62,13 +62,13 @@ class Other:
     seen: tuple[Any, ...]
 
 
-Block = Text | Listed | Quote | Table | Rule
-Piece = Block | Other
+ProseBlock = ProseText | ProseList | ProseQuote | ProseTable | ProseRule
+ReplyBlock = ProseBlock | OpaqueBlock
 
 
-def pieces(tokens: Sequence[Token]) -> list[Piece]:
+def reply_blocks(tokens: Sequence[Token]) -> list[ReplyBlock]:
     """The blocks that are in no other, in their order."""
-    found: list[Piece] = []
+    found: list[ReplyBlock] = []
     start = 0
     for end, token in enumerate(tokens, 1):
         if token.level == 0 and token.nesting <= 0:
@@ -82,14 +82,14 @@ def last_line(tokens: Sequence[Token]) -> int:
     return next((each.map[0] for each in reversed(tokens) if each.level == 0 and each.map is not None), 0)
 
 
-def _piece(tokens: Sequence[Token]) -> Piece:
+def _piece(tokens: Sequence[Token]) -> ReplyBlock:
     first = tokens[0].type
     if first == "hr":
-        return Rule()
+        return ProseRule()
     try:
         return _table(tokens) if first == "table_open" else _blocks(list(tokens), 0)[0]
     except KeyError:
-        return Other(tuple(tokens), first in ("fence", "code_block"), tuple(map(_seen, tokens)))
+        return OpaqueBlock(tuple(tokens), first in ("fence", "code_block"), tuple(map(_seen, tokens)))
 
 
 def _seen(token: Token) -> tuple[Any, ...]:
@@ -97,16 +97,16 @@ def _seen(token: Token) -> tuple[Any, ...]:
     return token.type, token.tag, token.content, token.info, token.markup, str(token.attrs), within
 
 
-def _blocks(tokens: list[Token], bulleted: int, in_list: bool = False) -> list[Block]:
+def _blocks(tokens: list[Token], bulleted: int, in_list: bool = False) -> list[ProseBlock]:
     """Of `tokens`, all of which are taken. bulleted: lists without numbers around them. KeyError: what is no block."""
-    found: list[Block] = []
+    found: list[ProseBlock] = []
     while tokens:
         within = _within(tokens)
         kind = within[0].type
         if kind in ("paragraph_open", "heading_open"):
             found.append(_text("paragraph" if kind == "paragraph_open" else within[0].tag, within[1]))
         elif kind == "blockquote_open":
-            found.append(Quote(tuple(_blocks(within[1:-1], bulleted, in_list))))
+            found.append(ProseQuote(tuple(_blocks(within[1:-1], bulleted, in_list))))
         elif kind in ("bullet_list_open", "ordered_list_open"):
             found.append(_listed(within[1:-1], bulleted, kind == "ordered_list_open", in_list))
         else:
@@ -126,7 +126,7 @@ def _within(tokens: list[Token]) -> list[Token]:
     return taken
 
 
-def _listed(tokens: list[Token], bulleted: int, is_ordered: bool, in_list: bool) -> Listed:
+def _listed(tokens: list[Token], bulleted: int, is_ordered: bool, in_list: bool) -> ProseList:
     items = []
     while tokens:
         within = _within(tokens)
@@ -134,23 +134,23 @@ def _listed(tokens: list[Token], bulleted: int, is_ordered: bool, in_list: bool)
         items.append((within[0].info, tuple(blocks)))
     if not is_ordered:
         bullet = Markdown.BULLETS[bulleted % len(Markdown.BULLETS)]
-        return Listed(tuple((bullet, blocks) for _, blocks in items), in_list)
+        return ProseList(tuple((bullet, blocks) for _, blocks in items), in_list)
     first = int(items[0][0])
     marks = [f"{number}{ORDERED}" for number in range(first, first + len(items))]
     width = max(map(len, marks)) + 1
-    return Listed(tuple((mark.rjust(width), blocks) for mark, (_, blocks) in zip(marks, items, strict=True)), in_list)
+    return ProseList(tuple((mark.rjust(width), blocks) for mark, (_, blocks) in zip(marks, items, strict=True)), in_list)
 
 
-def _table(tokens: Sequence[Token]) -> Table:
-    rows: list[list[Text]] = []
+def _table(tokens: Sequence[Token]) -> ProseTable:
+    rows: list[list[ProseText]] = []
     for token in tokens:
         if token.type == "tr_open":
             rows.append([])
         elif token.type == "inline":
             rows[-1].append(_text("cell", token))
-    return Table(tuple(map(tuple, rows)))
+    return ProseTable(tuple(map(tuple, rows)))
 
 
-def _text(kind: str, token: Token) -> Text:
+def _text(kind: str, token: Token) -> ProseText:
     content = MarkdownBlock._token_to_content(None, token)  # type: ignore[arg-type]  # it asks nothing of its block
-    return Text(kind, content, (content.plain, tuple(content.spans)))
+    return ProseText(kind, content, (content.plain, tuple(content.spans)))

@@ -17,7 +17,7 @@ from textual.geometry import Offset, Size
 from textual.selection import Selection
 from textual.style import Style
 
-from localq.tui.reply.prose_blocks import Block, Listed, Quote, Rule, Table, Text
+from localq.tui.reply.prose_blocks import ProseBlock, ProseList, ProseQuote, ProseRule, ProseTable, ProseText
 
 MARGINS = {"h1": (2, 1), "h2": (2, 1), "h3": (1, 1), "h4": (1, 1), "h5": (1, 1), "h6": (1, 1)}  # lines above, below
 TOP, MIDDLE, BOTTOM = ("┌", "┬", "┐"), ("├", "┼", "┤"), ("└", "┴", "┘")
@@ -34,13 +34,13 @@ class Cell(NamedTuple):
 Row = list[Cell]
 
 
-def margin(block: Block, is_top: bool = True) -> tuple[int, int]:
+def margin(block: ProseBlock, is_top: bool = True) -> tuple[int, int]:
     """Empty lines above and below it. is_top: it is in no other."""
-    if isinstance(block, Text):
+    if isinstance(block, ProseText):
         return MARGINS.get(block.kind, (0, int(is_top)))
-    if isinstance(block, Quote):
+    if isinstance(block, ProseQuote):
         return 1, 1
-    return 0, 0 if isinstance(block, Listed) and block.nested else 1
+    return 0, 0 if isinstance(block, ProseList) and block.nested else 1
 
 
 def takes_mark(selection: Selection | None, line: int) -> bool:
@@ -60,11 +60,11 @@ class Breaker:
         self._get_style, self._selection, self._selected = get_style, selection, selected
         self._mark = ""  # of an item whose text has not come
 
-    def top(self, blocks: Sequence[Block], width: int) -> list[Row]:
+    def rows(self, blocks: Sequence[ProseBlock], width: int) -> list[Row]:
         """Those that are in no other, without the margins around all of them."""
         return self._stacked(blocks, width, (), is_top=True)
 
-    def _stacked(self, blocks: Sequence[Block], width: int, names: tuple[str, ...], is_top: bool = False) -> list[Row]:
+    def _stacked(self, blocks: Sequence[ProseBlock], width: int, names: tuple[str, ...], is_top: bool = False) -> list[Row]:
         if not blocks:
             return []
         empty = [Cell(width, names)]
@@ -76,22 +76,22 @@ class Breaker:
             rows += [empty] * gap
         return rows
 
-    def _block(self, block: Block, width: int, names: tuple[str, ...]) -> list[Row]:
+    def _block(self, block: ProseBlock, width: int, names: tuple[str, ...]) -> list[Row]:
         match block:
-            case Text():
+            case ProseText():
                 return self._text(block, width, names)
-            case Listed():
+            case ProseList():
                 return [row for mark, within in block.items for row in self._item(mark, within, width, names)]
-            case Quote():
+            case ProseQuote():
                 names = (*names, "quote")
                 bar, pad = Cell(1, (*names, "quote-bar"), "▌"), Cell(1, names)
                 return [[bar, pad, *row, pad] for row in self._stacked(block.blocks, max(1, width - 3), names)]
-            case Table():
+            case ProseTable():
                 return self._table(block, width, (*names, "table"))
-            case Rule():
+            case ProseRule():
                 return [[Cell(width, names)], [Cell(width, (*names, "rule"), "─" * width)]]
 
-    def _text(self, block: Text, width: int, names: tuple[str, ...]) -> list[Row]:
+    def _text(self, block: ProseText, width: int, names: tuple[str, ...]) -> list[Row]:
         lines = self._lines(block.content, width)
         if block.kind == "paragraph":
             return [[Cell(width, names, line)] for line in lines]
@@ -118,7 +118,7 @@ class Breaker:
             line.y += first
         return lines
 
-    def _item(self, mark: str, blocks: Sequence[Block], width: int, names: tuple[str, ...]) -> list[Row]:
+    def _item(self, mark: str, blocks: Sequence[ProseBlock], width: int, names: tuple[str, ...]) -> list[Row]:
         columns = cell_len(mark)
         self._mark = f"{mark} "
         shown = Content(mark)
@@ -128,7 +128,7 @@ class Breaker:
         first, empty = Cell(columns, (*names, "bullet"), shown), Cell(columns, names)
         return [[first if row is rows[0] and at == 0 else empty, *row] for at, row in enumerate(rows)]
 
-    def _table(self, table: Table, width: int, names: tuple[str, ...]) -> list[Row]:
+    def _table(self, table: ProseTable, width: int, names: tuple[str, ...]) -> list[Row]:
         columns = _columns(table, width)
 
         def line(corners: tuple[str, str, str]) -> Row:
@@ -157,7 +157,7 @@ class Breaker:
         return rows
 
 
-def _columns(table: Table, width: int) -> list[int]:
+def _columns(table: ProseTable, width: int) -> list[int]:
     """Columns of the screen for each, with an empty one at either side, as Textual's grid gives them."""
     contents = [[row[place].content for row in table.rows] for place in range(len(table.rows[0]))]
     wished = [max(each.get_optimal_width({}, width) for each in column) + 2 for column in contents]

@@ -18,7 +18,7 @@ else:
     _Widget = object  # a class with styles of its own would hide those of the widget that it is part of
 
 
-class Bare(_Widget):
+class RepeatedRow(_Widget):
     """A container; stands before the widget among its bases."""
 
     def render_lines(self, crop: Region) -> list[Strip]:

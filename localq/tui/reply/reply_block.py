@@ -15,7 +15,7 @@ else:
     _Widget = object  # a class with styles of its own would hide those of the widget that it is part of
 
 
-class Flowing(_Widget):
+class SizedByContent(_Widget):
     """A part of a reply, of which nothing depends on how high the reply is; stands before the widget among its bases.
 
     Textual (8.2) keeps the size of a widget by that of what holds it: of a reply that grows, every part was measured

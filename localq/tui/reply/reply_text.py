@@ -23,17 +23,17 @@ from textual.widgets._markdown import MarkdownFence
 
 from localq.tui.keys import bindings
 from localq.tui.reply import code_colours
-from localq.tui.reply.code_colours import Line, Look
+from localq.tui.reply.code_colours import ColouredLine, Look
 from localq.tui.reply.code_lines import CodeLines
 from localq.tui.reply.prose import Prose
-from localq.tui.reply.prose_blocks import Block, Other, Piece, last_line, pieces
-from localq.tui.reply.repeated_row import Bare
-from localq.tui.reply.reply_block import Flowing
+from localq.tui.reply.prose_blocks import OpaqueBlock, ProseBlock, ReplyBlock, last_line, reply_blocks
+from localq.tui.reply.repeated_row import RepeatedRow
+from localq.tui.reply.reply_block import SizedByContent
 
 MOST_TOGETHER = 16  # blocks in one widget, all of which are broken into lines again where one grows
 
 
-class CopyWanted(Message):
+class CopyRequested(Message):
     """`text` is to go to the clipboard, as it is."""
 
     def __init__(self, text: str) -> None:
@@ -51,7 +51,7 @@ class CopyMark(Static):
         self.query_ancestor(CodeBlock).action_copy_turn()
 
 
-class CodeBlock(Flowing, Bare, MarkdownFence, can_focus=True):
+class CodeBlock(SizedByContent, RepeatedRow, MarkdownFence, can_focus=True):
     """A block of code. `source` is what stood between the fences."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -62,7 +62,7 @@ class CodeBlock(Flowing, Bare, MarkdownFence, can_focus=True):
         super().__init__(markdown, token, code)
         self.code_source = token.content.removesuffix("\n")
         self._lines = code_colours.lines(code, self._look)
-        self._growing = code_colours.Growing(self._look, self._lines)
+        self._growing = code_colours.GrowingCode(self._look, self._lines)
 
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
@@ -89,11 +89,11 @@ class CodeBlock(Flowing, Bare, MarkdownFence, can_focus=True):
     def notify_style_update(self) -> None:
         """The theme may be another."""
         if self._growing.look != self._look:
-            self._growing = code_colours.Growing(self._look)
+            self._growing = code_colours.GrowingCode(self._look)
             self._show(code_colours.lines(self.code, self._look))
         super(MarkdownFence, self).notify_style_update()
 
-    def _show(self, lines: list[Line]) -> None:
+    def _show(self, lines: list[ColouredLine]) -> None:
         self._lines = lines
         for each in self.query(CodeLines):
             each.take(lines)
@@ -106,21 +106,21 @@ class CodeBlock(Flowing, Bare, MarkdownFence, can_focus=True):
             for mark in self.query(CopyMark):
                 mark.update(self._mark())
         if self._growing.look != self._look:
-            self._growing = code_colours.Growing(self._look)
+            self._growing = code_colours.GrowingCode(self._look)
         self._show(await self._growing.take(self.code, is_waited_for))
 
     async def finish(self, is_waited_for: Callable[[], bool]) -> None:
         """No more will come: colours are those of the whole now."""
         if self._growing.in_parts:
-            self._growing = code_colours.Growing(self._look)
-            self._show(await code_colours.prepared(self.code, self._look, is_waited_for))
+            self._growing = code_colours.GrowingCode(self._look)
+            self._show(await code_colours.prepare(self.code, self._look, is_waited_for))
 
     def action_copy_turn(self) -> None:
         """Ask for a copy of the source."""
-        self.post_message(CopyWanted(self.code_source))
+        self.post_message(CopyRequested(self.code_source))
 
 
-class ReplyText(Bare, Markdown):
+class ReplyText(RepeatedRow, Markdown):
     """Markdown without HTML, without guessed links, with blocks of code that can be copied.
 
     What is no code is drawn by few widgets: of a part that grows or is set anew only what differs is drawn again.
@@ -130,8 +130,8 @@ class ReplyText(Bare, Markdown):
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=_parser, open_links=False)
-        self._pieces: list[Piece] = []
-        self._shown: list[list[Piece]] = []  # by each child
+        self._pieces: list[ReplyBlock] = []
+        self._shown: list[list[ReplyBlock]] = []  # by each child
         self._grown: CodeBlock | None = None  # that may go on to grow
 
     def update(self, markdown: str) -> AwaitComplete:
@@ -155,7 +155,7 @@ class ReplyText(Bare, Markdown):
                 tail = self._markdown.splitlines(keepends=True)[self._last_parsed_line :]
                 tokens = _parser().parse("".join(tail))
                 if tokens:
-                    self._pieces[-1:] = pieces(tokens)
+                    self._pieces[-1:] = reply_blocks(tokens)
                     self._last_parsed_line += last_line(tokens)
                     await self._draw()
 
@@ -194,22 +194,22 @@ class ReplyText(Bare, Markdown):
 
     def _is_waited_for(self) -> bool:
         """By a key."""
-        keys_first = getattr(self.app, "keys_first", None)
-        return keys_first is not None and keys_first.wait
+        input_priority = getattr(self.app, "input_priority", None)
+        return input_priority is not None and input_priority.wait
 
-    async def _colour(self, wanted: list[list[Piece]]) -> None:
+    async def _colour(self, wanted: list[list[ReplyBlock]]) -> None:
         """Code among them, in pieces of time: 400 lines take 0.08 s."""
-        for token in (token for group in wanted for each in group if isinstance(each, Other) for token in each.tokens):
+        for token in (token for group in wanted for each in group if isinstance(each, OpaqueBlock) for token in each.tokens):
             if token.type in ("fence", "code_block"):  # as Textual reads one
                 code = token.content.rstrip()
-                await code_colours.prepared(code, look(self.app, token.info), self._is_waited_for)
+                await code_colours.prepare(code, look(self.app, token.info), self._is_waited_for)
 
-    async def _changed(self, child: Widget, wanted: list[Piece]) -> bool:
+    async def _changed(self, child: Widget, wanted: list[ReplyBlock]) -> bool:
         """Whether `child` could show these instead, and does."""
         first = wanted[0]
-        if isinstance(child, Prose) and not isinstance(first, Other):
+        if isinstance(child, Prose) and not isinstance(first, OpaqueBlock):
             child.take(_prose(wanted))
-        elif isinstance(child, CodeBlock) and isinstance(first, Other) and first.is_code:
+        elif isinstance(child, CodeBlock) and isinstance(first, OpaqueBlock) and first.is_code:
             await child.grow(first.tokens[0], self._is_waited_for)
             self._grown = child
         else:
@@ -222,8 +222,8 @@ class ReplyText(Bare, Markdown):
         if child is not None and child.is_attached:
             await child.finish(self._is_waited_for)
 
-    def _widget(self, wanted: list[Piece]) -> Widget:
-        if isinstance(wanted[0], Other):
+    def _widget(self, wanted: list[ReplyBlock]) -> Widget:
+        if isinstance(wanted[0], OpaqueBlock):
             return next(iter(self._parse_markdown(wanted[0].tokens)))
         return Prose(_prose(wanted))
 
@@ -233,30 +233,30 @@ def look(app: App[Any], language: str) -> Look:
     return Look(language, app.native_ansi_color, app.current_theme.dark)
 
 
-async def _parsed(text: str) -> tuple[list[Token], list[Piece]]:
+async def _parsed(text: str) -> tuple[list[Token], list[ReplyBlock]]:
     parser = _parser()  # here: several at once are not made in threads
 
-    def parse() -> tuple[list[Token], list[Piece]]:
+    def parse() -> tuple[list[Token], list[ReplyBlock]]:
         tokens = parser.parse(text)
-        return tokens, pieces(tokens)
+        return tokens, reply_blocks(tokens)
 
     return await asyncio.get_running_loop().run_in_executor(None, parse)
 
 
-def _together(found: list[Piece]) -> list[list[Piece]]:
+def _together(found: list[ReplyBlock]) -> list[list[ReplyBlock]]:
     """Those that one widget draws: the same at the beginning, whatever comes behind."""
-    groups: list[list[Piece]] = []
+    groups: list[list[ReplyBlock]] = []
     for piece in found:
         last = groups[-1] if groups else []
-        if last and len(last) < MOST_TOGETHER and not isinstance(piece, Other) and not isinstance(last[0], Other):
+        if last and len(last) < MOST_TOGETHER and not isinstance(piece, OpaqueBlock) and not isinstance(last[0], OpaqueBlock):
             last.append(piece)
         else:
             groups.append([piece])
     return groups
 
 
-def _prose(found: list[Piece]) -> list[Block]:
-    return [each for each in found if not isinstance(each, Other)]
+def _prose(found: list[ReplyBlock]) -> list[ProseBlock]:
+    return [each for each in found if not isinstance(each, OpaqueBlock)]
 
 
 def _parser() -> MarkdownIt:

@@ -21,20 +21,20 @@ def is_typed(message: Message) -> bool:
     return isinstance(message, Key) and (message.is_printable or message.key in EDITING)
 
 
-class KeysFirst:
+class InputPriority:
     """Keys that wait. `came` may be called in any thread; what is lost where two meet is one key's precedence."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._count, self._since_s = 0, 0.0
 
-    def came(self) -> None:
+    def key_read(self) -> None:
         """One was read."""
         if not self._count:
             self._since_s = self._clock()
         self._count += 1
 
-    def answered(self) -> None:
+    def key_handled(self) -> None:
         """One was done."""
         self._count = max(0, self._count - 1)
 
@@ -43,10 +43,10 @@ class KeysFirst:
         self._count = 0
 
     @property
-    def wait(self) -> bool:
+    def is_waiting(self) -> bool:
         """There are some, and they have not waited too long."""
         return self._count > 0 and self._clock() - self._since_s < PATIENCE_S
 
 
 class TakesInputFirst:
-    """Mixin of a widget that reports its own keys as done (`KeysFirstScreen.draw_first`)."""
+    """Mixin of a widget that reports its own keys as done (`InputPriorityScreen.draw_first`)."""

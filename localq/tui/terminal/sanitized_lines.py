@@ -13,7 +13,7 @@ from textual.filter import LineFilter
 from localq.sanitize import sanitize
 
 
-class CleanLines(LineFilter):
+class SanitizeLines(LineFilter):
     """`sanitize` for each segment of a line; what goes has no width, and so have tabs and ends of lines within one."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
@@ -26,4 +26,4 @@ def _clean(text: str) -> str:
     return sanitize(text).replace("\n", "").replace("\t", "")
 
 
-CLEAN_LINES = CleanLines()
+SANITIZE_LINES = SanitizeLines()

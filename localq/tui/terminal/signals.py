@@ -22,7 +22,7 @@ CODES = {
 }
 
 
-def heed(leave: Callable[[int], None]) -> None:
+def install(leave: Callable[[int], None]) -> None:
     """Have `leave` called in the loop that runs here, with an exit code, at any of `CODES`.
 
     Python's own handlers: those of the loop would not be heard where it waits for a terminal that takes nothing.

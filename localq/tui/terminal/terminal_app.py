@@ -22,8 +22,8 @@ from textual.widget import MountError, Widget
 from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
-from localq.tui.terminal.input_priority import KeysFirst, TakesInputFirst, is_typed
-from localq.tui.terminal.sanitized_lines import CLEAN_LINES
+from localq.tui.terminal.input_priority import InputPriority, TakesInputFirst, is_typed
+from localq.tui.terminal.sanitized_lines import SANITIZE_LINES
 
 if TYPE_CHECKING:
     _Screen = Screen[Any]
@@ -76,7 +76,7 @@ class TerminalApp(App[int]):
 
     def __init__(self, ansi_color: bool = False) -> None:
         super().__init__(ansi_color=ansi_color)
-        self.keys_first = KeysFirst()
+        self.input_priority = InputPriority()
 
     def get_driver_class(self) -> type[Driver]:
         """Textual's, but for how a terminal is read."""
@@ -89,7 +89,7 @@ class TerminalApp(App[int]):
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's, and the one that lets no control character through."""
-        return [*super().get_line_filters(), CLEAN_LINES]
+        return [*super().get_line_filters(), SANITIZE_LINES]
 
     def get_default_screen(self) -> Screen[Any]:
         """The one below all others."""
@@ -111,7 +111,7 @@ class TerminalApp(App[int]):
                 self.screen._update_auto_focus()
         await super().on_event(event)
         if is_typed(event) and not isinstance(self.focused, TakesInputFirst):  # which says so itself
-            self.keys_first.answered()
+            self.input_priority.key_handled()
 
     def _handle_exception(self, error: Exception) -> None:
         """Textual's; but where the app ends, what is just being made finds nothing of itself, and nobody is to know."""
@@ -139,7 +139,7 @@ class TerminalApp(App[int]):
             return False
 
 
-class KeysFirstScreen(_Screen):
+class InputPriorityScreen(_Screen):
     """A screen that draws what is written at once, by itself, and all else when no key waits: at one turn it is laid
     out, at the next it is painted, so that a key waits for one of them."""
 
@@ -149,7 +149,7 @@ class KeysFirstScreen(_Screen):
     _told: Set[Widget] = frozenset()  # of the last layout: they know that they are shown
 
     def _on_timer_update(self) -> None:
-        if self.app.keys_first.wait:
+        if self.app.input_priority.is_waiting:
             return  # the timer goes on
         if self._unpainted:
             if not self.app._batch_count:  # else nothing would be shown of it
@@ -200,13 +200,13 @@ class KeysFirstScreen(_Screen):
         if self._laying_out:
             self._update_timer.resume()
         else:
-            self.app.keys_first.forget()
+            self.app.input_priority.forget()
             super()._compositor_refresh()
 
     def draw_first(self, widget: Widget) -> None:
         """A key is done in `widget`: draw that, unless more of them come."""
-        self.app.keys_first.answered()
-        if not self.app.keys_first.wait:
+        self.app.input_priority.key_handled()
+        if not self.app.input_priority.is_waiting:
             self.draw_alone(widget)
 
     def draw_alone(self, widget: Widget) -> None:

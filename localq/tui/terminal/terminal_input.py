@@ -27,7 +27,7 @@ from textual.events import Paste, Resize
 from textual.geometry import Size
 from textual.message import Message
 
-from localq.tui.terminal.input_priority import KeysFirst, is_typed
+from localq.tui.terminal.input_priority import InputPriority, is_typed
 from localq.tui.terminal.terminal_output import TerminalFile
 
 CHUNK_BYTES = 4096
@@ -47,7 +47,7 @@ class _Parser(XTermParser):
         return Read1(None if timeout is None else ESCAPE_S)
 
 
-class Keys:
+class InputReader:
     """Bytes in, Textual's messages out."""
 
     def __init__(self, debug: bool = False) -> None:
@@ -120,7 +120,7 @@ class TerminalDriver(LinuxDriver):
     ) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         assert sys.__stdout__ is not None
-        self._keys_first: KeysFirst | None = getattr(app, "keys_first", None)
+        self._input_priority: InputPriority | None = getattr(app, "input_priority", None)
         self._terminal = TerminalFile(sys.__stdout__)
         self._file = self._terminal  # type: ignore[assignment]  # what the writing thread needs of a file
 
@@ -144,8 +144,8 @@ class TerminalDriver(LinuxDriver):
 
     def send_message(self, message: Message) -> None:
         """Textual's; what is being drawn hears of a key before it has come through the queues."""
-        if self._keys_first is not None and is_typed(message):
-            self._keys_first.came()
+        if self._input_priority is not None and is_typed(message):
+            self._input_priority.key_read()
         super().send_message(message)
 
     def _sigcont_application(self, *_: object) -> None:
@@ -165,12 +165,12 @@ class TerminalDriver(LinuxDriver):
 
     def run_input_thread(self) -> None:
         """Until the app ends, or the terminal is gone."""
-        keys = Keys(self._debug)
+        keys = InputReader(self._debug)
         with selectors.DefaultSelector() as selector:
             try:
                 selector.register(self.fileno, selectors.EVENT_READ)
             except PermissionError:  # begun again by the SIGCONT of a hang-up, where nothing stands for the terminal
-                self._terminal.gone()
+                self._terminal.hang_up()
                 return
             while not self.exit_event.is_set():
                 if selector.select(keys.patience_s):
@@ -179,7 +179,7 @@ class TerminalDriver(LinuxDriver):
                     except OSError:
                         data = b""
                     if not data:
-                        self._terminal.gone()
+                        self._terminal.hang_up()
                         return
                     for message in keys.feed(data):
                         self.process_message(message)

@@ -26,14 +26,14 @@ class TerminalFile:
         try:
             self._file.write(text)
         except (OSError, ValueError):
-            self.gone()
+            self.hang_up()
 
     def flush(self) -> None:
         """As far as there is somebody to write to."""
         try:
             self._file.flush()
         except (OSError, ValueError):
-            self.gone()
+            self.hang_up()
 
     def fileno(self) -> int:
         """Of the terminal."""
@@ -43,7 +43,7 @@ class TerminalFile:
         """It was one when it was opened."""
         return True
 
-    def gone(self) -> None:
+    def hang_up(self) -> None:
         """The terminal is no more: let everything that is still written go nowhere, and end as if it had hung up."""
         if not self._told.acquire(blocking=False):
             return

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from localq.bench.conditions.power import Throttle, told
+from localq.bench.conditions.power import Throttle, summary
 from localq.bench.models.plan import Case
-from localq.bench.models.report import OURS, Report, Row, write
+from localq.bench.models.report import OURS, BenchReport, BenchRow, write
 
 TG = Case(prompt=0, generate=64, depth=0)
 
@@ -42,15 +42,15 @@ def test_nothing_is_told_where_nothing_is_counted():
     limits = Throttle(None, None)
     limits.start()
     assert limits.stop() == {}
-    assert told({}) == told({"power": 0.004, "heat": 0.0}) == ""
+    assert summary({}) == summary({"power": 0.004, "heat": 0.0}) == ""
 
 
 def test_a_report_says_which_rows_ran_with_lowered_clocks():
-    slowed = Row(OURS, "nf4", TG, (80.0,), 80.0, held_down={"power": 0.625, "heat": 0.0})
-    other = Row("other", "nf4", TG, (1.0,), 1.0)
-    report = Report("m", (slowed, other), TG, {}, roof_bytes_per_s=1e12)
+    slowed = BenchRow(OURS, "nf4", TG, (80.0,), 80.0, held_down={"power": 0.625, "heat": 0.0})
+    other = BenchRow("other", "nf4", TG, (1.0,), 1.0)
+    report = BenchReport("m", (slowed, other), TG, {}, roof_bytes_per_s=1e12)
     out = io.StringIO()
     body = write(report, "table", out, io.StringIO())
-    assert f"clocks held down by the driver, of the time: localq {TG.name} power 62%\n" in out.getvalue()
+    assert f"throttled by the driver (share of the time): localq {TG.name} power 62%\n" in out.getvalue()
     assert [row["held_down_for_power"] for row in body["rows"]] == [0.625, None]
     assert body["rows"][0]["held_down_for_heat"] == 0.0

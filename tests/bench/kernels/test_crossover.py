@@ -94,7 +94,7 @@ def test_a_run_prints_the_line_of_the_data_file_and_one_of_json(machine):
 
 
 def test_a_wrong_kernel_is_not_timed(machine, monkeypatch):
-    monkeypatch.setattr(crossover.nf4, "nf4_gemm", lambda x, matrix, out=None: torch.zeros(16, 48).half())
+    monkeypatch.setattr(crossover.nf4_kernel, "nf4_gemm", lambda x, matrix, out=None: torch.zeros(16, 48).half())
     with pytest.raises(LocalqError, match="nf4_gemm"):
         crossover.run(io.StringIO(), shapes=(((48, 128),),), rows=(16,))
 

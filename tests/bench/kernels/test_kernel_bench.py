@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 from types import SimpleNamespace
@@ -10,9 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from localq.bench.kernels import nf4_weights, products, shapes
+from localq.bench.kernels import products, rivals, shapes
 from localq.bench.kernels import timing as kernel_timing
-from localq.bench.kernels.nf4_weights import Weights
 from localq.bench.kernels.roofline import CPU_PROBES, Timing, read_bytes_per_s, read_probes
 from localq.bench.kernels.shapes import GATE_UP, NORM, PLAIN, RESIDUAL, Product, Workload
 from localq.bench.kernels.table import FORMAT, HEADER, Rival, Row, as_json, lines
@@ -20,7 +20,6 @@ from localq.bench.kernels.timing import Bench, check
 from localq.errors import ExitCode, LocalqError
 from localq.formats import nf4 as nf4_format
 from localq.formats.nf4 import kernel as nf4_kernel
-from localq.formats.nf4 import tiles as nf4_tiles
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -67,10 +66,9 @@ def test_rivals_without_a_column_get_lines_of_their_own():
 
 def test_bytes_are_those_of_the_tensors():
     shape = (96, 576)  # 864 blocks: the last nested block is not full
-    weights = Weights.random(shape, CPU, seed=3)
-    packed = weights.packed
+    packed = nf4_format.sample(shape, seed=3)
     stored = packed.codes.nbytes + packed.absmax.nbytes + packed.nested_absmax.nbytes
-    assert nf4_kernel.nf4_weight_bytes(96 * 576) == stored == weights.nbytes
+    assert nf4_kernel.nf4_weight_bytes(96 * 576) == stored == nf4_format.Linear(packed).operand().nbytes
     assert nf4_kernel.nf4_weight_bytes(96 * 576, nested=False) == packed.codes.nbytes + 4 * packed.absmax.numel()
     assert nf4_kernel.nf4_dequantize_bytes(shape, torch.float32) == stored + torch.empty(shape).nbytes
     x, y = torch.empty(5, 576, dtype=torch.bfloat16), torch.empty(5, 96, dtype=torch.bfloat16)
@@ -78,7 +76,9 @@ def test_bytes_are_those_of_the_tensors():
 
 
 def test_copies_share_nothing_that_is_read():
-    matrices = nf4_weights.copies(Weights.random((33, 576), CPU, seed=4).tiled(), 3)
+    tiled = nf4_format.Linear(nf4_format.sample((33, 576), seed=4)).tile_().operand()
+    matrices = [tiled, tiled.copy(), tiled.copy()]
+    assert len({matrix.code_map.data_ptr() for matrix in matrices}) == 1  # a launch has one
     for name in ("codes", "absmax", "nested_absmax"):
         tensors = [getattr(matrix, name) for matrix in matrices]
         assert len({tensor.data_ptr() for tensor in tensors}) == 3
@@ -86,20 +86,21 @@ def test_copies_share_nothing_that_is_read():
 
 
 def test_tiled_weights_are_the_same_weights():
-    weights = Weights.random((35, 576), CPU, seed=5)
-    tiled = weights.tiled()
+    packed = nf4_format.sample((35, 576), seed=5)
+    tiled = nf4_format.Linear(copy.deepcopy(packed)).tile_().operand()
     assert tiled.tiled
-    codes, absmax = nf4_tiles.untile(tiled.codes, tiled.absmax, (35, 576))
-    assert torch.equal(codes, weights.packed.codes)
-    assert torch.equal(absmax, weights.packed.absmax)
+    plain = rivals.row_by_row(tiled)
+    assert not plain.tiled
+    assert torch.equal(plain.codes, packed.codes)
+    assert torch.equal(plain.absmax, packed.absmax)
 
 
 def test_bitsandbytes_is_given_the_same_weights():
     bnb = pytest.importorskip("bitsandbytes")
-    weights = Weights.random((33, 576), CPU, seed=4)
-    codes, state = nf4_weights.for_bitsandbytes(nf4_weights.copies(weights.matrix, 2)[1], torch.bfloat16)
+    packed = nf4_format.sample((33, 576), seed=4)
+    codes, state = rivals.for_bitsandbytes(nf4_format.Linear(packed).operand().copy(), torch.bfloat16)
     theirs = bnb.functional.dequantize_4bit(codes, state)
-    assert torch.equal(theirs, nf4_format.dequantize(weights.packed, torch.bfloat16))
+    assert torch.equal(theirs, nf4_format.dequantize(packed, torch.bfloat16))
 
 
 # ---- shapes

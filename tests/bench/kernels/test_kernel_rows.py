@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import pytest
 import torch
 
 from localq import kv_bits
 from localq.bench.kernels import attention as attention_rows
+from localq.bench.kernels import formats as format_rows
+from localq.bench.kernels import rivals
 from localq.bench.kernels import search as search_rows
 from localq.bench.kernels import step as step_rows
 from localq.bench.kernels import timing as kernel_timing
 from localq.bench.kernels.roofline import Timing
-from localq.bench.kernels.rows import bcq as bcq_rows
-from localq.bench.kernels.rows import dense as dense_rows
-from localq.bench.kernels.rows import dequantize as dequantize_rows
-from localq.bench.kernels.rows import gather as gather_rows
-from localq.bench.kernels.rows import int4 as int4_rows
-from localq.bench.kernels.rows import lookup as lookup_rows
-from localq.bench.kernels.rows import nf4 as nf4_rows
-from localq.bench.kernels.rows import rowlut as rowlut_rows
 from localq.bench.kernels.shapes import GATE_UP, NORM, RESIDUAL, Heads, Product, Workload
 from localq.bench.kernels.table import Rival, as_json, lines
 from localq.bench.kernels.timing import Bench
@@ -47,11 +42,10 @@ WORK = Workload(
     widths=(640,),
     tables=((4099, 64),),
 )
+OF_FORMATS = ("nf4", "gemm", "dequantize", "int8", "int4", "rowlut", "gather", "vq", "bcq")
 FAMILIES = (
-    nf4_rows.gemv_cases, nf4_rows.gemm_cases, dequantize_rows.cases, dense_rows.dense_cases, dense_rows.int8_cases,
-    attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases, lookup_rows.cases,
-    bcq_rows.cases,
-    int4_rows.cases, rowlut_rows.cases,
+    *(partial(format_rows.cases, family=family) for family in OF_FORMATS),
+    format_rows.dense_cases, attention_rows.cases, step_rows.cases, search_rows.cases,
 )  # fmt: skip
 
 
@@ -65,9 +59,7 @@ def bench(monkeypatch):
     monkeypatch.setattr(attention, "kv_read", kv_read)
     monkeypatch.setattr(Bench, "copies", lambda bench, size: 2)
     monkeypatch.setattr(Bench, "time", lambda bench, launches: [each() for each in launches] and Timing(1.0, 1.0, 1.0))
-    monkeypatch.setattr(nf4_rows, "installed", lambda package: False)
-    monkeypatch.setattr(dequantize_rows, "installed", lambda package: False)
-    monkeypatch.setattr(gather_rows, "installed", lambda package: False)
+    monkeypatch.setattr(rivals, "installed", lambda package: False)
     return Bench(torch.device("cpu"), 1, 1)
 
 
@@ -105,14 +97,14 @@ def test_every_row_is_measured(bench):
     assert [row.bytes for row in ordered] == [48 * 640 // 2 + 48 * 5 * 5 // 2 + 2 * (48 + 640) + 2 * 640]
     decode = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit" in row.what)
     assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
-    mixed = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit with values in 4" in row.what)
+    mixed = next(row for row in rows if row.op == "attention_decode" and "130, keys 8 bit, values 4 bit" in row.what)
     assert mixed.bytes == 130 * 2 * (64 + 32 + 2 * 4) + 2 * 64 * (6 + 4 + 6)
     names = {rival.name for row in rows for rival in row.rivals}
     assert names >= {"cublas", "bitsandbytes", "torch attention", "triton two-step", "triton fused", "triton joined"}
 
 
 def test_trade_offs_of_binary_codes_are_every_planes_and_group_with_their_sizes(bench):
-    rows = [case(bench) for case in bcq_rows.trade_offs(Workload(nf4=(Product((48,), 1088),)))]
+    rows = [case(bench) for case in format_rows.trade_offs(Workload(nf4=(Product((48,), 1088),)))]
     assert len(rows) == 5 * 6
     assert {row.what for row in rows} >= {"48 x 1088, q1g32, 0.0 MB", "48 x 1088, q5row, 0.0 MB"}
     bytes_of = {row.what.split(", ")[1]: row.bytes for row in rows}
@@ -126,7 +118,7 @@ def test_trade_offs_of_binary_codes_are_every_planes_and_group_with_their_sizes(
 def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, module, name):
     right = getattr(reference_kernels, name)
     monkeypatch.setattr(module, name, lambda *given, **named: right(*given, **named).roll(1))
-    cases = nf4_rows.gemv_cases(WORK) if module is nf4_kernel else attention_rows.cases(WORK)
+    cases = format_rows.cases(WORK, "nf4") if module is nf4_kernel else attention_rows.cases(WORK)
     for case in cases[:3]:
         with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
             case(bench)
@@ -136,11 +128,11 @@ def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
     def broken(*given, **named):
         raise OSError("no compiler\nand more")
 
-    monkeypatch.setattr(nf4_rows, "_bitsandbytes", broken)
-    monkeypatch.setattr(dequantize_rows, "installed", lambda package: package == "triton")
-    monkeypatch.setitem(dequantize_rows.triton_rivals.VARIANTS, "triton fused", broken)
-    monkeypatch.setitem(dequantize_rows.triton_rivals.VARIANTS, "triton two-step", lambda matrix, out: None)
-    rows = [nf4_rows.gemv_cases(WORK)[0](bench), dequantize_rows.cases(WORK)[0](bench)]
+    monkeypatch.setattr(rivals, "_bitsandbytes_products", broken)
+    monkeypatch.setattr(rivals, "installed", lambda package: package == "triton")
+    monkeypatch.setitem(rivals.triton_rivals.VARIANTS, "triton fused", broken)
+    monkeypatch.setitem(rivals.triton_rivals.VARIANTS, "triton two-step", lambda matrix, out: None)
+    rows = [format_rows.cases(WORK, family)[0](bench) for family in ("nf4", "dequantize")]
     said = [line for row in rows for line in lines(row, 1e12)]
     assert "  bitsandbytes: not measured, OSError: no compiler" in said
     assert "  triton fused: not measured, OSError: no compiler" in said
@@ -151,8 +143,10 @@ def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
 def test_the_packages_own_products_are_checked_and_timed_beside_ours(bench, monkeypatch):
     for module in package_stand_ins.modules():
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(gather_rows, "installed", lambda package: True)
-    rows = {(row.what, row.rows): row for row in (case(bench) for case in gather_rows.cases(WORK)) if row.rivals}
+    monkeypatch.setattr(rivals, "installed", lambda package: True)
+    rows = {
+        (row.what, row.rows): row for row in (case(bench) for case in format_rows.cases(WORK, "gather")) if row.rivals
+    }
     for scheme in ("v8-k65536-0", "v8-k65536-256", "v16-k65536-65536"):
         assert rows[f"83 x 576, {scheme} (L2)", 1].rival("vptq") == Rival("vptq", Timing(1.0, 1.0, 1.0))
         assert rows[f"83 x 576, {scheme} (L2)", 8].rival("vptq") == Rival(
@@ -165,10 +159,12 @@ def test_the_packages_own_products_are_checked_and_timed_beside_ours(bench, monk
 def test_a_package_with_a_wrong_result_is_not_timed(bench, monkeypatch):
     for module in package_stand_ins.modules(broken=lambda result: result * 0):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(gather_rows, "installed", lambda package: True)
-    for case in [gather_rows.aqlm_row, gather_rows.vptq_row]:
-        given = {"group": 8} if case is gather_rows.aqlm_row else {"scheme": (8, 65_536, 256)}
-        said = lines(case(bench, product=Product((83,), 576), rows=1, **given), 1e12)
+    monkeypatch.setattr(rivals, "installed", lambda package: True)
+    asked = [case for case in format_rows.cases(WORK, "gather") if isinstance(case, format_rows.FormatRow)]
+    products = [case for case in asked if case.kernel.op in ("gather_gemv", "vptq_gemv") and case.timed.rows == 1]
+    assert len(products) == 6
+    for case in products:
+        said = lines(case(bench), 1e12)
         assert said[-1].endswith("not measured, its result is 100.00% off, allowed are 0.63%"), said
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from localq import driver, gpus
 from localq.bench.models import choose
-from localq.bench.models.choose import Choice, from_facts
+from localq.bench.models.choose import BenchChoice, from_facts
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
 from localq.files.local_models import LocalModel
@@ -31,7 +31,7 @@ def shape(model: LocalModel):
 
 def test_the_largest_quantized_model_on_the_disk_that_fits_in_fp16():
     disk = [local("llama-3.2-1b"), local("llama-3.1-8b"), local("llama-3.3-70b"), local("smollm2-135m", "gguf")]
-    assert from_facts(24 * GIB, CTX, disk, ENTRIES, shape) == Choice("llama-3.1-8b", path="/models/llama-3.1-8b")
+    assert from_facts(24 * GIB, CTX, disk, ENTRIES, shape) == BenchChoice("llama-3.1-8b", path="/models/llama-3.1-8b")
     assert from_facts(8 * GIB, CTX, disk, ENTRIES, shape).name == "llama-3.2-1b"
     broken = [local("llama-3.2-1b"), local("llama-3.1-8b", complete=False)]
     assert from_facts(24 * GIB, CTX, broken, ENTRIES, shape).name == "llama-3.2-1b"
@@ -89,11 +89,11 @@ def test_a_context_that_the_model_was_not_made_for_does_not_fit():
 
 def test_without_a_gpu_the_embedded_model_is_measured_and_that_is_said(monkeypatch):
     monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=False))
-    choice = choose.bare(CTX)
+    choice = choose.choose(CTX)
     assert choice.name == "smollm2-135m"
     assert "on the CPU" in choice.note
     assert not choice.synthetic
-    assert choose.bare(CTX, device="cpu").name == "smollm2-135m"
+    assert choose.choose(CTX, device="cpu").name == "smollm2-135m"
 
 
 def test_what_stays_free_is_not_filled(monkeypatch):
@@ -101,6 +101,6 @@ def test_what_stays_free_is_not_filled(monkeypatch):
     monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=True))
     monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (card,), ()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert choose.bare(CTX, synthetic=True) == from_facts(24 * GIB, CTX, [], ENTRIES, shape)
-    reserving = choose.bare(CTX, synthetic=True, reserve_bytes=16 * GIB)
-    assert reserving == from_facts(8 * GIB, CTX, [], ENTRIES, shape) != choose.bare(CTX, synthetic=True)
+    assert choose.choose(CTX, synthetic=True) == from_facts(24 * GIB, CTX, [], ENTRIES, shape)
+    reserving = choose.choose(CTX, synthetic=True, reserve_bytes=16 * GIB)
+    assert reserving == from_facts(8 * GIB, CTX, [], ENTRIES, shape) != choose.choose(CTX, synthetic=True)

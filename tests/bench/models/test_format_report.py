@@ -10,23 +10,23 @@ from unittest.mock import Mock
 import pytest
 
 from localq.bench.models import format_report
-from localq.bench.models.format_report import SIXTEEN, Line, Table
+from localq.bench.models.format_report import SIXTEEN, FormatLine, FormatTable
 from localq.bench.models.report import FORMATS
 
 
-def line(format: str, rate: float, **more) -> Line:
-    return Line(format, "", 4.0, 4_000_000, rate, rate, rate, memory_bytes=2**30, **more)
+def line(format: str, rate: float, **more) -> FormatLine:
+    return FormatLine(format, "", 4.0, 4_000_000, rate, rate, rate, memory_bytes=2**30, **more)
 
 
-TABLE = Table(
+TABLE = FormatTable(
     "m",
     (
-        Line(
+        FormatLine(
             SIXTEEN, "bf16", 16.0, 16_000_000, 100.0, 99.0, 101.0, 1.0, 0.9, 1000.0, 4 * 2**30, 10.0, extrapolated=True
         ),
         line("nf4", 300.0, speedup_over_fp16=3.0, perplexity=11.0, kl=0.01, top1=0.95),
         line("vq2", 400.0, speedup_over_fp16=4.0, perplexity=14.0, kl=0.2, top1=0.8, quantize_s=60.0),
-        Line("awq", reason="not fetched", command="localq pull m@awq"),
+        FormatLine("awq", reason="not fetched", command="localq pull m@awq"),
         line("bcq", 200.0, reason="no text"),
     ),
     "tg128", "pp512", False, {"device": "a card", "driver": None}, False, "a text", 2048, 12, ("a note",),
@@ -51,7 +51,7 @@ def test_every_output_ends_with_one_object(format):
         assert lines[3].startswith("| 16 bit bf16 | 16.000 | 16.0 | ~100.0 | 1.00 | 90% | 1,000 |")
     if format == "table":
         assert "awq: not measured: not fetched (localq pull m@awq)" in lines
-        assert "bcq: quality not judged: no text" in lines
+        assert "bcq: quality not measured: no text" in lines
         assert lines[-3:-1] == ["device a card", "a note"]
 
 
@@ -94,8 +94,8 @@ def test_two_formats_at_one_place_are_two_letters():
 
 def test_random_weights_are_drawn_over_their_bits():
     lines = tuple(
-        Line(each.format, each.variant, each.bits_per_weight, tok_per_s=each.tok_per_s) for each in TABLE.lines
+        FormatLine(each.format, each.variant, each.bits_per_weight, tok_per_s=each.tok_per_s) for each in TABLE.lines
     )
     out = io.StringIO()
-    format_report.draw(Table("m", lines, "tg128", "pp512", True, {}), "-", out)
+    format_report.draw(FormatTable("m", lines, "tg128", "pp512", True, {}), "-", out)
     assert "bits per weight over tok/s" in out.getvalue()

@@ -14,7 +14,7 @@ from localq import cli, driver, places
 from localq.bench.models import format_list, formats
 from localq.bench.models import plan as plans
 from localq.bench.models.format_report import SIXTEEN
-from localq.bench.models.report import BASELINE, OURS, Report, Row
+from localq.bench.models.report import BASELINE, OURS, BenchReport, BenchRow
 from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts
 from localq.files.model_folder import open_model
@@ -30,7 +30,7 @@ SHORT = ("--device", "cpu", "-p", "8", "-n", "4", "-r", "1")
 def own(monkeypatch, tmp_path) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=False))
-    monkeypatch.setattr(formats.whole, "read_bytes_per_s", lambda device: 1e10)
+    monkeypatch.setattr(formats.model_bench, "read_bytes_per_s", lambda device: 1e10)
     for name in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"LOCALQ_{name}", str(tmp_path / name))
 
@@ -48,16 +48,16 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 CPU, PLAN = LoadOptions(device="cpu"), plans.make("8", "4", "0", 1)
 
 
-def report_of(request) -> Report:
+def report_of(request) -> BenchReport:
     """As if it had been timed."""
-    rows = tuple(Row(OURS, "bf16", case, (50.0,), 50.0) for case in request.plan.cases)
-    return Report("m", rows, request.plan.headline, {"head": "16", "dtype": "bfloat16", "device": "a card"}, 1e12)
+    rows = tuple(BenchRow(OURS, "bf16", case, (50.0,), 50.0) for case in request.plan.cases)
+    return BenchReport("m", rows, request.plan.headline, {"head": "16", "dtype": "bfloat16", "device": "a card"}, 1e12)
 
 
 @pytest.fixture
 def unmeasured(monkeypatch) -> None:
     """Nothing is timed and no weight is read."""
-    monkeypatch.setattr(formats.whole, "run", lambda request, on_state: report_of(request))
+    monkeypatch.setattr(formats.model_bench, "run", lambda request, on_state: report_of(request))
     size = SimpleNamespace(bits_per_weight=4.0, weights_bytes=1000)
     monkeypatch.setattr(formats.bits, "size_of", lambda *rest: size)
     monkeypatch.setattr(formats.bits, "dense_bytes", lambda files: 4000)
@@ -80,7 +80,7 @@ def test_what_is_made_is_found_by_its_name_and_the_rest_has_its_command(model):
     assert candidates["nf4"].path == model.with_name("tiny@nf4")
     assert candidates["nf4"].reason == ""
     missing = candidates["mxfp4"]
-    assert (missing.path, missing.reason) == (None, "not made")
+    assert (missing.path, missing.reason) == (None, "not quantized yet")
     assert missing.command == f"localq quantize {model} --format mxfp4 --out {model}@mxfp4"
     assert (candidates["vptq"].reason, candidates["vptq"].command) == ("localq does not write it", "")
 
@@ -92,7 +92,7 @@ def test_a_catalogued_model_has_published_and_made_formats(monkeypatch, tmp_path
     candidates = {each.format: each for each in listed.candidates}
     assert listed.name == "llama-3.1-8b"
     assert candidates["nf4"].command == "localq pull llama-3.1-8b@nf4"
-    assert candidates["nf4"].reason == "not fetched"
+    assert candidates["nf4"].reason == "not downloaded"
     made = candidates["bcq"]
     assert made.folder == places.quantized_dir() / "llama-3.1-8b@bcq"
     assert "--format bcq" in made.command
@@ -119,7 +119,7 @@ def test_only_what_is_asked_for_is_made_and_its_time_is_remembered(model, monkey
     assert after["mxfp4"].path == folder
     assert after["mxfp4"].seconds == pytest.approx(local_measurements.quantizing(folder), abs=1e-3)
     assert "no room" in after["squeezellm"].reason
-    assert after["nf4"].reason == "not made"
+    assert after["nf4"].reason == "not quantized yet"
     again = found(base)["mxfp4"]
     assert (again.path, again.seconds) == (folder, local_measurements.quantizing(folder))
 
@@ -155,7 +155,7 @@ def test_a_defect_while_one_format_is_made_ends_no_other(model, monkeypatch):
     after = {each.format: each for each in listed.candidates}
     assert (after["mxfp4"].reason, after["mxfp4"].failed) == ("ValueError: a row", True)
     assert after["squeezellm"].path is not None
-    table = formats.run(formats.Asked("m", listed.base, (after["mxfp4"], after["nf4"]), CPU, PLAN), quiet)
+    table = formats.run(formats.FormatsRequest("m", listed.base, (after["mxfp4"], after["nf4"]), CPU, PLAN), quiet)
     assert [line.tok_per_s is None for line in table.lines] == [False, True, False]
     assert table.failures == ("mxfp4: ValueError: a row",)
 
@@ -163,7 +163,7 @@ def test_a_defect_while_one_format_is_made_ends_no_other(model, monkeypatch):
 def test_what_cannot_be_made_is_a_wrong_use():
     assert format_list.to_make("") == ()
     assert format_list.to_make("all") == tuple(format_facts.writable())
-    with pytest.raises(LocalqError, match="'awq' is not made here") as caught:
+    with pytest.raises(LocalqError, match="cannot make 'awq'") as caught:
         format_list.to_make("nf4,awq")
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -190,7 +190,7 @@ def test_every_format_has_a_line_with_size_speed_and_quality(model, capsys):
     assert plain["kl"] is None
     assert plain["speedup_over_fp16"] is None  # on the CPU all weights are dequantized
     assert rows["awq"]["tok_per_s"] is None
-    assert "all are dequantized" in shown.out.splitlines()[0]
+    assert "dequantizes all" in shown.out.splitlines()[0]
     assert "mxfp4: not measured: not made (localq quantize" in shown.out
     assert "1 window of 512 tokens" in shown.out
     assert "perplexity over weights in MB" in shown.err
@@ -213,14 +213,14 @@ def test_a_format_that_is_damaged_is_a_line_and_no_end(model, tmp_path, capsys):
 
 
 def test_a_defect_of_one_format_is_told_behind_the_table(model, monkeypatch, capsys):
-    timed = formats.whole.run
+    timed = formats.model_bench.run
 
     def run(request, on_state):
         if "nf4" in request.files.name:
             raise RuntimeError("a kernel\nfailed")
         return timed(request, on_state)
 
-    monkeypatch.setattr(formats.whole, "run", run)
+    monkeypatch.setattr(formats.model_bench, "run", run)
     assert cli.execute(["bench", "--formats", str(model), *SHORT, "--max-windows", "0"]) == ExitCode.FAILURE
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[-1])["failures"] == ["nf4: RuntimeError: a kernel"]
@@ -231,7 +231,7 @@ def test_where_nothing_can_be_measured_the_first_reason_is_told(model, monkeypat
     def run(request, on_state):
         raise LocalqError(request.files.name, "it does not fit", "Take less.", ExitCode.DOES_NOT_FIT)
 
-    monkeypatch.setattr(formats.whole, "run", run)
+    monkeypatch.setattr(formats.model_bench, "run", run)
     assert cli.execute(["bench", "--formats", str(model), *SHORT]) == ExitCode.DOES_NOT_FIT
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -247,8 +247,8 @@ def test_what_fails_while_quality_is_judged_leaves_the_speeds(model, monkeypatch
 
     monkeypatch.setattr(formats.evaluation, "run", run)
     candidates = (found(model)["nf4"],) if quantized else ()
-    text = formats.Text(b"a text", "a text", 1)
-    table = formats.run(formats.Asked("m", model, candidates, CPU, PLAN, text), quiet)
+    text = formats.EvaluationText(b"a text", "a text", 1)
+    table = formats.run(formats.FormatsRequest("m", model, candidates, CPU, PLAN, text), quiet)
     assert {line.tok_per_s for line in table.lines} == {50.0}
     said = "RuntimeError: a kernel" if isinstance(error, RuntimeError) else "m: no room. Make some."
     assert {line.reason for line in table.lines} == {said}
@@ -265,17 +265,17 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
             raise LocalqError(request.files.name, "it does not fit", "Take less.", ExitCode.DOES_NOT_FIT)
         rates = {OURS: (150.0, 2000.0)} | ({BASELINE: (50.0, 1000.0)} if request.baseline else {})
         rows = [
-            Row(name, "bf16", case, (rate,), rate, extrapolated=name == BASELINE, process_vram_bytes=2**30)
+            BenchRow(name, "bf16", case, (rate,), rate, extrapolated=name == BASELINE, process_vram_bytes=2**30)
             for name, pair in rates.items()
             for case, rate in zip(request.plan.cases[::-1], pair, strict=True)
         ]
-        return Report("m", tuple(rows), request.plan.headline, {"head": "16", "device": "a card"}, 1e12)
+        return BenchReport("m", tuple(rows), request.plan.headline, {"head": "16", "device": "a card"}, 1e12)
 
-    monkeypatch.setattr(formats.whole, "run", run)
+    monkeypatch.setattr(formats.model_bench, "run", run)
     monkeypatch.setattr(formats.devices, "pick", lambda name: SimpleNamespace(device=torch.device("cuda")))
     listed = format_list.find(str(model), quiet, None, True)
     plan = plans.make("8", "4", "0", 1)
-    table = formats.run(formats.Asked("m", listed.base, listed.candidates, LoadOptions(), plan), quiet)
+    table = formats.run(formats.FormatsRequest("m", listed.base, listed.candidates, LoadOptions(), plan), quiet)
     assert asked == [("tiny@nf4", True), ("tiny@bcq", fails)]
     plain, bcq = table.lines[0], next(line for line in table.lines if line.format == "bcq")
     assert (plain.format, plain.variant, plain.tok_per_s, plain.extrapolated) == (SIXTEEN, "bf16", 50.0, True)
@@ -288,15 +288,15 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--formats"], "no model is named"),
-        (["--formats", "x", "--synthetic", "--make", "nf4"], "--make has no meaning for random"),
-        (["--formats", "x", "--synthetic", "--max-windows", "1"], "--max-windows has no meaning for random"),
+        (["--formats"], "no model given"),
+        (["--formats", "x", "--synthetic", "--make", "nf4"], "--make has no effect on random"),
+        (["--formats", "x", "--synthetic", "--max-windows", "1"], "--max-windows has no effect on random"),
         (["--formats", "x", "-n", "0"], "about decode"),
-        (["--formats", "x", "--make", "fp8"], "'fp8' is not made here"),
+        (["--formats", "x", "--make", "fp8"], "cannot make 'fp8'"),
         (["--formats", "--kernels"], "two benchmarks"),
-        (["--formats", "x", "--against", "none"], "--against has no meaning with --formats"),
-        (["--make", "nf4", "x"], "--make has no meaning without --formats"),
-        (["--kernels", "--make", "nf4"], "--make has no meaning with --kernels"),
+        (["--formats", "x", "--against", "none"], "--against has no effect with --formats"),
+        (["--make", "nf4", "x"], "--make has no effect without --formats"),
+        (["--kernels", "--make", "nf4"], "--make has no effect with --kernels"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_looked_for(arguments, said, capsys):
@@ -318,7 +318,7 @@ def test_ctrl_c_tells_what_was_measured_until_then(model, monkeypatch, capsys, j
     def judge(request, on_progress):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(formats.whole, "run", run)
+    monkeypatch.setattr(formats.model_bench, "run", run)
     monkeypatch.setattr(formats.evaluation, "run", judge)
     windows = "1" if judging else "0"
     assert cli.execute(["bench", "--formats", str(model), *SHORT, "--max-windows", windows]) == ExitCode.INTERRUPTED
@@ -334,7 +334,7 @@ def test_ctrl_c_before_anything_was_measured_is_no_table(model, monkeypatch, cap
     def run(request, on_state):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(formats.whole, "run", run)
+    monkeypatch.setattr(formats.model_bench, "run", run)
     assert cli.execute(["bench", "--formats", str(model), *SHORT, "--max-windows", "0"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().out == ""
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from localq import cli
-from localq.bench.models.format_list import ORDER
+from localq.bench.models.format_list import names
 from localq.bench.models.format_report import SIXTEEN
 
 pytestmark = pytest.mark.cuda
@@ -19,7 +19,7 @@ def test_random_weights_in_every_format(monkeypatch, tmp_path, capsys):
     assert cli.execute(arguments) == 0
     body = json.loads(capsys.readouterr().out)
     rows = {row["format"]: row for row in body["rows"]}
-    assert list(rows) == [SIXTEEN, *(each for each in ORDER if each != "aqlm2x8")]
+    assert list(rows) == [SIXTEEN, *(each for each in names() if each != "aqlm2x8")]
     assert body["failures"] == []
     assert not body["dequantized"]
     assert rows[SIXTEEN]["speedup_over_fp16"] == 1

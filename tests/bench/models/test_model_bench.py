@@ -34,9 +34,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def request(folder, tests: plan.Plan, against: tuple[str, ...] = (), device: str = "cpu") -> model_bench.Request:
+def request(folder, tests: plan.TestPlan, against: tuple[str, ...] = (), device: str = "cpu") -> model_bench.BenchRequest:
     files, opened = sources.from_files(folder)
-    return model_bench.Request(files, opened, LoadOptions(device=device), tests, against)
+    return model_bench.BenchRequest(files, opened, LoadOptions(device=device), tests, against)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "phi3"])
@@ -183,14 +183,14 @@ def test_a_baseline_that_fails_leaves_what_was_measured_and_the_first_line_says_
     assert "no comparison" in measured.first_line()
     assert "could not be measured" in measured.first_line()
     alone = model_bench.run(replace(asked, baseline=False), lambda text: None)
-    assert "fp16 was left out" in alone.first_line()
+    assert "no fp16 baseline" in alone.first_line()
 
 
 @pytest.mark.cuda
 def test_a_small_synthetic_model_on_the_gpu(monkeypatch):
     files, opened = sources.random("smollm2-135m", seed=0)
     tests = plan.make("600", "32", "0", repetitions=2)
-    asked = model_bench.Request(files, opened, LoadOptions(device="cuda"), tests)
+    asked = model_bench.BenchRequest(files, opened, LoadOptions(device="cuda"), tests)
     measured = model_bench.run(asked, lambda text: None)
     ours, dense = (measured.row(name, tests.headline) for name in (report.OURS, report.BASELINE))
     assert ours is not None

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from localq.bench.models import patched, plan
-from localq.engine.load.device import Choice
+from localq.engine.load.device import DeviceChoice
 from localq.errors import LocalqError
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
-TINY = patched.Size(256, 512, 2, 1)
+TINY = patched.ModelSize(256, 512, 2, 1)
 
 
 def test_the_model_has_linear4bit_in_its_layers_and_a_plain_head():
@@ -38,15 +38,15 @@ def test_without_bitsandbytes_it_is_refused_at_once(monkeypatch):
 
 
 def test_a_size_that_fails_is_named_and_the_others_go_on(monkeypatch):
-    def made(size: patched.Size, layers: int, device: torch.device) -> object:
+    def made(size: patched.ModelSize, layers: int, device: torch.device) -> object:
         if size is TINY:
             raise AttributeError("'Linear4bit' has changed\nsince")
         return object()
 
-    monkeypatch.setattr(patched, "SIZES", {"8B": TINY, "70B": patched.Size(1, 1, 1, 1)})
+    monkeypatch.setattr(patched, "SIZES", {"8B": TINY, "70B": patched.ModelSize(1, 1, 1, 1)})
     monkeypatch.setattr(patched, "random_model", made)
     monkeypatch.setattr(patched, "_measured", lambda *given: {"end_to_end": []})
-    monkeypatch.setattr(patched.devices, "pick", lambda word: Choice(torch.device("cpu")))
+    monkeypatch.setattr(patched.devices, "pick", lambda word: DeviceChoice(torch.device("cpu")))
     monkeypatch.setattr(patched.roofline, "read_bytes_per_s", lambda device: 1e12)
     out = io.StringIO()
     result = patched.run(out)

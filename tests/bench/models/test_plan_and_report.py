@@ -11,10 +11,10 @@ import pytest
 
 from localq.bench.conditions.power import CounterMeter, NoMeter, PowerMeter, Throttle, integrate
 from localq.bench.models import plan as plans
-from localq.bench.models.extrapolate import PAIRS, extrapolated, line
-from localq.bench.models.measure import Measured, Run, measure
+from localq.bench.models.extrapolate import PAIRS, extrapolate, line
+from localq.bench.models.measure import Measurement, Run, measure
 from localq.bench.models.plan import Case
-from localq.bench.models.report import BASELINE, FORMATS, OURS, Report, Row, write
+from localq.bench.models.report import BASELINE, FORMATS, OURS, BenchReport, BenchRow, write
 from localq.errors import ExitCode, LocalqError
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 4096)
@@ -46,14 +46,14 @@ def test_whom_to_measure_besides(monkeypatch):
     assert plans.rivals(["none"], ["transformers"]) == ()
     monkeypatch.setattr(plans.importlib.util, "find_spec", lambda name: name == "transformers" or None)
     assert plans.rivals(["transformers,none", "transformers"], []) == ("transformers",)
-    for words, named in ((["ollama"], "'ollama' is not known"), (["transformers,bitsandbytes"], "not installed")):
+    for words, named in ((["ollama"], "unknown engine 'ollama'"), (["transformers,bitsandbytes"], "not installed")):
         with pytest.raises(LocalqError, match=named) as caught:
             plans.rivals(words, [])
         assert caught.value.exit_code == ExitCode.USAGE
 
 
 def test_rates_and_energy_by_hand():
-    measured = Measured(TG, (Run(1.0, 0.25), Run(2.0, 0.5), Run(4.0, 0.125)), joules=96.0)
+    measured = Measurement(TG, (Run(1.0, 0.25), Run(2.0, 0.5), Run(4.0, 0.125)), joules=96.0)
     assert measured.rates == [128.0, 64.0, 32.0]
     assert measured.seconds_per_token == 2.0 / 128
     assert measured.first_token_s == 0.25
@@ -104,7 +104,7 @@ def test_energy_that_is_not_told_is_unknown_and_never_nothing():
     for meter in (CounterMeter(still, None), CounterMeter(gone, None), PowerMeter(gone, None), NoMeter()):
         meter.start()
         assert meter.stop() is None
-    assert Measured(TG, (Run(1.0),)).joules_per_token is None
+    assert Measurement(TG, (Run(1.0),)).joules_per_token is None
 
 
 class Metered:
@@ -142,13 +142,13 @@ def test_the_line_through_two_cuts():
     assert line(3.0, 5.0, few=2, more=4, layers=80) == 3.0 + 78.0
     asked = []
 
-    def timed(layers: int) -> dict[str, list[Measured]]:
+    def timed(layers: int) -> dict[str, list[Measurement]]:
         asked.append(layers)
         if layers > 4:
             raise LocalqError("model", "too large", "", ExitCode.DOES_NOT_FIT)
-        return {"engine": [Measured(TG, (Run(1.0 + 0.5 * layers),))]}
+        return {"engine": [Measurement(TG, (Run(1.0 + 0.5 * layers),))]}
 
-    result, pair = extrapolated(80, timed)
+    result, pair = extrapolate(80, timed)
     assert asked == [6, 2, 4]
     assert pair == PAIRS[1]
     assert result["engine"][0].runs[0].seconds == pytest.approx(41.0)
@@ -156,18 +156,18 @@ def test_the_line_through_two_cuts():
 
 
 def test_other_failures_are_not_taken_for_a_lack_of_memory():
-    def timed(layers: int) -> dict[str, list[Measured]]:
+    def timed(layers: int) -> dict[str, list[Measurement]]:
         raise LocalqError("model", "damaged", "", ExitCode.BAD_FILE)
 
     with pytest.raises(LocalqError, match="damaged"):
-        extrapolated(80, timed)
+        extrapolate(80, timed)
 
 
-def report() -> Report:
-    ours = Row(OURS, "nf4", TG, (300.0, 320.0), 310.0, 0.01, 4_000_000, 0.4, 0.5, 2**30, None, 3.25)
-    prefill = Row(OURS, "nf4", PP, (9000.0,), 9000.0)
-    dense = Row(BASELINE, "fp16", TG, (100.0,), 100.0, extrapolated=True)
-    return Report("a, \"quoted\" model", (ours, prefill, dense), TG, {"device": "CPU", "seed": 0}, 1e12,
+def report() -> BenchReport:
+    ours = BenchRow(OURS, "nf4", TG, (300.0, 320.0), 310.0, 0.01, 4_000_000, 0.4, 0.5, 2**30, None, 3.25)
+    prefill = BenchRow(OURS, "nf4", PP, (9000.0,), 9000.0)
+    dense = BenchRow(BASELINE, "fp16", TG, (100.0,), 100.0, extrapolated=True)
+    return BenchReport("a, \"quoted\" model", (ours, prefill, dense), TG, {"device": "CPU", "seed": 0}, 1e12,
                   32, {"eager": 32}, {"weights": 5}, {"weights": 6}, ("a note",))  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def test_every_format_parses_and_ends_with_the_whole_as_json(format):
     assert body["speedups"] == {"tg128": {BASELINE: 3.1}, "pp512 @ d4096": {}}
     assert body["rows"][0]["joules_per_token"] == 0.5
     said = lines[0] if format in ("table", "md") else err.getvalue()
-    assert said.startswith("3.10x of the same engine in fp16 (100.0 tok/s, extrapolated)")
+    assert said.startswith("3.10x the same engine in fp16 (100.0 tok/s, extrapolated)")
     if format == "json":
         assert len(lines) == 1
     if format == "jsonl":
@@ -203,10 +203,10 @@ def test_every_format_parses_and_ends_with_the_whole_as_json(format):
 
 @pytest.mark.parametrize("told", [None, 3 * 2**30])
 def test_memory_as_predicted_and_as_taken(told):
-    ours = Row(OURS, "nf4", TG, (1.0,), 1.0, process_vram_bytes=told)
+    ours = BenchRow(OURS, "nf4", TG, (1.0,), 1.0, process_vram_bytes=told)
     ledger, predicted = {"weights": 2 * 2**30, "cuda_context": 2**30}, {"weights": 2 * 2**30, "cuda_context": 2**29}
-    measured = Report("m", (ours,), TG, {}, 1e12, ledger_bytes=ledger, predicted_bytes=predicted)
-    line = "memory: predicted 2.50 GiB, taken 3.00 GiB (+512 MiB, +20.0%)"
+    measured = BenchReport("m", (ours,), TG, {}, 1e12, ledger_bytes=ledger, predicted_bytes=predicted)
+    line = "memory: predicted 2.50 GiB, used 3.00 GiB (+512 MiB, +20.0%)"
     assert measured.memory_line() == line
     out = io.StringIO()
     body = write(measured, "table", out, io.StringIO())
@@ -217,6 +217,6 @@ def test_memory_as_predicted_and_as_taken(told):
 
 
 def test_the_first_line_without_a_baseline_says_why():
-    alone = Report("m", (Row(OURS, "bf16", TG, (10.0,), 10.0),), TG, {}, 1e12)
-    assert "nothing quantized" in alone.first_line()
+    alone = BenchReport("m", (BenchRow(OURS, "bf16", TG, (10.0,), 10.0),), TG, {}, 1e12)
+    assert "not quantized" in alone.first_line()
     assert alone.to_dict()["speedup_over_fp16"] is None

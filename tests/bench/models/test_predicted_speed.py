@@ -10,7 +10,7 @@ import torch
 
 from localq.bench.models import rows
 from localq.bench.models.plan import Case
-from localq.bench.models.report import OURS, Report, Row
+from localq.bench.models.report import OURS, BenchReport, BenchRow
 from localq.files import catalog
 from localq.planner import placement
 from localq.planner import plan as planner
@@ -51,8 +51,8 @@ def test_it_is_silent_where_fit_has_nothing():
 
 
 def test_the_report_sets_it_beside_what_was_measured():
-    row = Row(OURS, "nf4", TG, (498.0,), 498.0, predicted_tok_per_s=506.5)
-    report = Report("m", (row,), TG, {}, 4.42e12)
+    row = BenchRow(OURS, "nf4", TG, (498.0,), 498.0, predicted_tok_per_s=506.5)
+    report = BenchReport("m", (row,), TG, {}, 4.42e12)
     assert report.speed_line() == "predicted by `localq fit`: 506.5 tok/s at tg128 (+1.7%)"
     assert report.to_dict()["rows"][0]["predicted_tok_per_s"] == 506.5
-    assert Report("m", (replace(row, predicted_tok_per_s=None),), TG, {}, 4.42e12).speed_line() == ""
+    assert BenchReport("m", (replace(row, predicted_tok_per_s=None),), TG, {}, 4.42e12).speed_line() == ""

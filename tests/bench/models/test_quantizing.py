@@ -10,11 +10,11 @@ import torch
 
 from localq import kernels
 from localq.bench.models import quantizing
-from localq.bench.models.quantizing import Asked, Stopwatch, Way
+from localq.bench.models.quantizing import Method, QuantizingRequest, Stopwatch
 from localq.quantize.settings import Effort, Tuning
 
-QUICK = Way(Effort(beam=2, columns=64, steps=1), Tuning(), 2, 32)
-BEST = Way(Effort(beam=3, columns=64, rounds=2, steps=1), Tuning(6, 1), 3, 32)
+QUICK = Method(Effort(beam=2, columns=64, steps=1), Tuning(), 2, 32)
+BEST = Method(Effort(beam=3, columns=64, rounds=2, steps=1), Tuning(6, 1), 3, 32)
 STAGES = ["reading", "statistics", "targets", "search", "codebooks", "forward"]
 
 
@@ -22,7 +22,7 @@ STAGES = ["reading", "statistics", "targets", "search", "codebooks", "forward"]
 def test_a_layer_of_smollm2_on_the_cpu(monkeypatch):
     monkeypatch.setattr(quantizing, "TIMED_STEPS", 2)
     out = io.StringIO()
-    found = quantizing.run(out, Asked("smollm2-135m", "cpu", None, 3), {"quick": QUICK, "best": BEST})
+    found = quantizing.run(out, QuantizingRequest("smollm2-135m", "cpu", None, 3), {"quick": QUICK, "best": BEST})
     assert json.loads(out.getvalue().splitlines()[-1]) == found
     quick, best = found["ways"]["quick"], found["ways"]["best"]
     assert (found["schema"], found["layers"], found["model"]) == (1, 30, "smollm2-135m")
@@ -35,14 +35,14 @@ def test_a_layer_of_smollm2_on_the_cpu(monkeypatch):
         assert each["hours"] == pytest.approx(each["layer_s"] * 30 / 3600, abs=0.001)
         assert (each["reserved_bytes"], each["weights_on_host"]) == (None, False)
         assert each["counted_bytes"] > 8 * 3_000_000
-    assert "smollm2-135m, best: 3 windows of 32 tokens, 3 paths a row" in out.getvalue()
+    assert "smollm2-135m, best: 3 windows of 32 tokens, beam 3" in out.getvalue()
 
 
 def test_steps_that_were_not_timed_count(monkeypatch):
     watch = Stopwatch(torch.device("cpu"))
     watch.seconds.update({"search": 4.0, "fine-tuning": 2.0})
-    way = Way(Effort(), Tuning(steps=3 * quantizing.TIMED_STEPS), 1, 8)
-    counted = quantizing.memory.Count({"a pass": 5}, 2)
+    way = Method(Effort(), Tuning(steps=3 * quantizing.TIMED_STEPS), 1, 8)
+    counted = quantizing.memory.MemoryCount({"a pass": 5}, 2)
     found = quantizing._facts(watch, way, counted, False, torch.device("cpu"), 80)
     assert (found["layer_s"], found["hours"]) == (10.0, pytest.approx(800 / 3600, abs=0.001))
 

@@ -13,7 +13,7 @@ import torch
 from localq.bench import plot
 from localq.bench.models import speed
 from localq.bench.quality import bits, comparison, evaluation
-from localq.bench.quality.evaluation import REFERENCE, Request
+from localq.bench.quality.evaluation import REFERENCE, EvaluationRequest
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
@@ -33,9 +33,9 @@ def nf4(nf4_folder: Path) -> Path:
     return nf4_folder
 
 
-def asked(*folders: Path, **more: Any) -> list[Request]:
+def asked(*folders: Path, **more: Any) -> list[EvaluationRequest]:
     return [
-        Request(open_model(each), LoadOptions(str(each), "cpu"), TEXT.read_bytes(), "LICENSE", WINDOW, 2, **more)
+        EvaluationRequest(open_model(each), LoadOptions(str(each), "cpu"), TEXT.read_bytes(), "LICENSE", WINDOW, 2, **more)
         for each in folders
     ]
 
@@ -70,8 +70,8 @@ def test_one_that_fails_leaves_the_others(plain, nf4, tmp_path):
     assert [each["model"] for each in results] == [str(plain), str(nf4)]
     assert "wider" in str(error)
     assert error.exit_code == ExitCode.USAGE
-    with pytest.raises(LocalqError, match="it is empty"):
-        comparison.run_all([Request(open_model(plain), LoadOptions(device="cpu"), b"", "nothing")], lambda *_: None)
+    with pytest.raises(LocalqError, match="the text is empty"):
+        comparison.run_all([EvaluationRequest(open_model(plain), LoadOptions(device="cpu"), b"", "nothing")], lambda *_: None)
 
 
 def test_progress_names_the_model(plain, nf4):
@@ -112,8 +112,8 @@ def test_the_context_holds_the_reply(plain):
     (request,) = asked(plain, speed=speed.speed_test())
     assert evaluation._options(request).ctx == speed.CASE.positions > WINDOW
     (short,) = asked(plain, speed=speed.speed_test())
-    with pytest.raises(LocalqError, match="does not hold a reply of 128"):
-        evaluation._options(Request(short.files, LoadOptions(ctx=100), b"", "x", WINDOW, speed=speed.speed_test()))
+    with pytest.raises(LocalqError, match="is too short for a reply of 128"):
+        evaluation._options(EvaluationRequest(short.files, LoadOptions(ctx=100), b"", "x", WINDOW, speed=speed.speed_test()))
 
 
 # ---- the plot

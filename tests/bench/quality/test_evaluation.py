@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from localq.bench.quality import evaluation
-from localq.bench.quality.evaluation import REFERENCE, Request
+from localq.bench.quality.evaluation import REFERENCE, EvaluationRequest
 from localq.cli.verbs.eval import DEFAULT_TEXT
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
@@ -39,7 +39,7 @@ def evaluated(folder: Path, device: str = "cpu", **asked: Any) -> dict[str, Any]
     asked = {"text": "LICENSE", "window": WINDOW, "most": 3, **asked}
     if asked.get("against") not in (None, REFERENCE):
         asked["rival"] = open_model(Path(asked["against"]))
-    return evaluation.run(Request(open_model(folder), options, raw, **asked))
+    return evaluation.run(EvaluationRequest(open_model(folder), options, raw, **asked))
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ def test_a_reference_that_does_not_fit_in_float32_is_told(nf4_folder, monkeypatc
 
 def test_another_vocabulary_is_refused_by_name(plain, tmp_path):
     wider = make_checkpoint(tmp_path / "wider", vocab_size=384)
-    with pytest.raises(LocalqError, match=r"wider is not that of .* \(384 and 320 tokens\)") as caught:
+    with pytest.raises(LocalqError, match=r"wider differs from that of .* \(384 and 320 tokens\)") as caught:
         evaluated(plain, against=str(wider))
     assert caught.value.exit_code == ExitCode.USAGE
     renamed = make_checkpoint(tmp_path / "renamed")
@@ -130,11 +130,11 @@ def test_another_vocabulary_is_refused_by_name(plain, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"raw": b""}, "LICENSE: it is empty"),
-        ({"raw": b" \n\n"}, "LICENSE: it is empty"),
+        ({"raw": b""}, "LICENSE: the text is empty"),
+        ({"raw": b" \n\n"}, "LICENSE: the text is empty"),
         ({"raw": b"\xff\xfe" * 400}, "not UTF-8"),
         ({"raw": b"a few words"}, r"tokens, fewer than one window of 96"),
-        ({"options": {"ctx": 95}}, "a context of 95 does not hold a window of 96"),
+        ({"options": {"ctx": 95}}, "a context of 95 is too short for a window of 96"),
         ({"window": 513}, "512"),
         ({"decode": 96}, "96 steps"),
     ],
@@ -156,7 +156,7 @@ def test_the_text_that_comes_along_is_the_one_that_is_described():
 def test_the_real_model_on_the_text_that_comes_along():
     files = open_model(smollm2())
     found = evaluation.run(
-        Request(files, LoadOptions(device="cpu"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, window=128, most=1)
+        EvaluationRequest(files, LoadOptions(device="cpu"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, window=128, most=1)
     )
     assert 8 < found["perplexity"] < 40
     assert math.isfinite(found["perplexity_llamacpp"])
@@ -168,7 +168,7 @@ def test_the_real_model_on_the_text_that_comes_along():
 @pytest.mark.cuda
 def test_on_a_gpu_nf4_is_as_near_to_its_definition_as_16_bits_allow(tmp_path):
     folder = convert(TensorwiseRequest(open_model(smollm2()), "nf4", tmp_path / "nf4"))
-    request = Request(
+    request = EvaluationRequest(
         open_model(folder), LoadOptions(device="cuda", dtype="float16"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name,
         window=512, most=2, against=REFERENCE, decode=256,
     )  # fmt: skip

@@ -106,7 +106,7 @@ def test_a_perplexity_beyond_numbers_is_an_error(texts):
         def logits(self, ids: list[int], first: int) -> torch.Tensor:
             return torch.eye(VOCAB)[torch.full((len(ids),), VOCAB - 1)] * 1e4
 
-    with pytest.raises(LocalqError, match="nats a token"):
+    with pytest.raises(LocalqError, match="nats per token"):
         score(Sure(), None, Windows([[0] * WINDOW]), VOCAB)
 
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from localq.bench.synthetic import checkpoint as synthetic
-from localq.bench.synthetic import formats as random_formats
-from localq.bench.synthetic import tensors as random_tensors
 from localq.engine.generate import Engine
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
@@ -19,6 +17,8 @@ from localq.files.model_folder import ModelFiles, check_config, open_model
 from localq.formats import FORMATS
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.samples import Random
 from localq.models import architecture
 from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
@@ -177,11 +177,12 @@ def test_names_that_cannot_be_made_up():
 
 def test_codes_of_4_bits_are_zero_on_average():
     """A mean of half a step adds up along wide matrices until float16 overflows."""
-    words = random_tensors.around_8((64, 320), torch.int32, torch.Generator().manual_seed(3))
-    found = torch.stack([words >> 4 * i & 15 for i in range(8)]).flatten().bincount(minlength=16)
+    found = int4_codec.nibbles(Random(3, "cpu").nibbles(64, 1280)).flatten().bincount(minlength=16)
     assert found[0] == 0
     shares = found[1:] / found.sum()
     expected = torch.full((15,), 1 / 16)
     expected[7] = 1 / 8
     assert (shares - expected).abs().max() < 6 * (1 / 16 / found.sum()) ** 0.5
-    assert float((torch.arange(16) - 8).square() @ found / found.sum()) == pytest.approx(random_formats.POWER, rel=0.01)
+    assert float((torch.arange(16) - 8).square() @ found / found.sum()) == pytest.approx(
+        int4_codec.POWER - 2 / 3, rel=0.01
+    )

@@ -9,7 +9,8 @@ import pytest
 
 from localq.chat.commands import COMMANDS, parse
 from localq.chat.commands import bench as measuring
-from localq.chat.session import ChatSession, ReplyPiece
+from localq.chat.reply import ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.stats import Stats
@@ -113,16 +114,16 @@ def test_the_next_reply_takes_the_conversation_up_again():
     class Keeper:
         take_up = replied = told = lambda self, *_: calls.append("reply")
 
-        def leave(self, client):
-            calls.append("leave")
+        def save(self, client):
+            calls.append("save")
 
-        def displaced(self):
-            calls.append("displaced")
+        def forget(self):
+            calls.append("forget")
 
     session = over()
     session.keeper = Keeper()
     list(bench(session))
-    assert calls == ["leave", "displaced"] * 4
+    assert calls == ["save", "forget"] * 4
 
 
 def test_on_the_screen_it_is_notices_and_can_be_stopped():

@@ -19,7 +19,7 @@ from localq.chat.history.conversation import Message
 from localq.chat.history.record import Record
 from localq.chat.history.store import KEPT_S, ConversationStore
 from localq.chat.open_conversation import Start
-from localq.chat.session import Reply
+from localq.chat.reply import Reply
 from localq.settings import Settings
 from localq.stats import Stats
 from localq.tui.app import LocalqApp
@@ -31,14 +31,14 @@ from tests.support.tui.tui_pilot import drive_chat, say, screen_text, until
 ROOT = Path(localq.__file__).parent
 YEAR_S = 365 * 86400.0
 WALL = {  # who may ask what time it is, and what for
-    "conversation.py": "when a turn was said",
-    "sessions.py": "when a conversation was used, and for how long one that was deleted is kept",
-    "snapshots.py": "how old a part is that nobody writes to, beside a lock that says so",
-    "hub_errors.py": "how long a server wants to be left alone, which it says as a date; capped",
-    "tui/sessions_panel.py": "how long ago that was, in words",
-    "input_history.py": "a remark beside what was typed",
-    "template_child.py": "the date that a template writes",
-    "bench/conditions.py": "the date of a measurement",
+    "chat/history/conversation.py": "when a turn was said",
+    "chat/history/store.py": "when a conversation was used, and for how long one that was deleted is kept",
+    "chat/history/snapshot_files.py": "how old a part is that nobody writes to, beside a lock that says so",
+    "files/hub/errors.py": "how long a server wants to be left alone, which it says as a date; capped",
+    "tui/chat/sessions_panel.py": "how long ago that was, in words",
+    "chat/terminal/input_history.py": "a remark beside what was typed",
+    "text/template_child.py": "the date that a template writes",
+    "bench/conditions/conditions.py": "the date of a measurement",
 }
 
 
@@ -94,7 +94,7 @@ def test_conversations_stay_whole_and_in_order(store, jumps):
 def test_what_was_deleted_is_kept_for_a_day_by_the_clock_and_no_jump_loses_another(store, monkeypatch):
     for number in range(3):
         record = Record(title=f"talk {number}")
-        record.conversation.say("hello")
+        record.conversation.add_user("hello")
         store.save(record)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + YEAR_S)
@@ -139,7 +139,7 @@ def test_a_rate_is_never_negative():
     assert Stats("decode", generated_tokens=0, decode_s=1.0).tokens_per_s == 0.0
     assert Stats("decode", generated_tokens=5, decode_s=-1.0).tokens_per_s == 0.0
     session = session_over()
-    asked = session.conversation.say("a")
+    asked = session.conversation.add_user("a")
     session.conversation.add(Message("assistant", "", False), asked, Stats("done", decode_s=1.0))
     assert "1 replies, 0 tokens, 0.0 tok/s" in COMMANDS["/stats"](session, "", None)
 

@@ -16,7 +16,7 @@ def talk(*replies: str) -> Conversation:
     """Messages 1, 2, ... with these replies."""
     conversation = Conversation()
     for number, reply in enumerate(replies, 1):
-        conversation.add(Message("assistant", reply), conversation.say(str(number)))
+        conversation.add(Message("assistant", reply), conversation.add_user(str(number)))
     return conversation
 
 
@@ -31,10 +31,10 @@ def test_edited_and_regenerated_turns_are_branches_that_can_be_gone_back_to():
     conversation.add(Message("assistant", "d"), conversation.last_user())
     assert said(conversation) == ["1", "a", "2 otherwise", "d"]
     last = conversation.last_reply()
-    assert [conversation.turns[turn].message.content for turn in conversation.sisters(last)] == ["c", "d"]
-    conversation.take(1)  # of the turns behind the first reply, the newest
+    assert [conversation.turns[turn].message.content for turn in conversation.siblings(last)] == ["c", "d"]
+    conversation.switch_to(1)  # of the turns behind the first reply, the newest
     assert said(conversation) == ["1", "a", "2 otherwise", "d"]
-    conversation.take(2)
+    conversation.switch_to(2)
     assert said(conversation) == ["1", "a", "2", "b"]
 
 
@@ -54,16 +54,16 @@ def test_undo_goes_back_turn_by_turn_and_then_says_that_there_is_nothing():
     with pytest.raises(LocalqError, match="nothing to undo") as caught:
         conversation.undo()
     assert caught.value.exit_code == 2
-    conversation.add(Message("assistant", "z"), conversation.say("anew"))
+    conversation.add(Message("assistant", "z"), conversation.add_user("anew"))
     assert said(conversation) == ["anew", "z"]
     assert len(conversation.turns) == 6
 
 
 def test_a_message_without_an_answer_is_replaced_by_the_next():
     conversation = talk("a")
-    conversation.say("unanswered")
+    conversation.add_user("unanswered")
     assert said(conversation) == ["1", "a"]
-    conversation.add(Message("assistant", "b"), conversation.say("2"))
+    conversation.add(Message("assistant", "b"), conversation.add_user("2"))
     assert said(conversation) == ["1", "a", "2", "b"]
 
 
@@ -78,7 +78,7 @@ def test_every_turn_is_reached_by_going_back_and_taking_alternatives():
                 else:
                     conversation.head = None  # cleared
             last = conversation.last_user()
-            user = conversation.say(str(step)) if last is None or rng.random() < 0.6 else last
+            user = conversation.add_user(str(step)) if last is None or rng.random() < 0.6 else last
             if rng.random() < 0.8:
                 conversation.add(Message("assistant", str(step)), user)
         heads, left = set(), [conversation.head]
@@ -88,7 +88,7 @@ def test_every_turn_is_reached_by_going_back_and_taking_alternatives():
                 heads.add(conversation.head)
                 alternatives, here = conversation.alternatives(), conversation.head
                 for turn in alternatives:
-                    conversation.take(turn)
+                    conversation.switch_to(turn)
                     left.append(conversation.head)
                 conversation.head = here
                 if here is not None:
@@ -101,7 +101,7 @@ def test_every_turn_is_reached_by_going_back_and_taking_alternatives():
 def test_a_title_is_the_first_words_on_one_line():
     conversation = Conversation()
     assert conversation.title() == ""
-    conversation.say("  two\n words " + "x" * 100)
+    conversation.add_user("  two\n words " + "x" * 100)
     assert conversation.title().startswith("two words xxx")
     assert len(conversation.title()) == 60
 
@@ -121,8 +121,8 @@ def test_a_text_ends_before_the_first_stop_string_however_it_is_cut():
             got += matcher.push(text[place : place + size])
             place += size
         assert got + matcher.finish() == reference(text, strings)
-        assert matcher.ended() == any(s in text for s in strings)
-        matched += matcher.ended()
+        assert matcher.has_matched() == any(s in text for s in strings)
+        matched += matcher.has_matched()
     assert 1000 < matched < 3900
 
 

@@ -95,7 +95,7 @@ def test_a_conversation_of_fifty_thousand_turns_is_read_and_gone_on_with(store):
     said = sum(len(turn.message.content) for turn in record.conversation.turns)
     assert size < said + TURNS // 2 * 1500  # bytes: the words, and what is known of each turn
     session = session_over(["one"], ["two"], store=store, context_size=2000)
-    session.go_on(record)
+    session.switch_to(record)
     assert took(lambda: list(session.ask("and now?"))) < 2.0  # measured: 0.1 s
     assert len(session.client.prompts[-1]) < 2000
     assert store.load(LONG).conversation.messages()[-1].content == "two"
@@ -129,7 +129,7 @@ def test_what_is_drawn_of_a_chat_that_goes_on_for_hours_is_bounded(monkeypatch):
     monkeypatch.setattr(transcript_view, "MOST_DRAWN", most)
     record = Record()
     for number in range(40):
-        record.conversation.say(f"question {number}")
+        record.conversation.add_user(f"question {number}")
         record.conversation.edit_user(f"question {number}, again")
         record.conversation.add(Message("assistant", f"answer {number}"), record.conversation.head)
     app = LocalqApp(Settings(), Start(record), session=session_over(["the newest"], ["and one more"]))

@@ -56,7 +56,7 @@ def test_what_is_larger_than_all_may_be_removes_nothing(database):
 def test_a_full_disk_is_told_before_anything_is_written(database, monkeypatch):
     path = written(snapshot_files.snapshot_path(database, 1), 100, 50)
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 500)
-    with pytest.raises(LocalqError, match=r"snapshot not kept: .* 500 bytes are free") as caught:
+    with pytest.raises(LocalqError, match=r"snapshot not kept: .* has 500 bytes free") as caught:
         snapshot_files.make_room(snapshot_files.snapshot_path(database, 2), 300, 10_000)
     assert caught.value.exit_code == ExitCode.DISK
     assert names() == {path.name}
@@ -78,7 +78,7 @@ def test_a_removed_conversation_takes_its_snapshot_along(database, tmp_path):
     store, other = ConversationStore(), ConversationStore(tmp_path / "other.db")
     for each in (store, other):
         record = Record()
-        record.conversation.say("hello")
+        record.conversation.add_user("hello")
         each.save(record)
     mine, theirs = (written(snapshot_files.snapshot_path(each.path, 1), 10, 5) for each in (store, other))
     store.delete(1)
@@ -91,7 +91,7 @@ def test_a_removed_conversation_takes_its_snapshot_along(database, tmp_path):
 def test_prune_shows_and_removes_what_nothing_uses(folder, capsys):
     store = ConversationStore()
     record = Record()
-    record.conversation.say("hello")
+    record.conversation.add_user("hello")
     store.save(record)
     here = written(snapshot_files.snapshot_path(store.path, 1), 1000, 10)
     gone = written(snapshot_files.snapshot_path(store.path, 2), 100, 5)

@@ -41,33 +41,33 @@ def keeper(database) -> SnapshotKeeper:
 
 def test_a_long_conversation_is_written_when_it_is_left_and_comes_back(keeper, engine, folder):
     first, second = Record(id=1), Record(id=2)
-    keeper.take_up(engine, first, LOADED)
-    keeper.replied(LONG)
-    keeper.take_up(engine, first, LOADED)  # the next reply in the same
-    keeper.replied(LONG)
+    keeper.restore(engine, first, LOADED)
+    keeper.record_reply(LONG)
+    keeper.restore(engine, first, LOADED)  # the next reply in the same
+    keeper.record_reply(LONG)
     assert engine.since() == []
-    keeper.take_up(engine, second, LOADED)
+    keeper.restore(engine, second, LOADED)
     assert engine.since() == [("save", "1")]
-    keeper.take_up(engine, Record(id=1), LOADED)  # read anew from the database: nothing was said in the second
+    keeper.restore(engine, Record(id=1), LOADED)  # read anew from the database: nothing was said in the second
     assert engine.since() == [("restore", "1")]
-    keeper.leave(engine)
+    keeper.save(engine)
     assert engine.since() == []  # nothing is new in it
-    keeper.replied(LONG)
-    keeper.leave(engine)
-    keeper.leave(engine)
+    keeper.record_reply(LONG)
+    keeper.save(engine)
+    keeper.save(engine)
     assert engine.since() == [("save", "1")]
-    assert keeper.told() == ""
+    assert keeper.take_notice() == ""
 
 
 def test_after_a_new_load_the_cache_is_empty(keeper, engine):
     record = Record(id=1)
-    keeper.take_up(engine, record, LOADED)
-    keeper.replied(LONG)
-    keeper.leave(engine)
+    keeper.restore(engine, record, LOADED)
+    keeper.record_reply(LONG)
+    keeper.save(engine)
     again = Loaded(**vars(LOADED))
-    keeper.take_up(engine, record, again)
+    keeper.restore(engine, record, again)
     assert engine.since() == [("save", "1"), ("restore", "1")]
-    keeper.take_up(engine, record, again)
+    keeper.restore(engine, record, again)
     assert engine.since() == []
 
 
@@ -78,42 +78,42 @@ def test_after_a_new_load_the_cache_is_empty(keeper, engine):
 )  # fmt: skip
 def test_what_is_read_again_nearly_as_fast_is_not_worth_a_file(keeper, engine, used, prefill_s, slot_bytes, kept):
     loaded = Loaded(**{**vars(LOADED), "ledger": {"kv_cache": slot_bytes * LOADED.context_size}})
-    keeper.take_up(engine, Record(id=1), loaded)
-    keeper.replied(Stats("done", prefilled_tokens=800, prefill_s=prefill_s, context_used=used))
-    keeper.leave(engine)
+    keeper.restore(engine, Record(id=1), loaded)
+    keeper.record_reply(Stats("done", prefilled_tokens=800, prefill_s=prefill_s, context_used=used))
+    keeper.save(engine)
     assert engine.since() == ([("save", "1")] if kept else [])
 
 
 def test_many_short_prompts_do_not_hide_how_fast_the_first_was_read(keeper, engine):
-    keeper.take_up(engine, Record(id=1), LOADED)
-    keeper.replied(Stats("done", prefilled_tokens=10_000, prefill_s=1.0, context_used=10_000))
+    keeper.restore(engine, Record(id=1), LOADED)
+    keeper.record_reply(Stats("done", prefilled_tokens=10_000, prefill_s=1.0, context_used=10_000))
     for _ in range(10):
-        keeper.replied(Stats("done", prefilled_tokens=5, prefill_s=0.02, context_used=5_000))
-    keeper.leave(engine)
+        keeper.record_reply(Stats("done", prefilled_tokens=5, prefill_s=0.02, context_used=5_000))
+    keeper.save(engine)
     assert engine.since() == []
 
 
 def test_a_conversation_that_is_not_saved_is_not_written(keeper, engine):
-    keeper.take_up(engine, Record(), LOADED)
-    keeper.replied(LONG)
-    keeper.leave(engine)
+    keeper.restore(engine, Record(), LOADED)
+    keeper.record_reply(LONG)
+    keeper.save(engine)
     assert engine.since() == []
 
 
 def test_a_conversation_that_was_deleted_is_not_written(keeper, engine, database):
     store, record = ConversationStore(database), Record()
-    record.conversation.say("hello")
+    record.conversation.add_user("hello")
     store.save(record)
-    keeper.take_up(engine, record, LOADED)
-    keeper.replied(LONG)
+    keeper.restore(engine, record, LOADED)
+    keeper.record_reply(LONG)
     store.delete(record.id)
-    keeper.leave(engine)
+    keeper.save(engine)
     assert engine.since() == []
 
 
 def test_a_conversation_that_is_deleted_while_it_is_written_leaves_no_file(keeper, engine, database, monkeypatch):
     store, record = ConversationStore(database), Record()
-    record.conversation.say("hello")
+    record.conversation.add_user("hello")
     store.save(record)
     path = snapshot_files.snapshot_path(database, record.id)
 
@@ -123,30 +123,30 @@ def test_a_conversation_that_is_deleted_while_it_is_written_leaves_no_file(keepe
         return 10
 
     monkeypatch.setattr(engine, "save_cache", save_cache)
-    keeper.take_up(engine, record, LOADED)
-    keeper.replied(LONG)
-    keeper.leave(engine)
+    keeper.restore(engine, record, LOADED)
+    keeper.record_reply(LONG)
+    keeper.save(engine)
     assert not path.exists()
 
 
 def test_a_dead_engine_is_asked_for_nothing(keeper, engine):
-    keeper.take_up(engine, Record(id=1), LOADED)
-    keeper.replied(LONG)
+    keeper.restore(engine, Record(id=1), LOADED)
+    keeper.record_reply(LONG)
     engine.alive = False
-    keeper.leave(engine)
+    keeper.save(engine)
     assert engine.since() == []
 
 
 def test_what_is_not_used_is_told_once_and_damage_is_removed(keeper, engine, database):
     path = written(snapshot_files.snapshot_path(database, 1), 10, 5)
     engine.error = LocalqError("snapshot not used", "it was made with another format")
-    keeper.take_up(engine, Record(id=1), LOADED)
-    assert keeper.told() == "snapshot not used: it was made with another format."
-    assert keeper.told() == ""
+    keeper.restore(engine, Record(id=1), LOADED)
+    assert keeper.take_notice() == "snapshot not used: it was made with another format."
+    assert keeper.take_notice() == ""
     assert path.exists()  # another setting, or the next end of this chat, decides
     engine.error = bad_file("snapshot not used", "it is cut off")
-    keeper.take_up(engine, Record(id=1), Loaded(**vars(LOADED)))
-    assert keeper.told() == "snapshot not used: it is cut off."
+    keeper.restore(engine, Record(id=1), Loaded(**vars(LOADED)))
+    assert keeper.take_notice() == "snapshot not used: it is cut off."
     assert not path.exists()
 
 
@@ -154,33 +154,33 @@ def test_an_engine_that_dies_of_it_is_an_error_and_the_next_one_reads_anew(keepe
     written(snapshot_files.snapshot_path(database, 1), 10, 5)
     engine.error, engine.dies = DEATH, True
     with pytest.raises(LocalqError, match="SIGKILL"):
-        keeper.take_up(engine, Record(id=1), LOADED)
+        keeper.restore(engine, Record(id=1), LOADED)
     engine.error, engine.alive = None, True
     engine.since()
-    keeper.take_up(engine, Record(id=1), LOADED)
+    keeper.restore(engine, Record(id=1), LOADED)
     assert engine.since() == []
 
 
 def test_a_reply_that_failed_leaves_nothing_to_write(keeper, engine, database):
     """The engine has forgotten all of it: room for it would be made at the cost of others."""
-    keeper.take_up(engine, Record(id=1), LOADED)
-    keeper.replied(LONG)
-    keeper.take_up(engine, Record(id=1), LOADED)
-    keeper.leave(engine)
+    keeper.restore(engine, Record(id=1), LOADED)
+    keeper.record_reply(LONG)
+    keeper.restore(engine, Record(id=1), LOADED)
+    keeper.save(engine)
     assert engine.since() == []
 
 
 def test_what_cannot_be_kept_is_told_and_ends_nothing(keeper, engine, database):
-    keeper.take_up(engine, Record(id=1), LOADED)
+    keeper.restore(engine, Record(id=1), LOADED)
     for error in (LocalqError("/x", "the disk is full", "", ExitCode.DISK), DEATH):
-        keeper.replied(LONG)
+        keeper.record_reply(LONG)
         engine.error = error
-        keeper.leave(engine)
-        assert keeper.told().startswith("snapshot not kept: ")
+        keeper.save(engine)
+        assert keeper.take_notice().startswith("snapshot not kept: ")
     small = SnapshotKeeper(database, 1000)
-    small.take_up(engine, Record(id=1), LOADED)
-    small.replied(LONG)
+    small.restore(engine, Record(id=1), LOADED)
+    small.record_reply(LONG)
     engine.since()
-    small.leave(engine)
-    assert small.told().startswith("snapshot not kept: it takes")
+    small.save(engine)
+    assert small.take_notice().startswith("snapshot not kept: it takes")
     assert engine.since() == []

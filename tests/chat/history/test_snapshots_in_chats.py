@@ -12,7 +12,8 @@ from localq.chat.history.record import Record
 from localq.chat.history.snapshot_keeper import SnapshotKeeper
 from localq.chat.history.store import ConversationStore
 from localq.chat.open_model import OpenSession
-from localq.chat.session import ChatSession, ReplyPiece, Reply
+from localq.chat.reply import Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.cli.line import line_chat
 from localq.cli.line.session import TerminalWatcher
 from localq.errors import LocalqError
@@ -56,17 +57,17 @@ def test_a_chat_writes_what_it_leaves_and_takes_up_what_it_goes_on_with():
     session = ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
-    session.go_on(Record())
+    session.switch_to(Record())
     assert client.engine.since() == []  # nothing has taken its place so far
     told_by(session.ask("b"))
     assert client.engine.since() == [("save", "1")]
-    session.go_on(store.load(1))
+    session.switch_to(store.load(1))
     client.engine.error = LocalqError("snapshot not used", "it was made with another format")
     assert told_by(session.ask("c")).text == "three"
     assert client.engine.since() == [("save", "2"), ("restore", "1")]
-    assert session.keeper.told().startswith("snapshot not")
+    assert session.keeper.take_notice().startswith("snapshot not")
     client.engine.error = None
-    session.leave()
+    session.save_snapshot()
     assert client.engine.since() == [("save", "1")]
 
 
@@ -85,7 +86,7 @@ def test_what_was_written_before_something_else_was_read_comes_back(failure):
 
 def test_a_chat_without_a_keeper_leaves_at_once():
     session = ChatSession(KeepingClient(), Load("path", LoadOptions("model")), CharTokenizer())
-    session.leave()
+    session.save_snapshot()
     assert session.client.engine.since() == []
 
 
@@ -135,14 +136,14 @@ def test_a_continued_chat_shares_what_was_read_and_says_the_same(tmp_path, monke
             session.keeper = SnapshotKeeper(store.path, 2**30)
             if name == "writes":
                 told_by(session.ask("Remember " + "many words " * 12))
-                session.leave()
+                session.save_snapshot()
                 assert path.exists()
             else:
                 session.record = store.load(1)
                 session.conversation.head = 1
             stats = told_by(session.ask("And then?")).stats
             found.append((client.ids, stats.cached_tokens, stats.prompt_tokens))
-            assert session.keeper.told() == ""
+            assert session.keeper.take_notice() == ""
     assert found[0] == found[1]
     assert found[0][1] > 100
     assert len(found[0][0]) > 0

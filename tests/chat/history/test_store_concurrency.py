@@ -30,9 +30,9 @@ def test_two_processes_in_one_conversation_add_branches(store):
     store.save(session)
     here, there = store.load(session.id), store.load(session.id)
     for each, words in ((here, "here"), (there, "there")):
-        each.conversation.add(Message("assistant", f"reply {words}"), each.conversation.say(words))
+        each.conversation.add(Message("assistant", f"reply {words}"), each.conversation.add_user(words))
         store.save(each)
-    here.conversation.add(Message("assistant", "more"), here.conversation.say("again"))
+    here.conversation.add(Message("assistant", "more"), here.conversation.add_user("again"))
     store.save(here)
     both = store.load(session.id).conversation
     assert {turn.message.content for turn in both.turns} == {
@@ -44,8 +44,9 @@ def test_two_processes_in_one_conversation_add_branches(store):
 WRITER = """
 import sys
 from localq.chat.history.conversation import Message
-from localq.chat.history.store import Session, SessionStore
-store, session = SessionStore(__import__("pathlib").Path(sys.argv[1])), Session()
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
+store, session = ConversationStore(__import__("pathlib").Path(sys.argv[1])), Record()
 for turn in range(40):
     role = "assistant" if turn % 2 else "user"
     session.conversation.add(Message(role, f"{sys.argv[2]} {turn}"), session.conversation.head)

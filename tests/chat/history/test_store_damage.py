@@ -56,7 +56,7 @@ def test_a_full_disk_is_named_and_the_turns_are_saved_when_there_is_room(store):
     session = talk()
     store.save(session)
     before = store.load(session.id)
-    session.conversation.say("x" * 20_000)
+    session.conversation.add_user("x" * 20_000)
     for step in range(0, 60_000, 4096):
         child = os.fork()
         if child == 0:
@@ -103,7 +103,7 @@ def test_a_newer_or_foreign_file_is_refused_and_left_as_it_is(store, version, ou
 def test_damage_is_a_clear_error_and_changes_nothing(store, tmp_path):
     session = talk()
     for turn in range(30):
-        session.conversation.add(Message("assistant", "y" * 900), session.conversation.say(f"{turn} " + "x" * 700))
+        session.conversation.add(Message("assistant", "y" * 900), session.conversation.add_user(f"{turn} " + "x" * 700))
     store.save(session)
     whole, rng, refused = store.path.read_bytes(), random.Random(11), 0
     for case in range(300):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prompt_toolkit.history import FileHistory
 
-from localq.chat.terminal.input_history import InputHistory, append, opened, read
+from localq.chat.terminal.input_history import InputHistory, append, open_file, read
 
 
 def test_it_is_the_format_of_prompt_toolkit_both_ways(tmp_path):
@@ -24,7 +24,7 @@ def test_what_is_damaged_is_read_as_far_as_it_is_text(tmp_path):
 
 def test_the_file_is_private_and_control_characters_stay_out(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    path = opened()
+    path = open_file()
     InputHistory(path).add("red\x1b[31m\nline")
     assert path.stat().st_mode & 0o777 == 0o600
     assert b"\x1b" not in path.read_bytes()

@@ -53,13 +53,13 @@ def test_files_named_with_an_at_go_before_the_message(own_folder):
     (own_folder / "data.bin").write_bytes(b"\0\1")
     message = expand_mentions('compare @a.txt, with @"b c.txt"? and @a.txt')
     assert message.text == 'a.txt:\n\nalpha\n\n\nb c.txt:\n\nbeta\n\ncompare @a.txt, with @"b c.txt"? and @a.txt'
-    assert message.told == ("a.txt: 6 B go before the message", "b c.txt: 4 B go before the message")
+    assert message.notices == ("a.txt: 6 B go before the message", "b c.txt: 4 B go before the message")
     for text in ("mail me@a.txt", "ask @nobody", "@", "in @sub/", 'and @"', "@" + "x" * 5000):
         assert expand_mentions(text) == expand_mentions(text).__class__(text)
     assert expand_mentions("\\@a.txt is a name").text == "@a.txt is a name"
     binary = expand_mentions("what is @data.bin")
     assert binary.text == "what is @data.bin"
-    assert binary.told == ("@data.bin stays a word: it is no text",)
+    assert binary.notices == ("@data.bin stays a word: it is no text",)
 
 
 def test_a_message_of_a_front_end_takes_files_along(own_folder):
@@ -215,14 +215,14 @@ def test_the_conversation_goes_on_with_another_model(talk, own_folder):
     assert (out, opened[1].stop_strings, opened[1].sampling.top_k) == ("a\na\n", ("END",), 8)
     record = ConversationStore(own_folder / "sessions.db").find(None)
     assert (record.id, record.model) == (1, "qwen3-8b")
-    assert err.count("kept as 1") == 1
+    assert err.count("Saved as conversation 1") == 1
 
 
 def test_a_model_that_does_not_open_leaves_the_one_at_hand(talk):
     opened, code, out, err = talk("one", "/model qwen3-8b", "two", fails="qwen3-8b")
     assert [session.request.options.name for session in opened] == ["smollm2-135m", "smollm2-135m"]
     assert "it does not fit" in err
-    assert "going on with smollm2-135m" in err
+    assert "staying with smollm2-135m" in err
     assert (code, out) == (0, "a\na\n")
     assert opened[1].client.prompts == ["<user>one<assistant>a<user>two<assistant>"]
     with pytest.raises(LocalqError, match="does not fit"):

@@ -72,7 +72,7 @@ def test_without_words_edit_opens_the_editor(start, monkeypatch, tmp_path):
     assert (tmp_path / "mode").read_text() == "600\n"
     talk.says("/edit -a")
     assert talk.session.messages[-1].content == "said: b more"
-    for editor, why in (("true", "nothing was changed"), ("false", "ended with code 1"), ("/no/such", "cannot be run")):
+    for editor, why in (("true", "nothing was changed"), ("false", "ended with code 1"), ("/no/such", "cannot run")):
         monkeypatch.setenv("VISUAL", editor)
         with pytest.raises(LocalqError, match=why):
             talk.loop.handle("/edit")

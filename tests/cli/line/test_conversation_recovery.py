@@ -48,7 +48,7 @@ def stopped_in_a_reply(environment: dict[str, str], number: signal.Signals) -> i
 def test_after_kill_9_the_question_is_there_and_can_be_answered(environment, store):
     earlier = Record(model=environment["LOCALQ_MODEL"], settings=ChatSettings(Sampling(), max_tokens=8))
     earlier.conversation.system = "You are Ada."
-    earlier.conversation.add(Message("assistant", "Ada"), earlier.conversation.say("What is your name?"))
+    earlier.conversation.add(Message("assistant", "Ada"), earlier.conversation.add_user("What is your name?"))
     store.save(earlier)
     assert stopped_in_a_reply(environment, signal.SIGKILL) == -signal.SIGKILL
     conversation = store.find(None).conversation
@@ -100,7 +100,7 @@ def test_what_there_is_to_go_on_with_is_checked_first(environment, store):
         assert done.returncode == 2, (arguments, done.stderr)
         assert done.stderr.count("\n") == 1
     session = Record(model="smolm2-135m")
-    session.conversation.add(Message("assistant", "a"), session.conversation.say("q"))
+    session.conversation.add(Message("assistant", "a"), session.conversation.add_user("q"))
     store.save(session)
     assert localq(environment, "chat", "--continue").returncode == 4  # of a model that is gone
 
@@ -108,7 +108,7 @@ def test_what_there_is_to_go_on_with_is_checked_first(environment, store):
 def test_at_a_terminal_it_asks_shows_how_it_ended_and_copies(environment, store):
     for title in ("ships", "trees"):
         session = Record(model=environment["LOCALQ_MODEL"])
-        session.conversation.add(Message("assistant", f"reply \x1b]0;on {title}\x07"), session.conversation.say(title))
+        session.conversation.add(Message("assistant", f"reply \x1b]0;on {title}\x07"), session.conversation.add_user(title))
         store.save(session)
     plain = {**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     child = pexpect.spawn(
@@ -126,7 +126,7 @@ def test_at_a_terminal_it_asks_shows_how_it_ended_and_copies(environment, store)
     child.expect("copied")
     child.expect(">>>")
     child.sendeof()
-    child.expect("kept as 1")
+    child.expect("Saved as conversation 1")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0

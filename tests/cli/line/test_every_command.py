@@ -13,7 +13,7 @@ from tests.support.chat.every_command import LEAVING, REPLIES, STEPS, put_files
 def test_every_command_does_what_it_says(start, own_folder, monkeypatch):
     put_files(own_folder)
     monkeypatch.setenv("LOCALQ_VRAM", "24")
-    monkeypatch.setattr(clipboard, "copied", lambda text: f"code: {text}")
+    monkeypatch.setattr(clipboard, "copied_notice", lambda text: f"code: {text}")
     monkeypatch.setattr(clipboard, "is_rich_terminal", lambda stream: True)
     talk = start(*REPLIES)
     for line, told in STEPS:

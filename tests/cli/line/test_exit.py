@@ -70,18 +70,18 @@ def test_what_could_not_be_saved_is_saved_at_the_end(leave, ending, code):
     store, left, told = leave(ending, mended=True)
     assert left == code
     assert [message.content for message in store.find(None).conversation.messages()] == ["one", "a"]
-    assert ("kept as 1" in told) == (code == 0)
+    assert ("Saved as conversation 1" in told) == (code == 0)
 
 
 def test_what_is_lost_is_said_and_not_called_kept(leave):
     _, code, told = leave(EOFError(), mended=False)
     assert code == 0
     assert "the end of this conversation is not saved: sessions.db: the disk is full" in told
-    assert "kept as" not in told
+    assert "Saved as" not in told
 
 
 def test_what_is_saved_is_not_saved_again(leave):
     """Another process may have gone on with it meanwhile: this one would put the end back."""
     store, _, told = leave(EOFError(), mended=True, full=False)
     assert store.saves == 2
-    assert "kept as 1" in told
+    assert "Saved as conversation 1" in told

@@ -104,7 +104,7 @@ def test_a_press_while_the_program_ends_changes_its_code_alone(monkeypatch, amid
         return once
 
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    monkeypatch.setattr(cli.characters, "prepare", lambda *_: None)
+    monkeypatch.setattr(cli.stream_encoding, "prepare", lambda *_: None)
     monkeypatch.setattr(cli, "execute", lambda _: 130)
     if amid == "signal":
         monkeypatch.setattr(cli.signal, "signal", within(signal.signal))

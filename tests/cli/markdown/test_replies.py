@@ -12,8 +12,10 @@ import pytest
 from localq import settings
 from localq.chat import open_model
 from localq.chat.commands.sessions import recap
+from localq.chat.history.conversation import Message
 from localq.chat.history.record import Record
-from localq.chat.session import ChatSession, Message, ReplyPiece
+from localq.chat.reply import ReplyPiece
+from localq.chat.session import ChatSession
 from localq.cli import execute
 from localq.cli.line.reply_printer import open_printer, print_message
 from localq.cli.line.session import StatusLine, print_reply

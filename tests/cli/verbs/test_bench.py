@@ -70,8 +70,8 @@ def test_random_weights_of_a_catalogued_shape(monkeypatch, capsys):
 
 
 def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, capsys):
-    chosen = choose.Choice("tiny", path=model, note="a note about the choice")
-    monkeypatch.setattr(choose, "bare", lambda ctx, device, vram, synthetic, reserve: chosen)
+    chosen = choose.BenchChoice("tiny", path=model, note="a note about the choice")
+    monkeypatch.setattr(choose, "choose", lambda ctx, device, vram, synthetic, reserve: chosen)
     assert cli.execute(["bench", *SHORT, "--json"]) == 0
     shown = capsys.readouterr()
     assert "a note about the choice" in shown.err
@@ -82,8 +82,8 @@ def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, ca
     ("arguments", "code", "said"),
     [
         (["-o", "xml"], 2, "xml"),
-        (["--only", "nf4"], 2, "--only has no meaning without --kernels"),
-        (["--profile", "--only", "nf4"], 2, "--only has no meaning with --profile"),
+        (["--only", "nf4"], 2, "--only has no effect without --kernels"),
+        (["--profile", "--only", "nf4"], 2, "--only has no effect with --profile"),
         (["--kernels", "--profile"], 2, "two benchmarks"),
         (["--kernels", "-o", "csv"], 2, "csv"),
         (["--kernels", "--synthetic"], 2, "random weights anyway"),
@@ -99,12 +99,12 @@ def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, ca
         (["--vram", "much"], 2, "amount of memory"),
         (["-n", "1"], 2, "too short"),
         (["--seed", "-1"], 2, ""),
-        (["--profile", "--plot", "-"], 2, "--plot has no meaning with --profile"),
-        (["--profile", "--against", "none"], 2, "--against has no meaning with --profile"),
-        (["--crossover"], 2, "has no meaning with --crossover"),
-        (["--patched"], 2, "has no meaning with --patched"),
-        (["--kernels"], 2, "has no meaning with --kernels"),
-        (["--quantize"], 2, "-p has no meaning with --quantize"),
+        (["--profile", "--plot", "-"], 2, "--plot has no effect with --profile"),
+        (["--profile", "--against", "none"], 2, "--against has no effect with --profile"),
+        (["--crossover"], 2, "has no effect with --crossover"),
+        (["--patched"], 2, "has no effect with --patched"),
+        (["--kernels"], 2, "has no effect with --kernels"),
+        (["--quantize"], 2, "-p has no effect with --quantize"),
     ],
 )
 def test_wrong_use_ends_with_its_code_before_long(model, arguments, code, said, capsys):

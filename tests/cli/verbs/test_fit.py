@@ -37,7 +37,7 @@ def fake_gpu(monkeypatch, total: int | None, free: int = 0) -> None:
 def shipped_catalogue_only(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(planner_card, "measured", lambda: None)  # it would start a process
+    monkeypatch.setattr(planner_card, "measure_bandwidth", lambda: None)  # it would start a process
 
 
 def fit_json(capsys, *arguments: str) -> dict:
@@ -129,8 +129,8 @@ def test_the_order_is_what_a_person_would_choose(capsys):
     assert sizes[4:8] == [pytest.approx(size, abs=0.3) for size in (30.5, 30.5, 27, 27)]
     assert names.index("gemma-3-27b") < names.index("llama-3.3-70b@vq2") < names.index("mistral-small-24b")
     by_name = {row["name"]: row for row in rows}
-    assert "loses more than 4 bits do" in by_name["llama-3.3-70b@vq2"]["reason"]
-    assert "quantized here, from bf16" in by_name["llama-3.3-70b@vq2"]["reason"]
+    assert "clearly worse than its 4-bit version" in by_name["llama-3.3-70b@vq2"]["reason"]
+    assert "quantized here from bf16" in by_name["llama-3.3-70b@vq2"]["reason"]
     assert rows.index(by_name["llama-3.1-8b"]) + 1 == rows.index(by_name["llama-3.1-8b@bf16"])  # default format first
 
 
@@ -172,7 +172,7 @@ def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
     captured = capsys.readouterr()
     assert "DESKTOP CLOSED" in captured.out.splitlines()[0]
     assert len(captured.out.splitlines()) > len(lines)
-    assert "quantized here, from bf16" in captured.out
+    assert "quantized here from bf16" in captured.out
     assert "slow, experts one by one" in captured.out
 
 

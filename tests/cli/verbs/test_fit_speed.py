@@ -48,25 +48,25 @@ def test_speed_is_that_of_the_card_that_is_meant(capsys):
     assert usual["gpt-oss-20b"] > 2 * usual["mistral-small-24b"]
     body, unknown = rates("--vram", "20GiB")
     assert set(unknown.values()) == {None}
-    assert "not known" in body["tok_s_basis"]
+    assert "not predicted" in body["tok_s_basis"]
 
 
 def test_the_bandwidth_of_a_gpu_is_measured_once(capsys, monkeypatch):
     monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (UNKNOWN,)))
     runs = []
-    monkeypatch.setattr(planner_card, "measured", lambda: runs.append(1) or 9.1e11)
+    monkeypatch.setattr(planner_card, "measure_bandwidth", lambda: runs.append(1) or 9.1e11)
     bodies = [fit_json(capsys) for _ in range(3)]
     assert len(runs) == 1
     assert {body["read_bytes_per_s"] for body in bodies} == {910_000_000_000}
-    assert "measured on card" in bodies[2]["tok_s_basis"]
+    assert "predicted for card (910 GB/s, measured)" in bodies[2]["tok_s_basis"]
     assert fit_json(capsys, "--bandwidth", "500")["read_bytes_per_s"] == 5e11
 
 
 def test_a_gpu_that_cannot_be_measured_has_no_speed_or_that_of_its_name(capsys, monkeypatch):
     monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (UNKNOWN,)))
-    monkeypatch.setattr(planner_card, "measured", lambda: None)
+    monkeypatch.setattr(planner_card, "measure_bandwidth", lambda: None)
     body = fit_json(capsys)
     assert body["read_bytes_per_s"] is None
     assert {row["tok_s"] for row in body["rows"]} == {None}
     monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (NAMED,)))
-    assert "expected of RTX 4070" in fit_json(capsys)["tok_s_basis"]
+    assert "predicted for RTX 4070 (464 GB/s, expected)" in fit_json(capsys)["tok_s_basis"]

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_behind_the_plan(server, capsys):
     lines = captured.out.splitlines()
     assert lines[0] == f"{REPO}: {REPO} at {fake_hub.COMMIT}"
     assert lines[1].split() == ["FILE", "SIZE", "TO", "FETCH"]
-    assert lines[-2].split()[:2] == ["in", "all"]
+    assert lines[-2].split()[0] == "total"
     assert "will not fit" in lines[-1]
     assert captured.err.startswith("localq: ")
     assert "\x1b" not in captured.out + captured.err
@@ -127,10 +127,10 @@ def test_what_is_made_here_names_its_base_and_the_time(server, capsys, monkeypat
     (embedded_one, made) = plan(capsys, "smollm2-135m", "smollm2-135m@nf4")
     assert embedded_one["fetch_bytes"] == embedded_one["bytes"] == made["fetch_bytes"] == 98_362_432
     assert embedded_one["made_here"] is None
-    assert made["made_here"] == "nf4 of it, on this machine, about 1 min (estimated)"
+    assert made["made_here"] == "nf4 on this machine, about 1 min (estimated)"
     monkeypatch.setattr(prepare, "check_can_make", lambda format, source="": None)
     monkeypatch.setattr(packaged_model, "installed", lambda source: "here")
     (ready,) = plan(capsys, "smollm2-135m@vq2")
-    assert "layers that come with localq" in ready["made_here"]
+    assert "layers that localq includes" in ready["made_here"]
     assert ready["fetch_bytes"] == 0
     assert server.requests == []

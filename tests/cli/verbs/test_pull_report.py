@@ -102,7 +102,7 @@ def test_the_catalogue_is_enough_for_its_own(server, capsys):
 
 def test_a_bare_name_means_what_chat_would_load(server, capsys):
     entry = catalog.find("llama-3.3-70b")
-    fits = choose.chosen("llama-3.3-70b", None, settings.Settings(), budget.card_bytes("24"))[0]
+    fits = choose.choose_target("llama-3.3-70b", None, settings.Settings(), budget.card_bytes("24"))[0]
     assert fits.format not in (None, entry.default_format)
     assert fits.source is not None
     server.repos.clear()

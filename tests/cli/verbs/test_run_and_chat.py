@@ -78,7 +78,7 @@ def test_a_full_disk_behind_stdout_is_said_and_ends_with_9(environment, argument
             env=environment, check=False, timeout=60, text=True,
         )  # fmt: skip
     assert done.returncode == 9, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("localq: stdout: it cannot be written ([Errno 28] No space left")
+    assert done.stderr.splitlines()[-1].startswith("localq: stdout: cannot write ([Errno 28] No space left")
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 

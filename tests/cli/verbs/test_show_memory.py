@@ -74,7 +74,7 @@ def test_after_a_load_on_a_gpu_both_stand_side_by_side(capsys):
     assert (told["device"], told["predicted_bytes"], told["measured_bytes"]) == ("NVIDIA H200", PREDICTED, LEDGER)
     assert execute(["show", "llama-3.1-8b"]) == ExitCode.OK
     out = capsys.readouterr().out
-    assert "when it was last loaded on NVIDIA H200" in out
+    assert "at the last load on NVIDIA H200" in out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("in all"))
     assert line.split() == ["in", "all", "4,527.0", "4,526.0"]
 

@@ -65,7 +65,7 @@ def test_a_model_named_by_an_option_leaves_all_words_to_the_prompt(answered):
     assert prompts == ["<user>piped\n\ntwo words<assistant>"]
     code, _, err, _ = answered("a", "chat", "smollm2-135m", "--model", "qwen3-8b")
     assert code == ExitCode.USAGE
-    assert "smollm2-135m was given too" in err
+    assert "the model is already given as smollm2-135m" in err
 
 
 def test_chat_with_a_prompt_from_a_pipe_answers_once(answered):
@@ -153,7 +153,7 @@ def test_a_file_for_thoughts_is_opened_first_and_what_fails_is_told(answered):
     assert "/dev/full: the disk is full" in err
     code, _, err, _ = answered(reply, "run", "smollm2-135m", "--think-out", "no/such", "q")
     assert (code, answered.client.loads) == (ExitCode.DISK, 0)
-    assert "no/such: cannot be written" in err
+    assert "no/such: cannot write" in err
     code, _, err, _ = answered("a", "run", "smollm2-135m", "--think-out", "t", terminal=True)
     assert code == ExitCode.USAGE
     assert "--think-out: without a prompt" in err
@@ -168,7 +168,7 @@ def test_a_base_model_says_that_it_reads_no_system_prompt(answered, monkeypatch)
 
 def test_a_plan_for_a_conversation_is_that_of_its_model(capsys):
     record = Record(model="qwen3-8b")
-    record.conversation.say("hello")
+    record.conversation.add_user("hello")
     ConversationStore().save(record)
     assert execute(["chat", "--resume", "1", "--vram", "24", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("model       qwen3-8b")

@@ -16,7 +16,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.jobs.model_handle import Model
+from localq.tui.jobs.model_handle import ModelHandle
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
@@ -91,8 +91,8 @@ def shown(monkeypatch, run, store=None) -> int:
 
 def with_model(app: LocalqApp, store: ConversationStore | None, closed: list[str]) -> ChatSession:
     session = ChatSession(ScriptedClient(["yes"]), Load("path", LoadOptions("model")), CharTokenizer(), store=store)
-    model = Model.over(session)
-    app.model = Model(session, model.load, lambda: closed.append("closed"), model.profile)
+    model = ModelHandle.for_session(session)
+    app.model = ModelHandle(session, model.load, lambda: closed.append("closed"), model.profile)
     return session
 
 
@@ -105,7 +105,7 @@ def test_afterwards_it_says_where_the_conversation_is_kept(monkeypatch, tmp_path
 
     assert shown(monkeypatch, run, store) == ExitCode.OK
     assert closed == ["closed"]
-    assert "kept as 1: `localq chat --resume 1` or `localq chat --continue` goes on" in capsys.readouterr().err
+    assert "Saved as conversation 1. Resume: localq chat --resume 1" in capsys.readouterr().err
 
 
 def test_a_model_that_could_not_be_opened_is_said_with_its_exit_code(monkeypatch, capsys):

@@ -166,7 +166,7 @@ def test_rm_takes_the_unfinished_part_and_the_record_along(server, capsys):
 
 def test_rm_and_prune_leave_what_is_being_fetched(server, capsys):
     part = cut_off(server)
-    with download_parts.claimed(part.parent, part.stem, lambda: None):
+    with download_parts.claim(part.parent, part.stem, lambda: None):
         assert "another localq" in localq(capsys, "rm", "-y", REPO, code=1)[1]
         assert "nothing to remove" in localq(capsys, "prune")[1]
     assert part.exists()
@@ -194,9 +194,9 @@ def test_a_download_that_begins_after_it_was_found_is_left(server, capsys):
     part = cut_off(server)
     [found] = hub_leftovers.find()
     [model] = local_models.list_local()
-    with download_parts.claimed(part.parent, part.stem, lambda: None):
+    with download_parts.claim(part.parent, part.stem, lambda: None):
         assert hub_leftovers.remove(found) == 0
-        assert download_parts.remove(local_models.begun_of_repos()[model.repo][0]) == 0
+        assert download_parts.remove(local_models.unfinished_downloads()[model.repo][0]) == 0
         assert part.exists()
         assert part.with_suffix(".state").exists()
         assert part.with_suffix(".lock").exists()
@@ -234,7 +234,7 @@ def test_prune_tells_what_went_and_not_what_stayed(server, capsys, monkeypatch):
     part = cut_off(server)
     [found] = hub_leftovers.find()
     monkeypatch.setattr(hub_leftovers, "find", lambda: [found])
-    with download_parts.claimed(part.parent, part.stem, lambda: None):
+    with download_parts.claim(part.parent, part.stem, lambda: None):
         body = json.loads(localq(capsys, "prune", "-y", "--json")[0])
     assert (body["removed"], body["freed_bytes"]) == ([], 0)
 

@@ -147,7 +147,7 @@ def test_scales_that_overflow_are_told(published: Path, tmp_path: Path) -> None:
     tensors[f"{EXPERTS}.down_proj_scales"][0, 0, 0] = 254  # 4 * 2 ** 127 is beyond all types
     tensors[f"{EXPERTS}.down_proj_blocks"][0, 0, 0] = 0x66
     folder = write(tmp_path, tensors, json.loads((published / "config.json").read_text()))
-    assert any(f"the first is {EXPERTS}.down_proj" in note for note in load(open_model(folder), CPU).notes)
+    assert any(f"first: {EXPERTS}.down_proj" in note for note in load(open_model(folder), CPU).notes)
 
 
 @pytest.mark.parametrize(("dtype", "half"), [("auto", True), ("bfloat16", False)])

@@ -137,7 +137,7 @@ def test_too_little_host_memory_is_a_load_time_answer(checkpoint, monkeypatch):
         available = 10_000
 
     monkeypatch.setattr(planning.psutil, "virtual_memory", Memory)
-    with pytest.raises(LocalqError, match="10000 are free") as caught:
+    with pytest.raises(LocalqError, match="10.0 kB are free") as caught:
         load(open_model(checkpoint), CPU)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
 
@@ -183,7 +183,7 @@ def test_notes_of_the_device_are_kept(checkpoint):
 
 def test_a_budget_for_a_gpu_is_noted_where_there_is_none(checkpoint):
     assert load(open_model(checkpoint), LoadOptions(device="cpu", vram_bytes=2**33)).notes == (
-        "--vram has no meaning on the CPU",
+        "--vram has no effect on the CPU",
     )
 
 
@@ -251,7 +251,7 @@ def test_a_head_that_the_files_hold_in_nf4(edit):
 
     files = edit(change)
     assert load(files, CPU).head_bits == "nf4"
-    with pytest.raises(LocalqError, match="hold the head in NF4") as caught:
+    with pytest.raises(LocalqError, match="store the head in NF4") as caught:
         load(files, LoadOptions(device="cpu", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 

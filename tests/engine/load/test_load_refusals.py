@@ -27,11 +27,11 @@ def put(key, tensor):
 NORM = "model.norm.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
 DAMAGED = [
-    (drop(NORM), r"1 weights are missing, the first is 'norm\.weight'"),
-    (put("model.extra.weight", torch.ones(3)), r"no part of this architecture, the first is 'extra\.weight'"),
+    (drop(NORM), r"1 weights are missing \(first: 'norm\.weight'\)"),
+    (put("model.extra.weight", torch.ones(3)), r"do not belong to this architecture \(first: 'extra\.weight'\)"),
     (put("norm.weight", torch.ones(128)), r"two tensors would become 'norm\.weight'"),
     (put(NORM, torch.ones(127)), r"'model\.norm\.weight' has shape \[127\], not \[128\]"),
-    (put(UP, torch.ones(192, 128, dtype=torch.int8)), r"up_proj\.weight' holds int8"),
+    (put(UP, torch.ones(192, 128, dtype=torch.int8)), r"up_proj\.weight' has the unsupported dtype int8"),
     (put(UP, torch.ones(128, 192)), r"has shape \[128, 192\], not \[192, 128\]"),
 ]
 
@@ -59,7 +59,7 @@ def test_quantized_embedding_is_refused(edit):
     def change(tensors, config):
         tensors.update(nf4.to_tensors(nf4.quantize(tensors.pop(key)), key.removesuffix(".weight")))
 
-    with pytest.raises(LocalqError, match="'embed_tokens' is quantized but is not a linear layer"):
+    with pytest.raises(LocalqError, match="'embed_tokens' is quantized but not a linear layer"):
         load(edit(change), CPU)
 
 
@@ -69,7 +69,7 @@ def test_non_finite_weights_load_with_a_note_and_end_replies(edit, value):
         tensors[UP][5, 7] = value
 
     loaded = load(edit(change), CPU)
-    assert [note for note in loaded.notes if "1 weight tensors hold NaN or infinity" in note and UP in note]
+    assert [note for note in loaded.notes if "1 weight tensors contain NaN or infinity" in note and UP in note]
     with pytest.raises(LocalqError, match="non-finite logits at token 1"):
         list(Engine(loaded).generate(prompt_of(4), GREEDY))
 
@@ -97,7 +97,7 @@ def test_what_is_not_supported_is_named(edit, config, why):
 
 
 def test_what_does_not_exist_is_a_usage_error(checkpoint):
-    with pytest.raises(LocalqError, match="'int8' is not a type"):
+    with pytest.raises(LocalqError, match="'int8' is not a dtype"):
         load(open_model(checkpoint), LoadOptions(device="cpu", dtype="int8"))
     for wrong in ({"kv_bits": 5}, {"embed": "disk"}, {"head": "32"}):
         with pytest.raises(LocalqError) as caught:

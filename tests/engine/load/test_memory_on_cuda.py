@@ -11,7 +11,7 @@ import torch
 from localq.bench.synthetic import sources
 from localq.engine.generate import Engine
 from localq.engine.load import vram
-from localq.engine.load.device import Choice
+from localq.engine.load.device import DeviceChoice
 from localq.engine.load.load import LoadedModel, free_memory, load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
@@ -37,7 +37,7 @@ def nf4_folder(tmp_path_factory):
 
 def on_gpu(folder, **options) -> LoadedModel:
     return load(
-        open_model(folder), LoadOptions(device="cuda", **options), pick=lambda word: Choice(torch.device("cuda", 0))
+        open_model(folder), LoadOptions(device="cuda", **options), pick=lambda word: DeviceChoice(torch.device("cuda", 0))
     )
 
 

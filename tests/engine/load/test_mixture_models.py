@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "another size": (put("1.GATE.weight", torch.zeros(64, 64)), "another expert"),
     "no matrix": (put("1.GATE.weight", torch.zeros(64)), "no matrix"),
     "an empty matrix": (put("1.GATE.weight", torch.zeros(0, 128)), "no matrix"),
-    "integers": (put("1.GATE.weight", torch.zeros(64, 128, dtype=torch.int32)), "format that localq does not know"),
+    "integers": (put("1.GATE.weight", torch.zeros(64, 128, dtype=torch.int32)), "dtype int32 is not supported"),
     "a bias": (put("1.GATE.bias", torch.zeros(64)), "no part of this arch"),
     "both layouts": (
         lambda held, kind: held.update({"model.layers.0.mlp.experts.down_proj": torch.zeros(4, 128, 192)}),

@@ -10,6 +10,7 @@ import torch
 from localq.engine.arena import ALIGNMENT, Arena, arena_bytes
 from localq.engine.load import weights
 from localq.engine.load.load import load
+from localq.engine.load.placing import Destinations
 from localq.files.model_folder import open_model
 from localq.formats import int8, nf4
 from localq.formats.checkpoint import Checkpoint, info, open_checkpoint
@@ -30,7 +31,7 @@ CPU = torch.device("cpu")
 def test_tensors_are_copied_to_aligned_places_until_nothing_is_left():
     tensors = [torch.randn(3, 5), torch.arange(7), torch.empty(0, 4), torch.ones(300, dtype=torch.float16)]
     arena = Arena(arena_bytes([each.nbytes for each in tensors]), CPU)
-    placed = [arena.placed(each) for each in tensors]
+    placed = [arena.copy(each) for each in tensors]
     for copy, original in zip(placed, tensors, strict=True):
         assert copy.dtype == original.dtype
         assert torch.equal(copy, original)
@@ -77,7 +78,7 @@ def test_the_arena_holds_the_blocks_exactly(tmp_path, model_type, nested):
             checkpoint = unnested(checkpoint)
         assignment = weights.assign(checkpoint, model, family.rename, "model")
         sizes = weights.block_sizes(assignment, checkpoint, model, torch.float32, packed=True)
-        places = weights.Places(CPU, torch.float32, Placement(), sizes)
+        places = Destinations(CPU, torch.float32, Placement(), sizes)
         places.packed = True  # as on a GPU
         weights.fill(model, assignment, checkpoint, places, lambda done, total: None)
     with pytest.raises(ValueError, match="0 bytes are left"):

@@ -31,21 +31,21 @@ def plan(tmp_path, monkeypatch):
     family = architecture(files.config)
     limits: list[int] = []
 
-    def hold(held: vram.Held, outside: int) -> vram.Held:
+    def hold(held: vram.VramBudget, outside: int) -> vram.VramBudget:
         limits.append(outside)
         return held
 
-    monkeypatch.setattr(vram.Held, "hold", hold)
+    monkeypatch.setattr(vram.VramBudget, "hold", hold)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="aa"))
     monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
 
     def planned(budget: int, options: LoadOptions, available: int, hard: bool):
         with torch.device("meta"):
             model = family.Model(family.Config.from_dict(files.config))
-        held = vram.Held(torch.device("cuda", 0), budget, hard, 0, 300 * MIB, 0, budget, 0, available)
+        held = vram.VramBudget(torch.device("cuda", 0), budget, hard, 0, 300 * MIB, 0, budget, 0, available)
         with open_checkpoint(files) as checkpoint:
             assignment = weights.assign(checkpoint, model, family.rename, files.name)
-            return *planning.planned(files, options, assignment, 10 * MIB, torch.float16, held), limits
+            return *planning.plan_load(files, options, assignment, 10 * MIB, torch.float16, held), limits
 
     return planned
 

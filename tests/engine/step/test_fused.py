@@ -15,7 +15,7 @@ from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
 from localq.engine.step import fused
 from localq.engine.step.fused import OPERATIONS, FusedStep
-from localq.engine.step.operands import dense_operand, fusable, operand, share_tables
+from localq.engine.step.operands import dense_operand, fusable, operand
 from localq.engine.step.state import StepState
 from localq.formats import mxfp4, nf4, vptq
 from localq.formats.codebooks import aqlm
@@ -23,6 +23,7 @@ from localq.formats.mxfp4 import kernel as mxfp4_kernels
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.nf4.kernel import Nf4Operand
 from localq.kernels.dense import DenseOperand
+from localq.kernels.operand import share_tables
 from tests.support.engine import step_stand_ins
 from tests.support.kernels.gather_operands import aqlm_packed, vptq_packed
 from tests.support.kernels.nf4_operands import operands

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from localq.engine.step.operands import fusable, operand, share_tables
+from localq.engine.step.operands import fusable, operand
 from localq.formats.codebooks import aqlm, lookup_kernel, rotation, vq2
 from localq.formats.codebooks import rotation_kernel as kernel
+from localq.kernels.operand import share_tables
 from localq.models.decoder import Decoder
 from tests.support.engine import step_stand_ins
 from tests.support.engine.fused_steps import logits_of_launches, operations, small_qwen3

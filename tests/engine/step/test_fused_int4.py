@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from localq.engine.step.operands import fusable, operand, share_tables
+from localq.engine.step.operands import fusable, operand
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.int4.linear import Int4Linear
+from localq.kernels.operand import share_tables
 from localq.models.decoder import Decoder
 from tests.support.engine import step_stand_ins
 from tests.support.engine.fused_steps import logits_of_launches, operations, small_qwen3

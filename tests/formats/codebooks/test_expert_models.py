@@ -14,7 +14,7 @@ from localq.bench.quality import bits
 from localq.engine.arena import arena_bytes
 from localq.engine.load import expert_pieces, weights
 from localq.engine.load.load import load
-from localq.engine.load.shared import Shared
+from localq.engine.load.shared import SharedTensors
 from localq.engine.step import fused_experts
 from localq.files import format_sizes, stored_format
 from localq.files.architecture import Architecture
@@ -126,7 +126,7 @@ def test_experts_are_placed_one_matrix_after_the_other(format, folders):
         shared = sum(checkpoint.tensors[key].nbytes for key in stack.shared)
         placed = sum(stack.placed_bytes(checkpoint)) + shared
         with LiveMemory() as memory:
-            held = stack.linears(Shared(checkpoint, stack.shared), torch.clone, torch.device("cpu"))
+            held = stack.linears(SharedTensors(checkpoint, stack.shared), torch.clone, torch.device("cpu"))
         assert len(held) * len(held[0]) == 8
         one = placed // 8
         assert placed <= memory.peak <= placed + shared + 2 * one  # shared ones are kept until all is loaded

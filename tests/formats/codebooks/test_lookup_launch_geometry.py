@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from localq.files import catalog
-from localq.formats.codebooks.lookup_kernel import MEETING_WORDS
+from localq.kernels.workspace import WORDS
 from tests.support.kernels.cuda_headers import built
 
 H200, CONSUMER = (132, 232_448), (82, 101_376)  # multiprocessors, shared memory of a block
@@ -33,7 +33,7 @@ def cut(tmp_path_factory):
         found = (ctypes.c_int64 * (7 + 4 * MOST))()
         failure = library.vq_cut_on_cpu(
             ctypes.c_int64(out), ctypes.c_int64(columns), count, *strides, rows, *device,
-            ctypes.c_int64(MEETING_WORDS), found,
+            ctypes.c_int64(WORDS), found,
         )  # fmt: skip
         assert failure is None, failure
         names = ("slices", "apart", "blocks", "columns", "tables", "shared", "words")
@@ -113,7 +113,7 @@ def test_every_model_gets_what_costs_least_and_it_fits(cut, device, strides):
         for rows in (1, 2, 4, 8):
             found = cut(*shape, rows=rows, strides=strides, device=device)
             assert found.slices <= MOST
-            assert found.words <= MEETING_WORDS
+            assert found.words <= WORDS
             assert found.shared <= shared
             assert found.blocks <= multiprocessors or found.slices == 1 or found.blocks % found.slices == 0, shape
             ways = [*found.costs.items(), *found.costs_apart.items()]

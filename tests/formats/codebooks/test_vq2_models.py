@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from localq.bench.quality import bits
 from localq.engine.load import weights
 from localq.engine.load.load import load, share_scratch
-from localq.engine.load.shared import Shared
+from localq.engine.load.shared import SharedTensors
 from localq.engine.step import fused
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
@@ -174,7 +174,7 @@ def test_what_is_planned_is_what_is_allocated(folder):
 
 def test_what_is_shared_is_read_once(folder):
     with open_checkpoint(open_model(folder)) as checkpoint:
-        shared = Shared(checkpoint, ["model.codebook"])
+        shared = SharedTensors(checkpoint, ["model.codebook"])
         first = shared.checkpoint.read("model.codebook")
         assert shared.checkpoint.read("model.codebook") is first
         other = shared.checkpoint.read("model.codebook_2")

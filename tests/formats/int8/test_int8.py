@@ -61,7 +61,7 @@ def test_linear_on_the_cpu_is_the_reference():
     generator = torch.Generator().manual_seed(2)
     packed = int8.quantize(torch.randn(7, 32, generator=generator))
     x, bias = torch.randn(3, 32, generator=generator), torch.randn(7, generator=generator)
-    linear = int8.Linear(packed.codes, packed.scales, bias)
+    linear = int8.Linear(packed, bias)
     assert (linear.out_features, linear.in_features) == (7, 32)
     assert torch.equal(linear(x), F.linear(x, int8.dequantize(packed, torch.float32), bias))
     stored = linear.operand().codes.nbytes + linear.operand().scales.nbytes

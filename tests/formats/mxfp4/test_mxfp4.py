@@ -158,7 +158,7 @@ def test_rows_that_no_kernel_takes_are_multiplied_in_slabs(monkeypatch) -> None:
     """Odd and wide ones; neither is an operand of the fused step."""
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
     monkeypatch.setattr(kernels, "WIDEST", 128)
-    monkeypatch.setattr(kernels, "mxfp4_gemv", lambda x, matrices, biases: "by the kernel")
+    monkeypatch.setattr(kernels, "mxfp4_gemv", lambda x, operands: "by the kernel")
     monkeypatch.setattr(
         kernels, "mxfp4_dequantize",
         lambda matrix, dtype, out, rows: mxfp4.dequantize(mxfp4.Packed(matrix.codes, matrix.scales), dtype),

@@ -52,7 +52,7 @@ def test_every_launch_is_near_its_measured_time(kernel, rows, columns, us):
 def test_a_launch_is_near_what_the_others_say_of_it(kernel, rows, columns, us):
     """Of 16 bit, which its bytes explain; in other formats shapes fall into chunks, stripes and slices."""
     point = predict._points(kernel)[[row[1:] for row in LAUNCHES if row[0] == kernel].index((rows, columns, us))]
-    cost = predict.fitted(kernel)
+    cost = predict.fit_cost(kernel)
     fit = cost.fixed_us + cost.column_us * point[1] + cost.times * point[2]
     assert fit * predict.off_fit(kernel, rows, columns, without=(rows, columns)) == pytest.approx(us, rel=0.08)
 
@@ -109,7 +109,7 @@ def test_bytes_take_longer_on_a_slower_card_and_launches_do_not(name, format):
 @pytest.mark.parametrize("kernel", ["nf4", "16 bit", "8 bit", "vq2", "int4", "squeezellm", "bcq", "2x8"])
 def test_what_launches_take_besides_their_bytes_is_in_the_record(kernel):
     """The best share of the bandwidth that all launches could have leaves more than twice the error of the fit."""
-    cost, times = predict.fitted(kernel), [us for *_, us in measurements.load().products[kernel]]
+    cost, times = predict.fit_cost(kernel), [us for *_, us in measurements.load().products[kernel]]
     fits = [
         cost.fixed_us + cost.column_us * columns + cost.times * moved for _, columns, moved in predict._points(kernel)
     ]
@@ -145,7 +145,7 @@ def test_one_launch_does_not_tell_bytes_from_latency():
     """MXFP4 outside experts was measured at one small shape: a matrix 11 times as large is not 11 times as slow."""
     small, large = (predict.launch_us("mxfp4", rows, 2880, Variant("mxfp4"), MEASURED_ON) for rows in (2880, 11 * 2880))
     assert small == pytest.approx(5.0)
-    assert large == pytest.approx(small + predict.fitted("mxfp4 experts").times * 10 * 2880 * 2880 * 17 / 32 / 4.42e6)
+    assert large == pytest.approx(small + predict.fit_cost("mxfp4 experts").times * 10 * 2880 * 2880 * 17 / 32 / 4.42e6)
 
 
 @pytest.mark.parametrize(("name", "window"), [("gemma-3-12b", 1024), ("gpt-oss-20b", 128)])
@@ -157,7 +157,7 @@ def test_a_windowed_layer_reads_no_more_than_its_window(name, window):
         1 / predict.tokens_per_s(shape, format, "", Placement(), MEASURED_ON, live) for live in (window, 20_000)
     )
     whole = (shape.layers - shape.window_layers) * (20_000 - window) * shape.kv_bytes_per_token(16) / shape.layers
-    assert far - near == pytest.approx(predict.fitted_attention(16).times * whole / MEASURED_ON.read_bytes_per_s)
+    assert far - near == pytest.approx(predict.fit_attention(16).times * whole / MEASURED_ON.read_bytes_per_s)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gemma-3-27b", "phi-4", "smollm2-135m"])

@@ -73,12 +73,12 @@ def test_a_reply_is_told_as_its_share_of_what_the_card_allows(monkeypatch):
     roof = Roof(Reads(9_000_000_000, 1_000_000), Bandwidth(900e9, MEASURED))
     stats = Stats("done", generated_tokens=201, decode_s=4.0, context_used=1100, context_size=4096)  # 50 tok/s
     assert roof.share(stats) == pytest.approx(50 / 90)  # at 1000 positions
-    assert roof.said(stats) == "56% of what 900 GB/s allow"
-    assert replace(roof, bandwidth=Bandwidth(900e9, RATED)).said(stats) == "56% of what 900 GB/s, by its maker, allow"
-    assert roof.said(Stats()) == ""
-    assert "50.0 tok/s = 56% of what" in stats_line(stats, roof.said(stats))
+    assert roof.text(stats) == "56% of what 900 GB/s allow"
+    assert replace(roof, bandwidth=Bandwidth(900e9, RATED)).text(stats) == "56% of what 900 GB/s (rated) allow"
+    assert roof.text(Stats()) == ""
+    assert "50.0 tok/s = 56% of what" in stats_line(stats, roof.text(stats))
     held = Loaded("m", "cuda", "GPU", "bf16", "nf4", 4096, 9, True, 0.0, gpu_uuid="u", reads={"weights": 9, "slot": 1})
     monkeypatch.setattr(roofline, "bandwidth", lambda uuid, name: Bandwidth(900e9, MEASURED))
     assert roofline.of_loaded(held) == Roof(Reads(9, 1), Bandwidth(900e9, MEASURED))
-    assert speed_line(stats, replace(held, reads=dataclasses.asdict(roof.reads))).count(roof.said(stats)) == 1
+    assert speed_line(stats, replace(held, reads=dataclasses.asdict(roof.reads))).count(roof.text(stats)) == 1
     assert roofline.of_loaded(replace(held, reads={})) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from localq.chat.session import ChatSession, Message, ReplyPiece
+from localq.chat.history.conversation import Message
+from localq.chat.reply import ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from localq.chat.history.store import ConversationStore
-from localq.chat.session import ChatSession, Reply, ReplyPiece
+from localq.chat.reply import Reply, ReplyPiece
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.stats import Stats

@@ -12,5 +12,5 @@ STATS = Stats("done", 10, 4, 6, 7, 0.25, 0.2, 1.5, 17, 4096)
 def talk(text: str = "hello", reply: str = "hi", model: str = "tiny") -> Record:
     """One question and its answer."""
     session = Record(model=model)
-    session.conversation.add(Message("assistant", reply), session.conversation.say(text), STATS)
+    session.conversation.add(Message("assistant", reply), session.conversation.add_user(text), STATS)
     return session

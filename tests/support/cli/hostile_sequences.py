@@ -88,7 +88,7 @@ def random_text(rng: random.Random, longest: int = 24) -> str:
 
 
 @dataclass
-class TerminalWatch:
+class Watch:
     """Sees every token that a program writes; `wrong` are those that no renderer wrote."""
 
     seen: int = 0

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.engine.generate import Engine, Step
+from localq.engine.generate import Engine
 from localq.engine.load.load import LoadedModel, free_memory
+from localq.engine.reply import Step
 from localq.sampling import Sampling
 
 GREEDY = Sampling()

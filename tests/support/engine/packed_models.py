@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from localq.engine.load import weights
+from localq.engine.load.placing import Destinations
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import open_checkpoint
 from localq.models import architecture
 from localq.planner.placement import Placement
 
 
-def packed_model(files: ModelFiles) -> tuple[Any, list[int], weights.Places]:
+def packed_model(files: ModelFiles) -> tuple[Any, list[int], Destinations]:
     """The model in float32 with tables for 512 positions, the bytes of each of its tensors, and the filled arena."""
     cpu, family = torch.device("cpu"), architecture(files.config)
     with torch.device("meta"):
@@ -21,7 +22,7 @@ def packed_model(files: ModelFiles) -> tuple[Any, list[int], weights.Places]:
     with open_checkpoint(files) as checkpoint:
         assignment = weights.assign(checkpoint, model, family.rename, "tiny")
         sizes = weights.block_sizes(assignment, checkpoint, model, torch.float32, packed=True)
-        places = weights.Places(cpu, torch.float32, Placement(), sizes)
+        places = Destinations(cpu, torch.float32, Placement(), sizes)
         places.packed = True
         done: list[tuple[int, int]] = []
         weights.fill(model, assignment, checkpoint, places, lambda *progress: done.append(progress))

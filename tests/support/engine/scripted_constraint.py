@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from localq.engine.constraint import words_of
+from localq.engine.constraint import mask_words
 
 VOCAB = 320  # of the tiny models
 
 
 def mask_of(ids, vocab: int = VOCAB) -> torch.Tensor:
     """i32 [ceil(vocab / 32)], worked out the slow way."""
-    words = [0] * words_of(vocab)
+    words = [0] * mask_words(vocab)
     for id in ids:
         words[id // 32] |= 1 << id % 32
     return torch.tensor([word - (1 << 32) if word >> 31 else word for word in words], dtype=torch.int32)

@@ -139,7 +139,7 @@ class Operands:
         precise = torch.promote_types(wide, torch.float32)
         q = q.view(case.kv_heads, group, case.head_dim)
         if turned:
-            q = kv_codec.turn(kv_codec.turn(q.float()).half().float())
+            q = kv_codec.rotate(kv_codec.rotate(q.float()).half().float())
         scores = (q.to(precise) @ k.to(precise).transpose(1, 2)) * self.scale
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)

@@ -88,8 +88,9 @@ def vq_experts_down(gated, stack, chosen, weights, *, residual, out, signs=None)
     return experts_down(gated, stack, None, chosen, weights, residual=residual, out=out, signs=signs)
 
 
-def mxfp4_dequantize(matrix, dtype, out=None):
-    return mxfp4_format.dequantize(mxfp4_format.Packed(matrix.codes, matrix.scales), dtype, out)
+def mxfp4_dequantize(matrix, dtype, out=None, rows=None):
+    part = slice(None) if rows is None else slice(rows[0], sum(rows))
+    return mxfp4_format.dequantize(mxfp4_format.Packed(matrix.codes[part], matrix.scales[part]), dtype, out)
 
 
 def mxfp4_gemv(x, matrices, **around):

@@ -88,8 +88,9 @@ def nf4_weight(matrix: nf4_kernel.Nf4Operand, dtype: torch.dtype) -> Tensor:
     return nf4_values(packed, dtype)
 
 
-def nf4_dequantize(matrix, dtype, out=None):
+def nf4_dequantize(matrix, dtype, out=None, rows=None):
     weight = nf4_weight(matrix, dtype)
+    weight = weight if rows is None else weight[rows[0] : sum(rows)]
     return weight if out is None else out.copy_(weight)
 
 
@@ -232,12 +233,12 @@ def dry_matched(state, token):
 
 def adjusted(logits, state, *, softcap=0.0):
     capped = torch.tanh(logits / softcap) * softcap if softcap else logits
-    logits.copy_(sampler.adjusted(capped, state))
+    logits.copy_(sampler.adjust(capped, state))
     state.matches.zero_()
 
 
 def sampled(logits, state, *, greedy, softcap=0.0, adjusted=False, chosen, token, position=None):
-    chosen.copy_(sampler.chosen(logits, state, greedy) if adjusted else sampler.sample(logits, state, greedy))
+    chosen.copy_(sampler.choose(logits, state, greedy) if adjusted else sampler.sample(logits, state, greedy))
     token.copy_(chosen)
     state.advance(token)
     if position is not None:

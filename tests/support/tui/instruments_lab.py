@@ -15,9 +15,9 @@ from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.stats import Operation, Stats, StepProfile
 from localq.tui.app import LocalqApp
-from localq.tui.instruments.instrument_facts import Facts
-from localq.tui.instruments.instrument_panel import InstrumentsPanel
-from localq.tui.jobs.model_handle import Model
+from localq.tui.instruments.instrument_facts import InstrumentFacts
+from localq.tui.instruments.instrument_panel import InstrumentPanel
+from localq.tui.jobs.model_handle import ModelHandle
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 from tests.support.tui.tui_pilot import drive, until
@@ -89,19 +89,19 @@ class Clock:
 class Host(App[None]):
     """A panel alone on a screen; keeps what it asks for."""
 
-    CSS = "InstrumentsPanel { height: 1fr; } InstrumentsPanel.-strip { height: 6; }"
+    CSS = "InstrumentPanel { height: 1fr; } InstrumentPanel.-strip { height: 6; }"
 
     def __init__(self, mode: str = "side", watch: Watch | None = None, clock: Clock | None = None) -> None:
         super().__init__()
         self.watch_card, self.clock = watch or Watch(), clock or Clock()
-        self.panel = InstrumentsPanel(facts=Facts(self.clock, self.watch_card))
-        self.panel.set_reactive(InstrumentsPanel.mode, mode)
+        self.panel = InstrumentPanel(facts=InstrumentFacts(self.clock, self.watch_card))
+        self.panel.set_reactive(InstrumentPanel.mode, mode)
         self.wanted = 0
 
     def compose(self) -> ComposeResult:
         yield self.panel
 
-    def on_instruments_panel_profile_wanted(self) -> None:
+    def on_instrument_panel_profile_requested(self) -> None:
         self.wanted += 1
 
 
@@ -135,11 +135,11 @@ def chat_app(client: TimedClient, settings: Settings, profile: Callable[[], dict
     session = ChatSession(client, Load("", LoadOptions(client.as_loaded.name)), CharTokenizer())
     app = LocalqApp(settings, session=session)
     session.ensure_loaded()
-    app.model = Model(session, session.ensure_loaded, lambda: None, profile)
+    app.model = ModelHandle(session, session.ensure_loaded, lambda: None, profile)
     return app
 
 
-async def settle(pilot: Pilot[Any], panel: InstrumentsPanel) -> None:
+async def settle(pilot: Pilot[Any], panel: InstrumentPanel) -> None:
     """Until what is due is drawn and the card was looked at."""
     await until(pilot, lambda: not panel._drawing and not panel.facts.looking)
     await pilot.pause()

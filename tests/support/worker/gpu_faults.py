@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from localq.engine.generate import Step
+from localq.engine.reply import Step
 from localq.worker import server
 from localq.worker.backend import TorchBackend
 from localq.worker.messages import Generate

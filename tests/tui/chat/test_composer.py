@@ -84,7 +84,7 @@ def test_what_is_typed_behind_a_message_is_neither_part_of_it_nor_lost():
         await pilot.press("a", "enter", "enter", "b", "c")
         await until(pilot, lambda: sent == ["a"])
         assert composer.text == "bc"
-        composer.refused("a ")
+        composer.give_back("a ")
         assert composer.text == "a bc"
         await pilot.press("d", "enter")
         await until(pilot, lambda: sent == ["a", "a bcd"])

@@ -33,7 +33,7 @@ def session(tmp_path, monkeypatch):
 
 def test_every_command_does_what_it_says(session, monkeypatch):
     monkeypatch.setenv("LOCALQ_VRAM", "24")
-    monkeypatch.setattr(osc52, "copied", lambda text: f"code: {text}")
+    monkeypatch.setattr(osc52, "copied_notice", lambda text: f"code: {text}")
     app = LocalqApp(Settings(), session=session)
 
     async def script(pilot):

@@ -9,7 +9,7 @@ from localq.chat.session import ChatSession
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.chat.transcript_lines import Earlier
+from localq.tui.chat.transcript_lines import EarlierTurns
 from localq.tui.chat.transcript_view import WINDOW
 from localq.tui.chat.turn_view import TurnView
 from localq.worker.messages import Load
@@ -39,7 +39,7 @@ def test_of_ten_thousand_turns_the_newest_are_drawn_and_others_on_demand():
     async def script(pilot):
         await until(pilot, lambda: "answer 9999" in screen_text(app))
         assert len(app.chat.query(TurnView)) == WINDOW
-        earlier, transcript = app.chat.query_one(Earlier), app.chat.conversation.transcript
+        earlier, transcript = app.chat.query_one(EarlierTurns), app.chat.conversation.transcript
         assert "9950 earlier turns" in str(earlier.render())
         assert transcript.is_vertical_scroll_end
         await pilot.press("ctrl+o", "g")
@@ -72,7 +72,7 @@ def test_who_looks_back_and_goes_to_the_end_at_once_stays_there(monkeypatch):
         transcript.scroll_to(y=20, animate=False, immediate=True)
         moved = []
         monkeypatch.setattr(transcript, "scroll_to", then_to_the_end)
-        app.chat.query_one(Earlier).action_show()
+        app.chat.query_one(EarlierTurns).action_show()
         await until(pilot, lambda: moved, "what was seen is in its place")
         await pilot.pause()
         await pilot.pause()

@@ -24,7 +24,7 @@ def store(tmp_path):
     store = ConversationStore(tmp_path / "sessions.db")
     for title in ("about ships", "about bread"):
         record = Record(title=title)
-        record.conversation.add(Message("assistant", f"all {title}"), record.conversation.say(f"tell {title}"))
+        record.conversation.add(Message("assistant", f"all {title}"), record.conversation.add_user(f"tell {title}"))
         store.save(record)
     return store
 

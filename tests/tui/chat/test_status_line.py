@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from localq.stats import Stats
-from localq.tui.chat.status_line import Status, bar, line, phase, transferred
+from localq.tui.chat.status_line import Status, bar, line, phase, transfer_text
 from tests.support.tui.tui_pilot import chat_app, drive_chat, screen_text
 
 ANSWERING = Stats("decode", 100, 20, 80, 33, 0.25, 0.25, 0.5, 140, 1000)
@@ -23,8 +23,8 @@ def test_phases():
 
 
 def test_what_is_transferred():
-    assert transferred("reading weights", 490, 1000) == "reading weights 49% of 1.0 kB"
-    assert transferred("capturing", 0, 0) == "capturing"
+    assert transfer_text("reading weights", 490, 1000) == "reading weights 49% of 1.0 kB"
+    assert transfer_text("capturing", 0, 0) == "capturing"
 
 
 def test_the_bar_fills_in_eighths():

@@ -8,12 +8,12 @@ import itertools
 import threading
 import time
 
-from localq.chat.session import ReplyPiece
+from localq.chat.reply import ReplyPiece
 from localq.stats import Stats
 from localq.tui import preload
 from localq.tui.app import LocalqApp
 from localq.tui.chat.conversation_view import RESTS
-from localq.tui.chat.reply_buffer import EVERY_S, Feed
+from localq.tui.chat.reply_buffer import EVERY_S, ReplyBuffer
 from localq.tui.chat.turn_view import TurnView
 from tests.support.tui.tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
@@ -53,7 +53,7 @@ def test_keys_arrive_while_thousands_of_pieces_stream(monkeypatch):
 
 
 def test_a_feed_loses_nothing_between_two_looks():
-    feed = Feed()
+    feed = ReplyBuffer()
     for number in range(100):
         feed.put(ReplyPiece(f"t{number} ", Stats(generated_tokens=number), thinking=number < 50))
         if number == 70:
@@ -141,7 +141,7 @@ def test_garbage_is_not_looked_for_in_what_was_there_before_the_first_word(monke
 
     async def script(pilot):
         monkeypatch.setattr(LocalqApp, "is_headless", property(lambda self: False))  # tests share a process: not there
-        await app.take(app.model)
+        await app.use_model(app.model)
         monkeypatch.undo()
         assert gc.get_freeze_count() > 10_000
 
@@ -162,7 +162,7 @@ def test_everything_is_looked_through_when_a_reply_has_ended_and_seldom_before()
             looked.append(app.chat.conversation.busy)
 
     async def script(pilot):
-        preload.garbage()
+        preload.tune_garbage_collection()
         gc.callbacks.append(see)
         await say(pilot, "go")
         gc.callbacks.remove(see)

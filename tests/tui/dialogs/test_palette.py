@@ -87,9 +87,9 @@ def test_what_stands_in_brackets_is_shown(words, line):
 
 
 def test_on_another_screen_it_lists_what_can_be_done_there(monkeypatch, own_cache, no_own_models):
-    monkeypatch.setattr(picker_rows, "names", lambda: ROWS)
+    monkeypatch.setattr(picker_rows, "name_rows", lambda: ROWS)
     monkeypatch.setattr(picker_plans, "outlook", lambda settings, say: OUTLOOK)
-    monkeypatch.setattr(picker_plans, "planned", lambda outlook, settings, every: ROWS)
+    monkeypatch.setattr(picker_plans, "plan_rows", lambda outlook, settings, every: ROWS)
     app = LocalqApp(Settings(), pick=True)
 
     async def script(pilot):

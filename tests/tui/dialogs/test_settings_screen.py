@@ -164,13 +164,13 @@ def test_an_emptied_field_is_the_models_own_again(session):
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("temperature", "101", "101.0 is not allowed. Use a value from 0 to 100."),
+        ("temperature", "101", "101.0 is out of range. Use a value from 0 to 100."),
         ("temperature", "warm", "'warm' in this field is not a number"),
-        ("temperature", "nan", "nan is not allowed"),
-        ("top_p", "0", "0.0 is not allowed. Use a value above 0, at most 1."),
+        ("temperature", "nan", "nan is out of range"),
+        ("top_p", "0", "0.0 is out of range. Use a value above 0, at most 1."),
         ("top_k", "1.5", "is not a whole number"),
-        ("seed", "-1", "-1 is not allowed"),
-        ("max_tokens", "0", "0 is not allowed"),
+        ("seed", "-1", "-1 is out of range"),
+        ("max_tokens", "0", "0 is too small"),
         ("stop", "\n".join("abcdefghijklmnopq"), "17 strings are too many"),
     ],
 )

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments.instrument_panel import InstrumentPanel, InstrumentsScreen
 from localq.tui.instruments.instrument_widget import Instrument
 from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, chatting, reply, run, settle
 from tests.support.tui.tui_pilot import screen_text, until
@@ -116,7 +116,7 @@ def test_over_a_chat_that_has_no_room_beside():
         app.panel.show_stats(reply(161, used=400))
         app.panel.show_profile(PROFILE)
         await until(pilot, lambda: app.watch_card.reads)
-        await settle(pilot, app.screen.query_one(InstrumentsPanel))
+        await settle(pilot, app.screen.query_one(InstrumentPanel))
         text = screen_text(app)
         assert "tok/s now 80.0" in text
         assert "Decode step at 1,024" in text

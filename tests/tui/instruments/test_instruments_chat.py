@@ -7,7 +7,7 @@ import pytest
 from localq.errors import LocalqError
 from localq.settings import Settings
 from localq.tui.instruments import instrument_facts
-from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments.instrument_panel import InstrumentPanel, InstrumentsScreen
 from tests.support.tui.instruments_lab import GPU, PROFILE, TimedClient, Watch, chat_app
 from tests.support.tui.tui_pilot import drive, screen_text, until
 
@@ -16,7 +16,7 @@ from tests.support.tui.tui_pilot import drive, screen_text, until
 def machine(monkeypatch, tmp_path):
     for name in ("config", "data", "cache"):
         monkeypatch.setenv(f"LOCALQ_{name.upper()}", str(tmp_path / name))
-    monkeypatch.setattr(instrument_facts.Facts.__init__, "__defaults__", (lambda: 0.0, Watch()))
+    monkeypatch.setattr(instrument_facts.InstrumentFacts.__init__, "__defaults__", (lambda: 0.0, Watch()))
 
 
 def chatting(size, scene, keys=(), profile=lambda: PROFILE):
@@ -26,7 +26,7 @@ def chatting(size, scene, keys=(), profile=lambda: PROFILE):
     async def script(pilot):
         await until(pilot, lambda: app.chat.conversation.model is not None)
         await pilot.press(*keys)
-        app.chat.conversation.say("Hello")
+        app.chat.conversation.send_message("Hello")
         await until(pilot, lambda: app.chat.instruments.facts.speed.last.generated_tokens == 80)
         await until(pilot, lambda: not app.chat.conversation.busy)
         await scene(app, pilot)
@@ -60,7 +60,7 @@ def test_as_a_strip_and_over_the_whole_screen(size):
         await until(pilot, lambda: "tok/s mean 500" in screen_text(app) and "Memory 21,916" in screen_text(app))
         await pilot.press("f2")
         await until(pilot, lambda: isinstance(app.screen, InstrumentsScreen))
-        whole = app.screen.query_one(InstrumentsPanel)
+        whole = app.screen.query_one(InstrumentPanel)
         said = ("tok/s mean 500", "Decode step at 1,024", "host gap", "· free")
         await until(pilot, lambda: all(text in screen_text(app) for text in said))
         assert whole.max_scroll_y == 0  # without scrolling

@@ -11,8 +11,8 @@ from textual.containers import Container
 from textual.screen import ModalScreen, Screen
 
 from localq.tui.instruments import instrument_panel
-from localq.tui.instruments.instrument_facts import Facts
-from localq.tui.instruments.instrument_panel import InstrumentsPanel
+from localq.tui.instruments.instrument_facts import InstrumentFacts
+from localq.tui.instruments.instrument_panel import InstrumentPanel
 from localq.tui.instruments.instrument_widget import Instrument
 from tests.support.tui.instruments_lab import CPU, GPU, Clock, Watch, chatting, reply, run, settle
 from tests.support.tui.tui_pilot import drive, screen_text, until
@@ -79,7 +79,7 @@ def test_what_has_not_changed_is_not_drawn(draws):
 
 def test_an_event_costs_microseconds():
     """Of processor time, on average over 20,000 events: 1 % of a step of 1.5 ms would be 15."""
-    facts = Facts(Clock(), Watch())
+    facts = InstrumentFacts(Clock(), Watch())
     facts.load(GPU)
     events = [reply(tokens, 600.0) for tokens in range(1, 20_001)]
     began = time.thread_time()
@@ -149,7 +149,7 @@ def test_a_panel_in_a_hidden_place_asks_nothing():
         def __init__(self):
             super().__init__()
             self.watch_card = Watch()
-            self.panel = InstrumentsPanel(facts=Facts(Clock(), self.watch_card))
+            self.panel = InstrumentPanel(facts=InstrumentFacts(Clock(), self.watch_card))
 
         def compose(self) -> ComposeResult:
             with Container(id="place"):
@@ -218,7 +218,7 @@ def test_what_the_card_said_of_another_model_is_dropped():
     async def scene(app, pilot):
         app.panel.show_loaded(CPU)
         await settle(pilot, app.panel)
-        app.panel.post_message(InstrumentsPanel.Sensed(GPU, app.watch_card.reading))
+        app.panel.post_message(InstrumentPanel.Sensed(GPU, app.watch_card.reading))
         await pilot.pause()
         assert app.panel.facts.reading.celsius is None
 

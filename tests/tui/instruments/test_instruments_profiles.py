@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localq.stats import Stats
-from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments.instrument_panel import InstrumentPanel, InstrumentsScreen
 from tests.support.tui.instruments_lab import GPU, PROFILE, chatting, reply, run, settle
 from tests.support.tui.tui_pilot import screen_text, until
 
@@ -57,7 +57,7 @@ def test_its_keys_can_be_set():
         await app.push_screen(InstrumentsScreen(app.panel))
         await pilot.press("escape", "q", "k")
         assert isinstance(app.screen, InstrumentsScreen)
-        app.screen.query_one(InstrumentsPanel).focus()
+        app.screen.query_one(InstrumentPanel).focus()
         before = app.wanted
         await pilot.press("k")
         await pilot.pause()

@@ -8,7 +8,7 @@ import pytest
 
 from localq.gpus import Reading
 from localq.tui.instruments.card_line import CardLine
-from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_facts import InstrumentFacts
 from localq.tui.instruments.instrument_widget import bar, figure
 from localq.tui.instruments.kernel_bars import KernelBars, age
 from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, READING, Clock, Watch, reply
@@ -16,17 +16,17 @@ from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, READING, Clock,
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def facts_of(loaded=GPU, clock: Clock | None = None) -> Facts:
-    facts = Facts(clock or Clock(), Watch())
+def facts_of(loaded=GPU, clock: Clock | None = None) -> InstrumentFacts:
+    facts = InstrumentFacts(clock or Clock(), Watch())
     facts.load(loaded)
     return facts
 
 
-def kernels(facts: Facts, width: int = 36) -> list[str]:
+def kernels(facts: InstrumentFacts, width: int = 36) -> list[str]:
     return [each.plain for each in KernelBars(facts, "kernels").lines(width)]
 
 
-def card(facts: Facts, width: int = 36) -> list[str]:
+def card(facts: InstrumentFacts, width: int = 36) -> list[str]:
     return [each.plain for each in CardLine(facts, "card").lines(width)]
 
 
@@ -51,7 +51,7 @@ def test_a_step_to_the_letter():
     """Four operations of 6,000 us in all, 936 GB/s; 8 cells are the 4,000 us of the largest."""
     clock = Clock()
     facts = facts_of(clock=clock)
-    facts.profiled(PROFILE)
+    facts.add_profile(PROFILE)
     clock.now += 12
     assert kernels(facts) == [
         "Decode step at 1,024, 12 s ago",
@@ -73,7 +73,7 @@ def test_a_step_to_the_letter():
 
 def test_without_a_known_bandwidth_no_share_of_it():
     facts = facts_of(replace(GPU, device_name="A card of tomorrow"))
-    facts.profiled(PROFILE)
+    facts.add_profile(PROFILE)
     assert kernels(facts)[2] == "qkv        1,000.0 17%    – ██"
 
 
@@ -81,12 +81,12 @@ def test_why_there_is_no_profile():
     assert " ".join(kernels(facts_of(CPU))) == "Decode step only the fused step of a GPU is timed, not the CPU's"
     facts = facts_of()
     assert kernels(facts) == ["Decode step", "not timed yet"]
-    facts.failed("profile: a context of 8 has no room for 20 steps")
+    facts.add_profile_failure("profile: a context of 8 has no room for 20 steps")
     assert " ".join(kernels(facts)[1:]) == "profile: a context of 8 has no room for 20 steps"
-    facts.profiled(PROFILE)
-    facts.failed("the engine is busy")
+    facts.add_profile(PROFILE)
+    facts.add_profile_failure("the engine is busy")
     assert "not timed again: the engine is busy" in kernels(facts)
-    assert kernels(Facts()) == []
+    assert kernels(InstrumentFacts()) == []
 
 
 def test_ages():
@@ -101,7 +101,7 @@ def test_ages():
 def test_a_profile_is_due_after_a_load_and_when_the_context_has_doubled():
     facts = facts_of()
     assert facts.profile_due
-    facts.profiled({**PROFILE, "position": 1000})
+    facts.add_profile({**PROFILE, "position": 1000})
     assert not facts.profile_due
     facts.add(reply(10, used=1999))
     facts.end()
@@ -116,7 +116,7 @@ def test_a_profile_is_due_after_a_load_and_when_the_context_has_doubled():
 
 def test_growth_of_a_short_context_says_little():
     facts = facts_of()
-    facts.profiled({**PROFILE, "position": 10})
+    facts.add_profile({**PROFILE, "position": 10})
     facts.add(reply(10, used=511))
     facts.end()
     assert not facts.profile_due
@@ -129,7 +129,7 @@ def test_what_failed_three_times_is_tried_again_only_if_the_user_wants_it():
     facts = facts_of()
     for _ in range(3):
         assert facts.profile_due
-        facts.failed("no room")
+        facts.add_profile_failure("no room")
     assert not facts.profile_due
     facts.wanted = True
     assert facts.profile_due
@@ -142,11 +142,11 @@ def test_what_failed_three_times_is_tried_again_only_if_the_user_wants_it():
 
 def test_a_card_to_the_letter():
     facts = facts_of()
-    facts.sensed(READING)
+    facts.add_reading(READING)
     assert card(facts) == [
         "GPU 97 %, 64 °C, 285 of 350 W", "1,695 MHz, memory 9,501 MHz", "held by power, – J/token",
     ]  # fmt: skip
-    facts.sensed(replace(READING, held_by=()))
+    facts.add_reading(replace(READING, held_by=()))
     assert card(facts)[2] == "clocks free, – J/token"
 
 
@@ -158,36 +158,36 @@ def test_what_is_not_told_is_a_dash():
 def test_joules_of_a_token_are_those_between_two_looks_over_the_tokens_between_them():
     facts = facts_of()
     facts.add(reply(1))
-    facts.sensed(replace(READING, at_s=10.0, joules=1000.0))
+    facts.add_reading(replace(READING, at_s=10.0, joules=1000.0))
     facts.add(reply(81))
-    facts.sensed(replace(READING, at_s=11.0, joules=1280.0))
+    facts.add_reading(replace(READING, at_s=11.0, joules=1280.0))
     assert facts.joules_per_token == 3.5  # 280 J, 80 tokens
     facts.add(reply(101))
-    facts.sensed(replace(READING, at_s=12.0, joules=1400.0))
+    facts.add_reading(replace(READING, at_s=12.0, joules=1400.0))
     assert facts.joules_per_token == 4.0  # 400 J, 100 tokens
     assert card(facts)[2] == "held by power, 4.00 J/token"
     facts.end()
-    facts.sensed(replace(READING, at_s=60.0, joules=9999.0))  # idle: nobody's tokens
+    facts.add_reading(replace(READING, at_s=60.0, joules=9999.0))  # idle: nobody's tokens
     assert facts.joules_per_token == 4.0
     facts.add(reply(1))
     assert facts.joules_per_token is None  # another reply
-    facts.sensed(replace(READING, at_s=61.0, joules=10_099.0))
+    facts.add_reading(replace(READING, at_s=61.0, joules=10_099.0))
     facts.add(reply(11))
-    facts.sensed(replace(READING, at_s=62.0, joules=None, watts=100.0))  # by power from here: 192.7 W in the mean
+    facts.add_reading(replace(READING, at_s=62.0, joules=None, watts=100.0))  # by power from here: 192.7 W in the mean
     assert facts.joules_per_token == pytest.approx(19.27)
 
 
 def test_a_card_that_tells_no_power_has_no_joules():
     facts = facts_of()
     facts.add(reply(1))
-    facts.sensed(Reading(1.0))
+    facts.add_reading(Reading(1.0))
     facts.add(reply(81))
-    facts.sensed(Reading(2.0))
+    facts.add_reading(Reading(2.0))
     assert facts.joules_per_token is None
 
 
 @pytest.mark.parametrize("width", range(13))
 def test_no_width_is_too_small(width):
     facts = facts_of()
-    facts.profiled(PROFILE)
+    facts.add_profile(PROFILE)
     assert all(len(row) <= width for row in kernels(facts, width) + card(facts, width))

@@ -9,28 +9,28 @@ import pytest
 
 from localq.gpus import Process, Reading
 from localq.tui.instruments import instrument_facts
-from localq.tui.instruments.instrument_facts import Facts, host_memory, is_ours, of_gpu
-from localq.tui.instruments.memory_bar import LedgerBar, Segment, fitted, holders
+from localq.tui.instruments.instrument_facts import InstrumentFacts, is_ours, read_gpu, read_host_memory
+from localq.tui.instruments.memory_bar import MemoryBar, Segment, holders, segment_cells
 from tests.support.tui.instruments_lab import CPU, CTX, GPU, MIB, READING, Watch, reply
 
 
-def facts_of(loaded=GPU, reading: Reading | None = READING, used: int = CTX // 4) -> Facts:
-    facts = Facts(lambda: 0.0, Watch())
+def facts_of(loaded=GPU, reading: Reading | None = READING, used: int = CTX // 4) -> InstrumentFacts:
+    facts = InstrumentFacts(lambda: 0.0, Watch())
     facts.load(loaded)
     facts.add(reply(2, used=used))
     if reading is not None:
-        facts.sensed(reading)
+        facts.add_reading(reading)
     return facts
 
 
-def drawn(facts: Facts, width: int = 36, compact: bool = False) -> list[str]:
-    ledger = LedgerBar(facts, "memory")
+def drawn(facts: InstrumentFacts, width: int = 36, compact: bool = False) -> list[str]:
+    ledger = MemoryBar(facts, "memory")
     ledger.compact = compact
     return [each.plain for each in ledger.lines(width)]
 
 
 def cells(width: int, **sizes: int) -> str:
-    return "".join(each.letter * count for each, count in fitted([Segment(*s, "") for s in sizes.items()], width))
+    return "".join(each.letter * count for each, count in segment_cells([Segment(*s, "") for s in sizes.items()], width))
 
 
 # ---- the bar
@@ -110,7 +110,7 @@ def test_the_cpu_tells_of_the_memory_of_the_machine():
         "O others           99",
         "· free            200",
     ]
-    looked = host_memory()
+    looked = read_host_memory()
     assert 0 < looked.free < looked.total
 
 
@@ -147,9 +147,9 @@ def test_holders_are_told_in_tokens_of_the_context():
 def test_our_own_processes_are_no_others(monkeypatch):
     monkeypatch.setattr(instrument_facts, "is_ours", lambda pid: pid == 11)
     watch = Watch(replace(READING, processes=(Process(11, 9 * MIB, "python"), Process(22, MIB, "Xorg"))))
-    assert of_gpu(watch).processes == (Process(22, MIB, "Xorg"),)
+    assert read_gpu(watch).processes == (Process(22, MIB, "Xorg"),)
     watch.reading = replace(READING, processes=None)
-    assert of_gpu(watch).processes is None
+    assert read_gpu(watch).processes is None
 
 
 def test_ours_are_this_process_and_its_children():

@@ -8,20 +8,20 @@ import pytest
 
 from localq.planner.speed import local_measurements
 from localq.stats import Stats
-from localq.tui.instruments.instrument_facts import SLICES, Facts, Speed
+from localq.tui.instruments.instrument_facts import SLICES, InstrumentFacts, Speed
 from localq.tui.instruments.speed_graph import NO_ROOF_CARD, SpeedGraph, graph
 from tests.support.tui.instruments_lab import CPU, GPU, Watch, reply
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def facts_of(loaded=GPU) -> Facts:
-    facts = Facts(lambda: 0.0, Watch())
+def facts_of(loaded=GPU) -> InstrumentFacts:
+    facts = InstrumentFacts(lambda: 0.0, Watch())
     facts.load(loaded)
     return facts
 
 
-def drawn(facts: Facts, width: int = 36, compact: bool = False) -> list[str]:
+def drawn(facts: InstrumentFacts, width: int = 36, compact: bool = False) -> list[str]:
     graph = SpeedGraph(facts, "speed")
     graph.compact = compact
     return [each.plain for each in graph.lines(width)]
@@ -50,7 +50,7 @@ def test_a_pause_of_the_engine_shows_in_every_second_of_it():
 def test_now_is_of_the_last_two_seconds_of_this_reply_alone():
     speed = Speed()
     speed.add(reply(801))
-    speed.ended()
+    speed.end()
     assert speed.now == 0.0
     speed.add(Stats("prefill", 100))
     assert speed.now == 0.0
@@ -144,7 +144,7 @@ def test_no_roof_is_said_in_words_and_none_is_drawn(loaded, said):
 
 
 def test_without_a_model_there_is_nothing_to_say():
-    assert drawn(Facts())[0] == "tok/s: no model is loaded"
+    assert drawn(InstrumentFacts())[0] == "tok/s: no model is loaded"
 
 
 @pytest.mark.parametrize("width", range(13))

@@ -6,7 +6,7 @@ import pytest
 from textual.message import Message
 
 from localq.errors import ExitCode
-from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, Said, StoppedError
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, StoppedError, WatcherNotice
 from localq.worker.messages import Loading, Ready
 
 
@@ -21,7 +21,7 @@ def test_lines_and_stages_are_posted_sanitized():
     watcher.loading(Ready(pid=1))
     watcher.loading(Loading("reading\x1b weights", 3, 7))
     said, stage = posted
-    assert isinstance(said, Said)
+    assert isinstance(said, WatcherNotice)
     assert said.text == "made]0;x here"
     assert isinstance(stage, LoadingStage)
     assert (stage.stage, stage.done, stage.total) == ("reading weights", 3, 7)

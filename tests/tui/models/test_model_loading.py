@@ -16,7 +16,7 @@ from localq.chat.open_model import OpenOptions, OpenSession
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
-from localq.tui.jobs.model_jobs import Opening
+from localq.tui.jobs.model_jobs import ReadyModel
 from localq.tui.jobs.thread_messages import StoppedError
 from localq.tui.models.opening_screen import OpeningScreen
 from localq.worker.messages import Load, Loaded, Loading
@@ -96,7 +96,7 @@ def test_a_load_shows_stages_and_bytes_and_hands_over_what_is_open(client, size)
 
     drive(host, script, size=size)
     made = host.results[0]
-    assert isinstance(made, Opening)
+    assert isinstance(made, ReadyModel)
     assert made.loaded.context_size == 100
     assert not client.closed.is_set()  # the end of the app is not the end of what it handed over
     made.close()
@@ -121,7 +121,7 @@ def test_what_comes_after_it_was_left_is_closed(client):
     discarded = threading.Event()
 
     class Screen(OpeningScreen):
-        def discard(self, made: Opening) -> None:
+        def discard(self, made: ReadyModel) -> None:
             super().discard(made)
             discarded.set()
 

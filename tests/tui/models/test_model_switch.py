@@ -15,11 +15,11 @@ from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.chat.session_job import SwitchWanted
+from localq.tui.chat.session_job import SwitchRequested
 from localq.tui.jobs import model_jobs
-from localq.tui.jobs.model_handle import Model
+from localq.tui.jobs.model_handle import ModelHandle
 from localq.tui.models.opening_screen import OpeningScreen
-from localq.tui.models.picker import Picked, PickerScreen
+from localq.tui.models.picker import PickedModel, PickerScreen
 from localq.worker.messages import Load, Loading
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 from tests.support.tui.tui_pilot import chat_app, drive, drive_chat, idle, say, screen_text, until
@@ -57,7 +57,7 @@ def opened(monkeypatch):
         yield OpenSession(session, client)
         client.close()
 
-    monkeypatch.setattr(model_jobs.opening, "open_session", open_session)
+    monkeypatch.setattr(model_jobs.open_model, "open_session", open_session)
     return sessions
 
 
@@ -134,7 +134,7 @@ def test_without_a_model_one_is_picked_first(opened):
 
     async def script(pilot):
         await until(pilot, lambda: isinstance(app.screen, PickerScreen))
-        app.screen.dismiss(Picked("one", "nf4", force=True))
+        app.screen.dismiss(PickedModel("one", "nf4", force=True))
         await until(pilot, lambda: app.chat.query("ConversationView") and app.chat.conversation.model is not None)
         await say(pilot, "hello")
         assert "one says" in screen_text(app)
@@ -196,10 +196,10 @@ def test_a_key_while_the_old_model_closes_breaks_nothing_off(opened):
             super().close()
 
     app = chat_app([])
-    app.model = Model(app.model.session, lambda: None, Slow().close, dict)
+    app.model = ModelHandle(app.model.session, lambda: None, Slow().close, dict)
 
     async def script(pilot):
-        app.on_switch_wanted(SwitchWanted(SwitchModel("one")))
+        app.on_switch_requested(SwitchRequested(SwitchModel("one")))
         await until(pilot, closing.is_set)
         await pilot.press("f3")
         await pilot.pause()

@@ -13,10 +13,10 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from localq import gpus
-from localq.gpus import NvmlReport, Gpu
+from localq.gpus import Gpu, NvmlReport
 from localq.planner import card as planner_card
 from localq.settings import Settings
-from localq.tui.models.picker import Picked
+from localq.tui.models.picker import PickedModel
 from localq.tui.models.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
 from localq.tui.models.picker_table import ModelTable
 from tests.support.files import cached_models, fake_hub
@@ -39,7 +39,7 @@ def card(monkeypatch, server) -> None:
     gpu = Gpu(0, "NVIDIA GeForce RTX 3090", "GPU-1", (8, 6), 24_564 * MIB, 23_000 * MIB, None)
     monkeypatch.setattr(gpus, "probe", lambda: NvmlReport("580", (gpu,)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(planner_card, "measured", lambda: 8.5e11)
+    monkeypatch.setattr(planner_card, "measure_bandwidth", lambda: 8.5e11)
 
 
 def test_the_names_are_there_before_anything_is_planned(server, monkeypatch):
@@ -109,7 +109,7 @@ def test_typing_filters_and_enter_picks(server):
         assert all("coder" in name for name in rows(host))
         await pilot.press(*" 7b", "enter")
 
-    assert picked(script) == [Picked("qwen2.5-coder-7b", "nf4")]
+    assert picked(script) == [PickedModel("qwen2.5-coder-7b", "nf4")]
 
 
 def test_escape_empties_the_filter_and_then_leaves(server):
@@ -127,7 +127,7 @@ def test_a_name_that_is_no_row_is_taken_as_typed(server, text):
     async def script(pilot: Pilot[Any], host: Host) -> None:
         await pilot.press(*text, "enter")
 
-    assert picked(script) == [Picked(text, None)]
+    assert picked(script) == [PickedModel(text, None)]
     assert server.requests == []
 
 
@@ -146,7 +146,7 @@ def test_a_file_is_taken_and_a_name_that_nothing_has_is_refused(server, tmp_path
         await pilot.pause()
         await pilot.press("enter")
 
-    assert picked(script) == [Picked(str(path), None)]
+    assert picked(script) == [PickedModel(str(path), None)]
 
 
 @pytest.mark.usefixtures("card")
@@ -168,7 +168,7 @@ def test_what_is_too_large_is_opened_against_the_plan_after_a_question(server, b
         await (pilot.click("#yes") if by_mouse else pilot.press("y"))
         await until(pilot, lambda: host.results)
 
-    assert picked(script, settings=Settings(vram="8")) == [Picked("llama-3.3-70b@vq2", None, force=True)]
+    assert picked(script, settings=Settings(vram="8")) == [PickedModel("llama-3.3-70b@vq2", None, force=True)]
 
 
 @pytest.mark.usefixtures("card")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq.chat.terminal.transfer_rate import Leaps, Rate
+from localq.chat.terminal.transfer_rate import ResumedBytes, TransferRate
 from localq.tui.jobs.thread_messages import Fetching, LoadingStage
 from localq.tui.models.transfer_lines import TransferLines, bar, duration
 
@@ -49,17 +49,17 @@ def test_bars_and_durations():
 
 
 def test_what_leaps_was_here_and_a_file_that_begins_again_was_not():
-    leaps = Leaps()
-    assert [leaps.seen(done, 90 * MB) for done in (0, 30 * MB, 30 * MB + 1000, 31 * MB)] == [0, *[30 * MB] * 3]
-    assert leaps.seen(1 * MB, 90 * MB) == 0
-    assert leaps.seen(0, 50 * MB) == 0
+    leaps = ResumedBytes()
+    assert [leaps.update(done, 90 * MB) for done in (0, 30 * MB, 30 * MB + 1000, 31 * MB)] == [0, *[30 * MB] * 3]
+    assert leaps.update(1 * MB, 90 * MB) == 0
+    assert leaps.update(0, 50 * MB) == 0
 
 
 def test_a_rate_forgets_what_is_long_ago():
-    rate = Rate()
+    rate = TransferRate()
     assert rate.bytes_per_s(0.0) is None
     for second in range(60):
-        rate.seen(float(second), min(second, 30) * MB + max(0, second - 30) * 3 * MB)
+        rate.update(float(second), min(second, 30) * MB + max(0, second - 30) * 3 * MB)
     assert rate.bytes_per_s(59.0) == pytest.approx(3 * MB)
     assert rate.left_s(59.0, 30 * MB) == pytest.approx(10.0)
     assert rate.bytes_per_s(70.0) is None

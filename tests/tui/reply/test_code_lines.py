@@ -11,7 +11,7 @@ from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, H
 from textual.widgets import Markdown
 
 from localq.tui.reply import code_colours
-from localq.tui.reply.code_colours import PART, Growing, Look
+from localq.tui.reply.code_colours import PART, GrowingCode, Look
 from localq.tui.reply.code_lines import CodeLines
 from localq.tui.reply.reply_text import CodeBlock, ReplyText
 from tests.support.tui.drawn_cells import cells
@@ -69,7 +69,7 @@ def test_no_language_is_guessed(monkeypatch, language):
 @pytest.mark.parametrize("language", CODE)
 @pytest.mark.parametrize("step", [3, 83])
 def test_a_block_that_grows_has_the_lines_of_the_whole(language, step):
-    growing, code, found = Growing(Look(language, False, True)), CODE[language], []
+    growing, code, found = GrowingCode(Look(language, False, True)), CODE[language], []
 
     async def grow() -> None:
         for end in range(0, len(code), step):
@@ -81,9 +81,9 @@ def test_a_block_that_grows_has_the_lines_of_the_whole(language, step):
 
 
 def test_what_is_finished_is_coloured_once_and_python_as_in_the_whole():
-    growing, coloured, code = Growing(Look("python", False, True)), [], "\n".join(LONG)
+    growing, coloured, code = GrowingCode(Look("python", False, True)), [], "\n".join(LONG)
 
-    async def grow() -> list[code_colours.Line]:
+    async def grow() -> list[code_colours.ColouredLine]:
         found = []
         for end in range(0, len(LONG) + 5, 5):
             before = set(map(id, found))
@@ -98,7 +98,7 @@ def test_what_is_finished_is_coloured_once_and_python_as_in_the_whole():
 
 
 def test_code_that_becomes_other_code_is_coloured_anew():
-    growing = Growing(Look("python", False, True))
+    growing = GrowingCode(Look("python", False, True))
 
     async def take(lines: list[str]) -> list[str]:
         return [line.content.plain for line in await growing.take("\n".join(lines), never)]
@@ -119,7 +119,7 @@ def test_keys_go_first():
 
     async def colour() -> None:
         task = asyncio.create_task(others())
-        await code_colours.prepared("\n".join(LONG) + "\nkeys = 1", Look("python", False, True), lambda: next(waits))
+        await code_colours.prepare("\n".join(LONG) + "\nkeys = 1", Look("python", False, True), lambda: next(waits))
         task.cancel()
 
     asyncio.run(colour())

@@ -8,7 +8,7 @@ from textual.widget import Widget
 
 from localq.tui.chat.transcript_view import TranscriptView
 from localq.tui.chat.turn_view import TurnView
-from localq.tui.reply.repeated_row import Bare
+from localq.tui.reply.repeated_row import RepeatedRow
 from localq.tui.reply.reply_text import CodeBlock, ReplyText
 from tests.support.tui.tui_pilot import chat_app, drive_chat, say, screen_text, until
 
@@ -21,7 +21,7 @@ def test_rows_are_those_of_textual():
     async def script(pilot):
         await say(pilot, "go")
         await until(pilot, lambda: "last" in screen_text(app))
-        widgets = [each for each in app.chat.query("*") if isinstance(each, Bare)]
+        widgets = [each for each in app.chat.query("*") if isinstance(each, RepeatedRow)]
         assert set(map(type, widgets)) == {TranscriptView, TurnView, ReplyText, CodeBlock}
         for widget in widgets:
             for border in ("none", "round"):

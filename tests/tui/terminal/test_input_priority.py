@@ -12,7 +12,7 @@ from textual.widgets import Static
 from localq.tui.chat.status_line import StatusLine
 from localq.tui.chat.transcript_lines import Notice
 from localq.tui.reply.reply_text import CodeBlock, ReplyText
-from localq.tui.terminal.input_priority import PATIENCE_S, KeysFirst
+from localq.tui.terminal.input_priority import PATIENCE_S, InputPriority
 from localq.tui.terminal.terminal_input import TerminalDriver
 from tests.support.tui.tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
@@ -26,32 +26,32 @@ class Clock:
 
 def test_keys_wait_until_they_are_answered_or_for_as_long_as_there_is_patience():
     clock = Clock()
-    keys = KeysFirst(clock)
-    assert not keys.wait
-    keys.came()
+    keys = InputPriority(clock)
+    assert not keys.is_waiting
+    keys.key_read()
     clock.now_s += 0.9 * PATIENCE_S
-    keys.came()
-    keys.answered()
-    assert keys.wait, "the second"
+    keys.key_read()
+    keys.key_handled()
+    assert keys.is_waiting, "the second"
     clock.now_s += 0.2 * PATIENCE_S
-    assert not keys.wait
+    assert not keys.is_waiting
     keys.forget()
-    keys.answered()  # late
-    keys.came()
-    assert keys.wait
-    keys.answered()
-    assert not keys.wait
+    keys.key_handled()  # late
+    keys.key_read()
+    assert keys.is_waiting
+    keys.key_handled()
+    assert not keys.is_waiting
 
 
 def test_a_key_counts_from_when_it_is_read(monkeypatch):
     sent = []
     monkeypatch.setattr("textual.driver.Driver.send_message", lambda self, message: sent.append(message))
     driver = TerminalDriver.__new__(TerminalDriver)
-    driver._keys_first = KeysFirst(Clock())
+    driver._input_priority = InputPriority(Clock())
     driver.send_message(Key("f5", None))
-    assert not driver._keys_first.wait
+    assert not driver._input_priority.is_waiting
     driver.send_message(Key("x", "x"))
-    assert driver._keys_first.wait
+    assert driver._input_priority.is_waiting
     assert [each.key for each in sent] == ["f5", "x"]
 
 
@@ -65,14 +65,14 @@ def test_a_key_that_waits_is_drawn_before_the_next_piece():
         end.wait(30)
 
     app = chat_app(streams())
-    app.keys_first = KeysFirst(Clock())  # which stands still: patience has no end
+    app.input_priority = InputPriority(Clock())  # which stands still: patience has no end
 
     async def script(pilot):
         conversation = app.chat.conversation
         app.chat.composer.put("go")
         await pilot.press("enter")
         await until(pilot, lambda: "begin" in screen_text(app))
-        app.keys_first.came()
+        app.input_priority.key_read()
         go.set()
         await until(pilot, lambda: conversation._feed._texts)
         for _ in range(3):
@@ -93,11 +93,11 @@ def test_a_key_that_waits_is_drawn_before_the_next_piece():
 
 def test_nothing_is_laid_out_while_a_key_waits():
     app = chat_app(["ok"])
-    app.keys_first = KeysFirst(clock := Clock())
+    app.input_priority = InputPriority(clock := Clock())
 
     async def script(pilot):
         await say(pilot, "go")
-        app.keys_first.came()
+        app.input_priority.key_read()
         await app.chat.conversation.transcript.notice("a line more")
         for _ in range(3):
             app.screen._on_timer_update()
@@ -105,7 +105,7 @@ def test_nothing_is_laid_out_while_a_key_waits():
         assert app.screen._layout_required
         clock.now_s += 2 * PATIENCE_S
         await until(pilot, lambda: not app.screen._layout_required and "a line more" in screen_text(app))
-        assert not app.keys_first.wait
+        assert not app.input_priority.is_waiting
 
     drive_chat(app, script)
 
@@ -140,7 +140,7 @@ def test_a_letter_is_drawn_by_itself_even_while_others_are_changed_as_one(monkey
 
 def test_a_key_comes_between_what_is_laid_out_and_what_is_painted(monkeypatch):
     app, shown, after = chat_app(["ok"]), [], []
-    app.keys_first = KeysFirst(Clock())
+    app.input_priority = InputPriority(Clock())
 
     async def script(pilot):
         await say(pilot, "go")
@@ -150,30 +150,30 @@ def test_a_key_comes_between_what_is_laid_out_and_what_is_painted(monkeypatch):
             shown.append(set() if update is None else {y for y, _, _ in update.spans})
             display(screen, update)
 
-        app.keys_first.came()
+        app.input_priority.key_read()
         notice = Notice("a line more", failed=False)
         await chat.conversation.transcript.mount(notice)
         chat.conversation.call_after_refresh(after.append, "drawn")
         while not chat._layout_required:
             await asyncio.sleep(0.005)
         monkeypatch.setattr(app, "_display", seen)
-        app.keys_first.answered()
+        app.input_priority.key_handled()
         chat._on_timer_update()
         assert notice.region.height
         assert shown == [], "laid out, not painted"
-        app.keys_first.came()
+        app.input_priority.key_read()
         chat._on_timer_update()
         assert shown == [], "while a key waits"
         chat.draw_first(composer)
         assert shown[0] <= set(composer.region.line_range), "the key, and nothing else"
-        app.keys_first.came()  # so that no frame comes
+        app.input_priority.key_read()  # so that no frame comes
         assert not after
         line = chat.query_one(StatusLine)
         chat.status(doing="meanwhile")
         while line not in chat._dirty_widgets:
             await asyncio.sleep(0.005)
         assert len(shown) == 1
-        app.keys_first.answered()
+        app.input_priority.key_handled()
         with app.batch_update():
             chat._on_timer_update()
             assert len(shown) == 1, "not while much is changed as one, when nothing is shown"
@@ -210,13 +210,13 @@ def test_that_a_reply_stops_is_seen_before_all_else_is_drawn(monkeypatch):
         end.wait(30)
 
     app, shown = chat_app(streams()), []
-    app.keys_first = KeysFirst(Clock())  # which stands still: no frame comes while a key waits
+    app.input_priority = InputPriority(Clock())  # which stands still: no frame comes while a key waits
 
     async def script(pilot):
         app.chat.composer.put("go")
         await pilot.press("enter")
         await until(pilot, lambda: "begin" in screen_text(app))
-        app.keys_first.came()
+        app.input_priority.key_read()
         display = app._display
 
         def seen(screen, update):
@@ -230,7 +230,7 @@ def test_that_a_reply_stops_is_seen_before_all_else_is_drawn(monkeypatch):
         line = app.chat.query_one(StatusLine)
         assert line.status.stopping
         assert shown == [set(line.region.line_range)]
-        app.keys_first.forget()
+        app.input_priority.forget()
         end.set()
         await idle(pilot)
 

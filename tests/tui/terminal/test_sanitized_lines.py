@@ -11,7 +11,7 @@ from textual.color import Color
 from textual.widgets import Input, Label, Static
 
 from localq.sanitize import sanitize
-from localq.tui.terminal.sanitized_lines import CLEAN_LINES
+from localq.tui.terminal.sanitized_lines import SANITIZE_LINES
 from tests.support.cli.hostile_sequences import ACTING
 
 BLACK = Color(0, 0, 0)
@@ -19,13 +19,13 @@ BLACK = Color(0, 0, 0)
 
 @pytest.mark.parametrize("payload", ACTING.values(), ids=ACTING)
 def test_texts_are_made_harmless_and_lines_stay_lines(payload):
-    (clean,) = CLEAN_LINES.apply([Segment(f"a\tb\n{payload}語")], BLACK)
+    (clean,) = SANITIZE_LINES.apply([Segment(f"a\tb\n{payload}語")], BLACK)
     assert clean.text == "ab" + sanitize(payload).replace("\n", "").replace("\t", "") + "語"
 
 
 def test_what_is_harmless_stays_the_same_object_and_the_renderers_own_codes_stay():
     segments = [Segment("plain 語"), Segment("\x1b[1;1H", None, [(1,)])]
-    assert all(one is other for one, other in zip(CLEAN_LINES.apply(segments, BLACK), segments, strict=True))
+    assert all(one is other for one, other in zip(SANITIZE_LINES.apply(segments, BLACK), segments, strict=True))
 
 
 class Widgets(App[None]):
@@ -36,7 +36,7 @@ class Widgets(App[None]):
         self.text, self.clean = text, clean
 
     def get_line_filters(self):
-        return [*super().get_line_filters(), *([CLEAN_LINES] if self.clean else [])]
+        return [*super().get_line_filters(), *([SANITIZE_LINES] if self.clean else [])]
 
     def compose(self) -> ComposeResult:
         yield Static(self.text, markup=False)

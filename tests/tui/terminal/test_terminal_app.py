@@ -10,7 +10,7 @@ from textual.command import CommandPalette
 from textual.geometry import Size
 from textual.widgets import OptionList
 
-from localq.tui.chat.turn_view import Turn, TurnView
+from localq.tui.chat.turn_view import DrawnTurn, TurnView
 from localq.tui.dialogs.settings_screen import SettingsScreen
 from tests.support.tui.tui_pilot import HostApp, chat_app, drive, drive_chat, screen_text, until
 
@@ -50,7 +50,7 @@ def test_a_turn_may_have_the_focus_before_it_is_drawn():
             self.on_focus()
             yield from super().compose()
 
-    view = Early(Turn(1, "assistant", "text"))
+    view = Early(DrawnTurn(1, "assistant", "text"))
     app = HostApp(view)
 
     async def script(pilot):

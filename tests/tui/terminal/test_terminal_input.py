@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from textual import events
 
-from localq.tui.terminal.terminal_input import TICK_S, Keys
+from localq.tui.terminal.terminal_input import TICK_S, InputReader
 
 PIECES = (
     *(
@@ -34,7 +34,7 @@ PIECES = (
 
 
 def keys(data: bytes) -> list[str]:
-    reader = Keys()
+    reader = InputReader()
     found = [*reader.feed(data), *reader.tick()]
     return [message.key for message in found if isinstance(message, events.Key)]
 
@@ -45,13 +45,13 @@ def test_keys_are_read():
 
 @pytest.mark.parametrize("broken", [b"\xff\xfe", b"\xc3\x28", b"\x1b[1114112u", b"\x1b[99999999999;1u", b"\x1b[1:u"])
 def test_what_cannot_be_read_is_dropped_and_reading_goes_on(broken):
-    reader = Keys()
+    reader = InputReader()
     list(reader.feed(broken))
     assert [getattr(message, "key", "") for message in reader.feed(b"z")] == ["z"]
 
 
 def test_letters_come_whole_however_their_bytes_arrive():
-    reader = Keys()
+    reader = InputReader()
     pieces = [message for byte in "語".encode() for message in reader.feed(bytes([byte]))]
     assert [message.character for message in pieces] == ["語"]
 
@@ -62,14 +62,14 @@ def test_letters_come_whole_however_their_bytes_arrive():
 )
 @pytest.mark.parametrize("size", [1, 3, 7, 4096])
 def test_a_paste_is_one_text_and_presses_no_key(text, size):
-    reader, raw = Keys(), b"a\x1b[200~" + text.encode() + b"\x1b[201~b"
+    reader, raw = InputReader(), b"a\x1b[200~" + text.encode() + b"\x1b[201~b"
     found = [message for place in range(0, len(raw), size) for message in reader.feed(raw[place : place + size])]
     if size > 1:  # byte by byte, the ESC of the paste is the key Esc until more comes
         assert [getattr(message, "key", None) or message.text for message in found] == ["a", text, "b"]
 
 
 def test_what_only_looked_like_a_paste_is_typed_when_nothing_more_comes():
-    reader = Keys()
+    reader = InputReader()
     assert list(reader.feed(b"\x1b[20")) == []
     reader._held_at_s -= 1
     found = [*reader.tick(), *reader.feed(b"\x1b[A")]
@@ -86,7 +86,7 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize(("begun", "key"), [(b"\x1b", "escape"), (b"\x1b[2", "2")])
 def test_the_key_esc_is_told_after_a_twentieth_of_a_second_and_looked_for_just_then(clock, begun, key):
-    reader = Keys()
+    reader = InputReader()
     assert reader.patience_s == TICK_S
     assert list(reader.feed(begun)) == []
     found = []
@@ -102,7 +102,7 @@ def test_the_key_esc_is_told_after_a_twentieth_of_a_second_and_looked_for_just_t
 
 
 def test_a_sequence_that_comes_in_parts_is_one_key(clock):
-    reader, found = Keys(), []
+    reader, found = InputReader(), []
     for part in (b"\x1b", b"[", b"1;5", b"A"):
         clock.s += 0.04
         found += [*reader.feed(part), *reader.tick()]
@@ -111,7 +111,7 @@ def test_a_sequence_that_comes_in_parts_is_one_key(clock):
 
 def test_the_users_own_patience_with_esc_counts():
     code = (
-        "from localq.tui.terminal import terminal_input as t; r = t.Keys();list(r.feed(b'\\x1b')); print(r.patience_s)"
+        "from localq.tui.terminal import terminal_input as t; r = t.InputReader();list(r.feed(b'\\x1b')); print(r.patience_s)"
     )
     environ = {**os.environ, "ESCDELAY": "5000"}
     told = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
@@ -119,7 +119,7 @@ def test_the_users_own_patience_with_esc_counts():
 
 
 def test_a_paste_of_a_megabyte_comes_whole():
-    text, reader = "line\n" * 200_000, Keys()
+    text, reader = "line\n" * 200_000, InputReader()
     raw = f"\x1b[200~{text}\x1b[201~".encode()
     found = [message for place in range(0, len(raw), 4096) for message in reader.feed(raw[place : place + 4096])]
     assert [message.text for message in found] == [text]

@@ -1,1 +1,0 @@
-"""Benchmark rows, one file per family."""
