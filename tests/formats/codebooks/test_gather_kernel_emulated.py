@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from localq.formats.codebooks.gather_kernel import GatherOperand
-from localq.formats.codebooks.unpack_kernel import vptq_arguments
 from localq.formats.vptq import codec as vptq_codec
+from localq.formats.vptq.kernel import vptq_arguments
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES
 from tests.support.kernels.cuda_headers import built, copy_to
