@@ -137,8 +137,8 @@ def test_the_sanitizer_runs_every_list_of_cases():
     (main,) = (each for each in functions if each.name == "main")
     called = {node.func.id for node in ast.walk(main) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     lists = {each.name for each in functions if each.name.endswith("_cases")}
-    assert len(lists) >= 10
-    assert lists - called == set()
+    assert len(lists) >= 9
+    assert lists - called == {"weights_cases"}  # which `kernel_cases` calls, for every kernel of matrices
 
 
 def test_help_is_quick(bytecode):

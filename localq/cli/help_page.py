@@ -33,7 +33,7 @@ def use(command: TyperCommand | TyperGroup) -> None:
 def panels(command: Any, context: Any) -> dict[str, Rows]:
     """Panel -> its rows, in the order of the page."""
     is_group = isinstance(command, TyperGroup)
-    found: dict[str, Rows] = {_ARGUMENTS: []} | {name: [] for name in (*PANELS, _OPTIONS)}
+    found: dict[str, Rows] = {name: [] for name in (_ARGUMENTS, *PANELS, _OPTIONS)}
     for parameter in command.get_params(context):
         if getattr(parameter, "hidden", False):
             continue

@@ -319,7 +319,7 @@ def parse_grammar(json_schema: str | None, grammar: str | None, regex: str | Non
     name, value = given[0]
     parsed = makers[name](value)
     for warning in grammars.check(parsed):
-        note(f"{parsed.called}: {warning}")
+        note(f"{parsed.label}: {warning}")
     return parsed
 
 

@@ -46,7 +46,7 @@ class Prefill:
 
     @torch.inference_mode()
     def logits(self, ids: list[int], first: int) -> Tensor:
-        """See `LogitSource`."""
+        """Run one prefill pass."""
         model, end = self._model, first + len(ids)
         tokens = torch.tensor(ids, dtype=torch.int64).to(model.device)
         positions = torch.arange(first, end, dtype=torch.int64, device=model.device)
@@ -70,7 +70,7 @@ class Decode:
 
     @torch.inference_mode()
     def logits(self, ids: list[int], first: int) -> Tensor:
-        """See `LogitSource`."""
+        """Run one step per token."""
         out = torch.empty(len(ids), self._model.vocab, dtype=torch.float32, device=self._model.device)
         for row, id in enumerate(ids):
             self._state.rewind(first + row)

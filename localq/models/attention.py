@@ -167,7 +167,7 @@ def attend(
 def _with_sinks(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, sinks: Tensor) -> Tensor:
     """On a GPU, q [kv_heads, groups, T, head_dim], keys and values [kv_heads, groups, span, head_dim] -> as q.
 
-    Torch's kernel tells log sum exp of the scores, so what a sink takes from the weights is a factor behind it:
+    Torch's kernel returns the log-sum-exp of the scores, so the share of a sink is a factor applied afterwards:
     sum / (sum + exp(sink)) = sigmoid(log sum - sink).
     """
     kv_heads, groups, tokens, _ = q.shape

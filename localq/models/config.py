@@ -283,7 +283,7 @@ def _read_scaled(config: dict[str, Any], parameters: dict[str, Any], rope: Rope)
 
 
 def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
-    """Return YaRN's temperature: stated, or 0.1 m ln(factor) + 1; a ratio where both `mscale` and its partner are set."""
+    """Return YaRN's temperature: stated, or 0.1 m ln(factor) + 1; a ratio where `mscale` and its partner are set."""
 
     def temperature(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0

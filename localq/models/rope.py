@@ -113,7 +113,7 @@ def _yarn(rope: Rope, context: int) -> Tensor:
 def _longrope(rope: Rope, context: int) -> Tensor:
     """LongRoPE (arXiv 2402.13753): one divisor per pair, from the list for short or for long contexts.
 
-    transformers picks the list anew for every sequence length and recomputes the cache when it changes. Here the
+    transformers picks the list again for every sequence length and recomputes the cache when it changes. Here the
     cache outlives a turn, so the configured context decides once: the short list while it is at most the original.
     """
     divisors = rope.short_factor if context <= rope.original_context else rope.long_factor

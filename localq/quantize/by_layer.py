@@ -66,7 +66,7 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
             raise usage_error("--bits", why, "Use 2, 2.5, 3 or 4.")
         on_source = source_note(source, checkpoint, model.origin)
         not_joint = joint_output.why_not(request.joint_tuning, model, source.name, ready=request.layers is not None)
-        work = _Conversion(request, model, checkpoint)
+        work = _LayerwiseConversion(request, model, checkpoint)
         task = layerwise_task(request, work.layouts)
         report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
         with claim_folder(source, out, task, request.force):
@@ -93,7 +93,7 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
     return out
 
 
-class _Conversion:
+class _LayerwiseConversion:
     """One layer-by-layer conversion: its settings, the layout of its shards, and its steps."""
 
     def __init__(self, request: LayerwiseRequest, model: SourceModel, checkpoint: Checkpoint) -> None:

@@ -51,7 +51,7 @@ def test_json_that_is_cut_is_a_failure_that_says_so(environment):
         (["--json-schema", "no-such-file.json"], "no-such-file.json: cannot read it"),
         (["--grammar", "root ::= x"], "the grammar: line 1: there is no rule `x`. Correct the grammar."),
         (["--regex", "("], "the regular expression: unclosed group. Correct it."),
-        (["--regex", "a", "--grammar", 'start: "a"'], "--regex: it cannot be combined with --grammar. Give one of them."),
+        (["--regex", "a", "--grammar", 'start: "a"'], "--regex: it cannot be combined with --grammar."),
     ],
 )
 def test_what_is_wrong_ends_with_2_before_a_model_is_looked_for(capsys, arguments, said):

@@ -17,7 +17,8 @@ STARTS = [0.0, 2.0, 3.0, 5.0, 5.5, 9.0]  # in a replay; the last is the end of i
 
 def trace(replays: int) -> list[KernelRecord]:
     """A capture's fills, the marked run, then replays whose kernels overlap by half a microsecond."""
-    records, now = [KernelRecord(MARKER, 0.5, 0.6), KernelRecord(MARKER, 0.7, 0.8), KernelRecord("embed", 0.85, 0.9)], 1.0
+    fills = [KernelRecord(MARKER, 0.5, 0.6), KernelRecord(MARKER, 0.7, 0.8)]
+    records, now = [*fills, KernelRecord("embed", 0.85, 0.9)], 1.0
     for kernels in STEP:
         for name in (MARKER, *kernels):
             records.append(KernelRecord(name, now, now + 0.5))

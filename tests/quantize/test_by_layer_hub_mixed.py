@@ -106,7 +106,7 @@ def test_what_was_measured_is_neither_measured_nor_fetched_again(hub, mixed, tmp
     out, seen = tmp_path / "out", []
     interrupted_at(monkeypatch, step, out)
     before = len(whole_fetches(hub))
-    for name in ("_forward", "ending_of", "_backward"):
+    for name in ("_forward", "make_ending", "_backward"):
         call = getattr(sensitivity, name)
         monkeypatch.setattr(sensitivity, name, lambda *given, call=call: (seen.append(call), call(*given))[1])
     assert made(out, **MIXED) == mixed
@@ -129,7 +129,7 @@ def test_bits_that_are_too_few_are_refused_by_the_verb_before_weights_are_fetche
     options = ("--format", "vq2", "--bits", "2.3", "--windows", "1", "--calibration", str(text), "--device", "cpu")
     assert cli.execute(["quantize", REPO, *options, "--out", str(tmp_path / "out")]) == ExitCode.USAGE
     said = " ".join(capsys.readouterr().err.split())
-    assert "the least that this model takes is" in said
+    assert "this model needs at least" in said
     assert "goes on" not in said
     assert whole_fetches(hub) == []
     assert not cache_of(tmp_path / "out").exists()

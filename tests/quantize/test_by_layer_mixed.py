@@ -97,7 +97,7 @@ def test_what_is_told_and_measured_once(source: Path, mixed: Path, wanted: float
     asked = request(source, tmp_path / "out", bits=wanted)
     by_layer.convert(asked, lambda *each: steps.append(each), said.append)
     (line,) = said
-    assert f"bits a weight of {wanted:g}: q k v " in line
+    assert f"bits per weight (at most {wanted:g}): q k v " in line
     assert all(f"{name} " in line for name in ("o", "gate up", "down"))
     measuring = [each[1:] for each in steps if each[0] == by_layer.MEASURING]
     assert measuring == [(number, 4) for number in (0, 0, 1, 2, 2, 3, 4)]  # the embedding and the head are no steps
@@ -119,7 +119,7 @@ def test_going_on_reads_the_choice(
         converted(source, out, bits=wanted)
     monkeypatch.setattr(by_layer, "quantize_layer", real)
     assert {len(schemes) for schemes in json.loads((out / bit_mixture.FILE).read_text())["schemes"]} == {4}
-    with pytest.raises(LocalqError, match="unfinished conversion of something else"):
+    with pytest.raises(LocalqError, match="another unfinished conversion"):
         converted(source, out, bits=wanted + 0.1)
     monkeypatch.setattr(by_layer, "sensitivities", lambda *_: pytest.fail("it was measured before"))
     assert digests(converted(source, out, bits=wanted)) == digests(mixed)
@@ -140,7 +140,7 @@ def _interrupted(*_: Any) -> None:
 
 
 def test_fewer_bits_than_there_can_be(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(LocalqError, match=r"the least that this model takes is \d\.\d\d bits") as caught:
+    with pytest.raises(LocalqError, match=r"this model needs at least \d\.\d\d bits") as caught:
         converted(source, tmp_path / "out", bits=2.01)
     assert caught.value.exit_code == ExitCode.USAGE
     assert not (tmp_path / "out").exists()  # known before anything is begun, so that other bits may follow

@@ -112,7 +112,7 @@ def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path:
         TensorwiseRequest(open_model(source), "bcq", tmp_path / "out", budget=wish), None, told.append
     )
     assert 3.3 < bits.per_weight(open_model(out)) <= 3.5
-    assert any("bits a weight of 3.5" in line for line in told)
+    assert any("bits per weight (at most 3.5)" in line for line in told)
     assert re.fullmatch(r"mix3\.[345]\d?", stored_format.scheme_of(open_model(out)))
     found = shapes(out)
     for layer in range(2):  # what reads one input has one scheme, and goes into one launch
@@ -142,7 +142,7 @@ def test_a_mixture_that_was_killed_while_it_measured_goes_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     wish, out, left, steps = binary_mixture.BitBudget(3.5, TEXT), tmp_path / "out", [step], []
-    real, read = sensitivity_log.SensitivityLog.reach, sensitivity.Source.block
+    real, read = sensitivity_log.SensitivityLog.reach, sensitivity.SourceModel.block
 
     def reach(*given: Any) -> None:
         if not left[0]:
@@ -155,7 +155,9 @@ def test_a_mixture_that_was_killed_while_it_measured_goes_on(
         with pytest.raises(KeyboardInterrupt):
             by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, budget=wish))
     assert (out / sensitivity_log.FILE).is_file()
-    monkeypatch.setattr(sensitivity.Source, "block", lambda model, layer: (steps.append(layer), read(model, layer))[1])
+    monkeypatch.setattr(
+        sensitivity.SourceModel, "block", lambda model, layer: (steps.append(layer), read(model, layer))[1]
+    )
     by_tensor.convert(
         TensorwiseRequest(open_model(source), "bcq", out, budget=wish), lambda what, *_: steps.append(what)
     )
@@ -168,7 +170,7 @@ def test_a_mixture_that_was_killed_while_it_measured_goes_on(
 
 
 def test_too_few_bits_for_a_mixture(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(LocalqError, match="the least that this model takes") as caught:
+    with pytest.raises(LocalqError, match="this model needs at least") as caught:
         by_tensor.convert(
             TensorwiseRequest(open_model(source), "bcq", tmp_path / "out", budget=binary_mixture.BitBudget(1.01, TEXT))
         )
@@ -190,8 +192,9 @@ GIVEN = {
 }  # fmt: skip
 WRONG = {
     ("bcq", "6", None, None): "'6' is not supported", ("bcq", "x", "64", None): "'x' is not supported",
-    ("bcq", "3", "100", None): "'100' is not supported", ("nf4", None, "64", None): "--group: --format nf4 has no such option",
-    ("vq2", "2", None, True): "--zero-points: vq2 has no such option",
+    ("bcq", "3", "100", None): "'100' is not supported",
+    ("nf4", None, "64", None): "--group: --format nf4 has no such option",
+    ("vq2", "2", None, True): "--zero-points: --format vq2 has no such option",
 }  # fmt: skip
 
 
@@ -305,7 +308,7 @@ def test_a_text_is_the_default(source: Path, tmp_path: Path, capsys: pytest.Capt
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
     arguments = ["quantize", str(source), "--format", "bcq", "--device", "cpu", "--windows", "1"]
     assert execute([*arguments, "--calibration", str(text), "--out", str(tmp_path / "out")]) == ExitCode.OK
-    assert "errors count as on 1 window of" in capsys.readouterr().err
+    assert "weighting errors on 1 window of" in capsys.readouterr().err
     for option in (("--best",), ("--seed", "1"), ("--calibration", "none")):
         assert execute([*arguments, *option, "--out", str(tmp_path / "other")]) == ExitCode.USAGE
-        assert "has no such option" in (said := capsys.readouterr().err) or "without a text" in said
+        assert "has no such option" in (said := capsys.readouterr().err) or "without a calibration text" in said

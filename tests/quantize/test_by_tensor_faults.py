@@ -138,7 +138,7 @@ def test_too_little_space_is_seen_before_the_first_byte(
 ) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(LocalqError, match="1,000 bytes are free") as caught:
+    with pytest.raises(LocalqError, match="has 1,000 bytes free") as caught:
         quantized(llama, out)
     assert caught.value.exit_code == ExitCode.DISK
     assert [path.name for path in out.iterdir()] in ([], [LOCK_NAME])
@@ -175,7 +175,7 @@ def test_another_conversion_is_not_continued(llama: Path, tmp_path: Path, monkey
         quantized(llama, out)
     monkeypatch.undo()
     other = make_checkpoint(tmp_path / "other", "llama", seed=5)
-    with pytest.raises(LocalqError, match="something else") as caught:
+    with pytest.raises(LocalqError, match="another unfinished conversion") as caught:
         quantized(other, out)
     assert caught.value.exit_code == ExitCode.USAGE
     assert digests(quantized(other, out, force=True)) == digests(quantized(other, tmp_path / "fresh"))

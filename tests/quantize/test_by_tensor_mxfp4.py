@@ -89,7 +89,7 @@ def test_a_damaged_scale_is_refused_by_name(made: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_not_quantized_again_and_odd_rows_are_told(source: Path, made: Path, tmp_path: Path) -> None:
-    with pytest.raises(LocalqError, match="already \\(mxfp4\\)"):
+    with pytest.raises(LocalqError, match="already quantized \\(mxfp4\\)"):
         by_tensor.convert(TensorwiseRequest(open_model(made), "mxfp4", tmp_path / "again"))
     odd = make_checkpoint(tmp_path / "odd", "llama", intermediate_size=200, num_hidden_layers=1)
     notes: list[str] = []

@@ -187,7 +187,7 @@ def test_another_text_is_another_conversion(source: Path, tmp_path: Path) -> Non
         by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", text=TEXT), stop)
     other = input_moments.CalibrationText(TEXT.windows[:1], CPU)
     for text in (other, None):
-        with pytest.raises(LocalqError, match="unfinished conversion of something else") as caught:
+        with pytest.raises(LocalqError, match="another unfinished conversion") as caught:
             by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", text=text))
         assert caught.value.exit_code is ExitCode.USAGE
     by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", force=True))
@@ -201,7 +201,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys, monkeypatch, weighed:
     arguments = ("quantize", source, "--format", "squeezellm", "--out", tmp_path / "out", *text)
     assert execute([*map(str, arguments)]) == 0
     said = capsys.readouterr().err
-    assert ("columns count as on 2 windows of 256 tokens" in said) == weighed
+    assert ("weighting errors on 2 windows of 256 tokens" in said) == weighed
     with open_checkpoint(open_model(tmp_path / "out")) as made:
         assert squeezellm.stored_shape(made, "model.layers.0.mlp.up_proj")
 
@@ -209,10 +209,10 @@ def test_the_command(source: Path, tmp_path: Path, capsys, monkeypatch, weighed:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--best",), "--best: squeezellm has no such option"),
-        (("--seed", "3"), "--seed: squeezellm has no such option"),
+        (("--best",), "--best: --format squeezellm has no such option"),
+        (("--seed", "3"), "--seed: --format squeezellm has no such option"),
         (("--bits", "4"), "--bits"),
-        (("--calibration", "none", "--windows", "3"), "--windows: without a text there is nothing to run"),
+        (("--calibration", "none", "--windows", "3"), "--windows: it has no effect without a calibration text"),
         (("--calibration", "no-such-file"), "no-such-file cannot be read"),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_mixture_of_experts_needs_no_option(tmp_path: Path, capsys, monkeypatc
     source = expert_checkpoints.source(tmp_path / "m", "mixtral", hidden_size=64, intermediate_size=96)
     command = ["quantize", str(source), "--format", format, "--out"]
     assert execute([*command, str(tmp_path / "bare")]) == 0
-    assert "not weighed on a text, so each matrix is made by itself" in capsys.readouterr().err
+    assert "quantizing each matrix without calibration" in capsys.readouterr().err
     assert execute([*command, str(tmp_path / "none"), "--calibration", "none"]) == 0
     bare, none = (expert_checkpoints.read(tmp_path / name) for name in ("bare", "none"))
     assert bare.keys() == none.keys()

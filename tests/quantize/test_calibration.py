@@ -232,9 +232,9 @@ def test_the_option_may_be_repeated(source, chats, tmp_path, asked) -> None:
 @pytest.mark.parametrize(
     ("format", "texts", "named"),
     [
-        ("vq2", ("default", "none"), "--calibration none: vq2 is fitted to what the model does on a text"),
-        ("squeezellm", ("default", "none"), "--calibration none: other texts are given besides"),
-        ("nf4", ("default",), "--calibration: nf4 is made without a text"),
+        ("vq2", ("default", "none"), "--calibration none: --format vq2 needs a calibration text"),
+        ("squeezellm", ("default", "none"), "--calibration none: another calibration text is given"),
+        ("nf4", ("default",), "--calibration: --format nf4 needs no calibration"),
         ("vq2", ("default", "missing.jsonl"), "missing.jsonl cannot be read"),
     ],
 )

@@ -136,7 +136,7 @@ def test_what_they_were_not_made_from_is_refused(made, packed, tmp_path, capsys)
     weights[-1] ^= 1
     file.write_bytes(weights)
     arguments = ["--format", "vq2", "--out", str(tmp_path / "out"), "--layers", str(packed)]
-    refused(capsys, ExitCode.USAGE, "is not the model that they were made from", str(other), *arguments)
+    refused(capsys, ExitCode.USAGE, "the layers belong to another model", str(other), *arguments)
     assert not (tmp_path / "out").exists()
 
 
@@ -146,7 +146,7 @@ def test_damaged_ones_are_refused(made, packed, tmp_path, capsys):
     arguments = [str(source), "--format", "vq2", "--out", str(tmp_path / "out"), "--layers", str(packed)]
     whole = (packed / "layers.safetensors").read_bytes()
     (packed / "layers.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    refused(capsys, ExitCode.BAD_FILE, "its sha256 is not the one that was recorded", *arguments)
+    refused(capsys, ExitCode.BAD_FILE, "its sha256 differs from its record", *arguments)
     record = json.loads((packed / "made.json").read_text())
     (packed / "made.json").write_text(json.dumps({**record, "seed": "3"}))
     refused(capsys, ExitCode.BAD_FILE, "sha256, source_sha256 or seed is missing", *arguments)
@@ -180,13 +180,13 @@ def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["--format", "nf4"], "--layers: nf4 is made without a text"),
-        (["--format", "aqlm2x8"], "the format is decided"),
-        (["--format", "vq2", "--bits", "3"], "--bits is decided"),
-        (["--format", "vq2", "--quick"], "--quick is decided"),
-        (["--format", "vq2", "--best", "--seed", "1"], "--seed is decided"),
+        (["--format", "nf4"], "--layers: --format nf4 needs no calibration"),
+        (["--format", "aqlm2x8"], "already decide the format"),
+        (["--format", "vq2", "--bits", "3"], "already decide --bits"),
+        (["--format", "vq2", "--quick"], "already decide --quick"),
+        (["--format", "vq2", "--best", "--seed", "1"], "already decide --seed"),
         (["--format", "vq2", "--best"], "the folder holds no quantized layers"),
-        (["--format", "vq2", "--device", "cpu"], "--device is decided"),
+        (["--format", "vq2", "--device", "cpu"], "already decide --device"),
         (["--format", "vq2"], "the folder holds no quantized layers"),
     ],
 )

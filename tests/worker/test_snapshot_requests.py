@@ -89,7 +89,7 @@ def test_ctrl_c_breaks_off_a_write_and_the_process_ends():
 def test_a_process_that_hangs_over_a_file_is_ended_and_named(what):
     with EngineClient(SCRIPTED, file_s=0.3) as client:
         client.load(Load("m"))
-        with pytest.raises(LocalqError, match="and was ended"):
+        with pytest.raises(LocalqError, match="and was killed"):
             getattr(client, what)("stuck")
         assert not client.alive
 

@@ -104,7 +104,7 @@ class CounterMeter:
         self._nvml, self._handle, self._before = nvml, handle, 0
 
     def start(self) -> None:
-        """See `measure.Meter`."""
+        """Read the counter."""
         self._before = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
 
     def stop(self) -> float | None:
@@ -125,13 +125,13 @@ class PowerMeter:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """See `measure.Meter`."""
+        """Start the thread that reads the power."""
         self._readings, self._ended = [], threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
     def stop(self) -> float | None:
-        """See `measure.Meter`."""
+        """Return the joules since `start`; None with fewer than two readings."""
         self._ended.set()
         self._thread.join()
         return integrate(self._readings) if len(self._readings) > 1 else None

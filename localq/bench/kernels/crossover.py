@@ -1,7 +1,7 @@
 """`localq bench --crossover`: from how many rows of x on NF4 weights are better dequantized and left to cuBLAS.
 
-Both ways are timed cold (`roofline.time_cold`) on a wide and a tall matrix of every class of `quant.nf4_crossover`, and
-held against each other first. What is printed at the end is this GPU's line of that file.
+Both ways are compared with each other and timed cold (`roofline.time_cold`), on a wide and a tall matrix of every class
+of `formats.nf4.crossover`. The last output is this GPU's line of that file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(
     rows: Sequence[int] = ROWS,
     replays: int = 20,
 ) -> dict[str, Any]:
-    """Measure all classes, tell `out`, and return what its last line says as JSON.
+    """Measure all classes, report to `out`, and return the object of its last line.
 
     Raises LocalqError: exit 7 without a GPU or kernels, 1 where the kernel gives a wrong result.
     """

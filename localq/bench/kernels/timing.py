@@ -14,6 +14,7 @@ from localq.bench.kernels import roofline
 from localq.bench.kernels.roofline import Timing
 from localq.bench.kernels.table import Rival
 from localq.errors import LocalqError
+from localq.formats.cases import TIMES_NAIVE
 
 SEED = 20
 CHUNK = 4096  # rows of a matrix that are multiplied in fp64 at a time
@@ -63,7 +64,7 @@ def check(op: str, what: str, got: Tensor, exact: Tensor, naive: Tensor) -> None
     """`got` may be twice as far from fp64 as the plain 16-bit computation is. Raises LocalqError (exit 1)."""
     error = (got.double() - exact).abs().max().item()
     allowed = (naive.double() - exact).abs().max().item()
-    if not error <= 2 * allowed + 1e-6 * exact.abs().max().item():
+    if not error <= TIMES_NAIVE * allowed + 1e-6 * exact.abs().max().item():
         raise wrong(op, what, f"is off by {error:.3g}, the 16-bit computation of torch by {allowed:.3g}")
 
 

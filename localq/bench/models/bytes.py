@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localq.bench.models.plan import Case
+from localq.bench.models.plan import BenchTest
 from localq.engine.load.load import LoadedModel
 from localq.engine.load.stacks import idle_bytes
 
@@ -32,6 +32,6 @@ def kv(model: LoadedModel, length: float) -> float:
     return total
 
 
-def mean_length(case: Case) -> float:
+def mean_length(case: BenchTest) -> float:
     """Return the mean number of live positions in a decode case; its first step sees start + 1."""
     return case.start + (case.generate + 1) / 2

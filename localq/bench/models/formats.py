@@ -18,7 +18,7 @@ import torch
 from localq.bench.models import model_bench
 from localq.bench.models.format_list import Candidate, defect
 from localq.bench.models.format_report import SIXTEEN, FormatLine, FormatTable
-from localq.bench.models.plan import TestPlan
+from localq.bench.models.plan import BenchPlan
 from localq.bench.models.report import BASELINE, OURS, BenchReport, BenchRow
 from localq.bench.quality import bits, evaluation
 from localq.bench.synthetic import sources
@@ -58,7 +58,7 @@ class FormatsRequest:
     base: Path | None
     candidates: tuple[Candidate, ...]
     options: LoadOptions
-    plan: TestPlan
+    plan: BenchPlan
     text: EvaluationText | None = None
 
 

@@ -14,13 +14,13 @@ from typing import Protocol
 import torch
 
 from localq.bench.conditions.power import Throttle
-from localq.bench.models.plan import Case, TestPlan
+from localq.bench.models.plan import BenchPlan, BenchTest
 from localq.engine.generate import Engine
 from localq.errors import LocalqError
 from localq.sampling import Sampling
 
 CHECK_PROMPT, CHECK_TOKENS = 8, 32
-OnRun = Callable[[str, Case], None]  # subject and case, before every run
+OnRun = Callable[[str, BenchTest], None]  # subject and case, before every run
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Run:
 class Measurement:
     """All runs of a case; joules: of all of them, None where unknown; held_down: of `power.Throttle`."""
 
-    case: Case
+    case: BenchTest
     runs: tuple[Run, ...]
     joules: float | None = None
     extrapolated: bool = False
@@ -67,15 +67,15 @@ class Measurement:
 class Subject(Protocol):
     """An engine that is timed; `repetition` counts from -1, the warm-up."""
 
-    def run(self, case: Case, repetition: int) -> Run:
+    def run(self, case: BenchTest, repetition: int) -> Run:
         """Run a case once."""
         ...
 
-    def can(self, case: Case) -> bool:
+    def can(self, case: BenchTest) -> bool:
         """True where it can be timed on this case."""
         ...
 
-    def metered(self, case: Case) -> bool:
+    def metered(self, case: BenchTest) -> bool:
         """True where the energy of a run is that of its timed tokens."""
         ...
 
@@ -98,7 +98,7 @@ class EngineSubject:
     def __init__(self, engine: Engine, seed: int) -> None:
         self.engine, self._seed = engine, seed
 
-    def run(self, case: Case, repetition: int) -> Run:
+    def run(self, case: BenchTest, repetition: int) -> Run:
         """Run a case; the prompt of a prefill run is new after the depth, so that none of it is cached."""
         vocab = self.engine.model.vocab
         start = prompt(case.start, vocab, self._seed)
@@ -109,11 +109,11 @@ class EngineSubject:
         fresh[0] = (start[0] + 2 + repetition if start else 1 + repetition) % vocab
         return self._prefill([*start, *fresh], None if repetition < 0 else case.prompt)
 
-    def can(self, case: Case) -> bool:
+    def can(self, case: BenchTest) -> bool:
         """True for every case."""
         return True
 
-    def metered(self, case: Case) -> bool:
+    def metered(self, case: BenchTest) -> bool:
         """True for every case: the depth stays in the cache."""
         return True
 
@@ -140,7 +140,7 @@ def prompt(count: int, vocab: int, seed: int) -> list[int]:
 
 
 def measure(
-    subjects: dict[str, Subject], plan: TestPlan, meter: Meter, limits: Throttle, on_run: OnRun
+    subjects: dict[str, Subject], plan: BenchPlan, meter: Meter, limits: Throttle, on_run: OnRun
 ) -> dict[str, list[Measurement]]:
     """Run every case on every subject: a warm-up each, then the repetitions in turn, so that drift affects all alike.
 

@@ -22,7 +22,7 @@ from localq.bench.kernels.roofline import read_bytes_per_s
 from localq.bench.models import measure, rivals
 from localq.bench.models.extrapolate import Timed, extrapolate
 from localq.bench.models.measure import EngineSubject, Subject
-from localq.bench.models.plan import RIVALS, Case, TestPlan
+from localq.bench.models.plan import RIVALS, BenchPlan, BenchTest
 from localq.bench.models.report import BASELINE, OURS, BenchReport, BenchRow
 from localq.bench.models.rows import rows_of
 from localq.bench.synthetic.checkpoint import checkpoint, with_layers
@@ -53,7 +53,7 @@ class BenchRequest:
     files: ModelFiles
     opened: Callable[[ModelFiles, torch.device], Checkpoint]
     options: LoadOptions
-    plan: TestPlan
+    plan: BenchPlan
     against: tuple[str, ...] = ()
     baseline: bool = True
 
@@ -262,7 +262,7 @@ class _Bench:
         free_memory()
         return ids
 
-    def _host_gap(self, engine: Engine, case: Case) -> float | None:
+    def _host_gap(self, engine: Engine, case: BenchTest) -> float | None:
         """Return the microseconds per token that the device waits for the host; None without the fused step."""
         if self.device.type != "cuda":
             return None

@@ -19,7 +19,7 @@ CONTEXT_STEP = 64  # contexts are multiples of it
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchTest:
     """One test: `prompt` tokens of prefill or `generate` tokens of decode (the other is 0), after `depth` tokens."""
 
     prompt: int
@@ -49,10 +49,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class TestPlan:
+class BenchPlan:
     """The tests of a run, and their repetitions after one warm-up; results are medians."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[BenchTest, ...]
     repetitions: int = REPETITIONS
     seed: int = 0
 
@@ -67,23 +67,23 @@ class TestPlan:
         return -(-self.positions // CONTEXT_STEP) * CONTEXT_STEP
 
     @property
-    def headline(self) -> Case:
+    def headline(self) -> BenchTest:
         """The test of the headline: the first decode test, else the first."""
         return next((case for case in self.cases if case.generate), self.cases[0])
 
 
-def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS, seed: int = 0) -> TestPlan:
+def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS, seed: int = 0) -> BenchPlan:
     """Parse the options of the command line. Raises LocalqError (exit 2)."""
     prompts, generates = _counts("-p", prompt), _counts("-n", generate)
     cases = []
     for deep in _counts("-d", depth):
-        cases += [Case(count, 0, deep) for count in prompts if count]
-        cases += [Case(0, count, deep) for count in generates if count]
+        cases += [BenchTest(count, 0, deep) for count in prompts if count]
+        cases += [BenchTest(0, count, deep) for count in generates if count]
     if not cases:
         raise usage_error("bench", "-p 0 -n 0 leaves nothing to measure", "Set one of them to a number of tokens.")
     if short := next((case for case in cases if case.generate == 1), None):
         raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more.")
-    return TestPlan(tuple(dict.fromkeys(cases)), repetitions, seed)
+    return BenchPlan(tuple(dict.fromkeys(cases)), repetitions, seed)
 
 
 def rivals(words: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:

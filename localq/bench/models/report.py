@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from localq.bench.conditions import power
-from localq.bench.models.plan import Case
+from localq.bench.models.plan import BenchTest
 
 SCHEMA = 1
 FORMATS = ("table", "md", "csv", "json", "jsonl")
@@ -38,7 +38,7 @@ class BenchRow:
 
     engine: str
     format: str
-    case: Case
+    case: BenchTest
     samples: tuple[float, ...]
     tok_per_s: float
     first_token_s: float | None = None
@@ -91,7 +91,7 @@ class BenchReport:
 
     model: str
     rows: tuple[BenchRow, ...]
-    headline: Case
+    headline: BenchTest
     conditions: dict[str, Any]
     roof_bytes_per_s: float
     checked_tokens: int = 0
@@ -101,11 +101,11 @@ class BenchReport:
     notes: tuple[str, ...] = ()
     why_no_fp16: str = "the model is not quantized: no fp16 baseline"
 
-    def row(self, engine: str, case: Case) -> BenchRow | None:
+    def row(self, engine: str, case: BenchTest) -> BenchRow | None:
         """Return the row of that engine and test."""
         return next((row for row in self.rows if row.engine == engine and row.case == case), None)
 
-    def speedup(self, rival: str, case: Case) -> float | None:
+    def speedup(self, rival: str, case: BenchTest) -> float | None:
         """Return localq's tok/s over the rival's, None where one of them is missing."""
         ours, theirs = self.row(OURS, case), self.row(rival, case)
         return ours.tok_per_s / theirs.tok_per_s if ours and theirs else None

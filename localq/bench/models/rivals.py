@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from localq.bench.models import measure
 from localq.bench.models.measure import Run
-from localq.bench.models.plan import Case
+from localq.bench.models.plan import BenchTest
 from localq.bench.synthetic.checkpoint import with_layers
 from localq.engine.load.load import LoadedModel
 from localq.errors import LocalqError
@@ -38,7 +38,7 @@ class Transformers:
             self._cache = StaticCache(config=reference.config, max_cache_len=ctx)
             self._settings = {"past_key_values": self._cache}
 
-    def run(self, case: Case, repetition: int) -> Run:
+    def run(self, case: BenchTest, repetition: int) -> Run:
         """Run a case; every run computes its depth again, which for decode is not timed."""
         vocab = int(self._reference.config.vocab_size)
         if case.generate:
@@ -47,11 +47,11 @@ class Transformers:
         stamps, _ = self.generate(measure.prompt(case.prompt, vocab, self._seed + 2 + repetition), 1)
         return Run(stamps[1] - stamps[0], stamps[1] - stamps[0])
 
-    def can(self, case: Case) -> bool:
+    def can(self, case: BenchTest) -> bool:
         """False for prefill after a depth: `generate` cannot stop the clock in between."""
         return not (case.prompt and case.depth)
 
-    def metered(self, case: Case) -> bool:
+    def metered(self, case: BenchTest) -> bool:
         """False after a depth, which every run computes again."""
         return not case.depth
 

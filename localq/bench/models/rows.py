@@ -8,7 +8,7 @@ import torch
 
 from localq.bench.models import bytes as counted
 from localq.bench.models.measure import Measurement
-from localq.bench.models.plan import Case
+from localq.bench.models.plan import BenchTest
 from localq.bench.models.report import BenchRow
 from localq.engine.load.device import device_name
 from localq.engine.load.load import LoadedModel
@@ -56,7 +56,7 @@ def rows_of(
     return rows
 
 
-def predicted(model: LoadedModel, case: Case, roof: float) -> float | None:
+def predicted(model: LoadedModel, case: BenchTest, roof: float) -> float | None:
     """tok/s as `localq fit` has it with the bandwidth `roof`; None on the CPU, and where it has none.
 
     The variant of a format is not known here: where the blocks have another size than the usual one has, there is none.

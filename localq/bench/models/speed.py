@@ -7,14 +7,14 @@ from typing import Any
 
 from localq.bench.conditions import power
 from localq.bench.models import measure
-from localq.bench.models.plan import GENERATE, REPETITIONS, Case, TestPlan
+from localq.bench.models.plan import GENERATE, REPETITIONS, BenchPlan, BenchTest
 from localq.bench.models.report import OURS
 from localq.bench.quality.evaluation import SpeedTest
 from localq.engine.generate import Engine
 from localq.engine.load.load import LoadedModel, free_memory
 from localq.errors import LocalqError
 
-CASE = Case(0, GENERATE, 0)
+CASE = BenchTest(0, GENERATE, 0)
 
 
 def speed_test() -> SpeedTest:
@@ -35,7 +35,7 @@ def measured(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, An
     if eager is not None and eager != measure.greedy_ids(engine, 0):
         why = "the captured graph and the eager step give different tokens"
         raise LocalqError("eval", why, "Report this as a bug.")
-    plan = TestPlan((CASE,), repetitions)
+    plan = BenchPlan((CASE,), repetitions)
     meter, limits = power.meter(model.device), power.throttle(model.device)
     subjects: dict[str, measure.Subject] = {OURS: measure.EngineSubject(engine, plan.seed)}
     (found,) = measure.measure(subjects, plan, meter, limits, lambda name, case: None)[OURS]

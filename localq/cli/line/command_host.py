@@ -27,12 +27,12 @@ class TerminalHost:
         """Copy to the terminal's clipboard, or print."""
         return clipboard.copy(text)
 
-    def edited(self, text: str, otherwise: str) -> str:
+    def edit(self, text: str, otherwise: str) -> str:
         """Edit `text` in $VISUAL or $EDITOR."""
         with self._aside():
             return editor.edit(text, otherwise)
 
-    def draws(self, wanted: bool | None) -> bool:
+    def set_markdown(self, wanted: bool | None) -> bool:
         """Switch Markdown from the next reply on; returns whether it is on."""
         self.markdown = self.markdown if wanted is None else wanted
         return self.markdown

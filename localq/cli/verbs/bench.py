@@ -17,7 +17,7 @@ from localq.planner import budget
 
 if TYPE_CHECKING:
     from localq.bench.models.model_bench import BenchRequest
-    from localq.bench.models.plan import TestPlan
+    from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
 _MODEL_HELP = "As for chat. --synthetic: a catalogue name. --kernels: also shapes, 4096x4096,28672x8192."
@@ -264,7 +264,7 @@ PARTS = {**dict.fromkeys(("kernels", "crossover", "patched", "bcq"), _run_part),
 
 
 def _request(
-    arguments: _Arguments, settings: Settings, plan: TestPlan, against: tuple[str, ...], baseline: bool, ctx: int | None
+    arguments: _Arguments, settings: Settings, plan: BenchPlan, against: tuple[str, ...], baseline: bool, ctx: int | None
 ) -> BenchRequest:
     """The benchmark of the model: its files, found or fetched, or random weights."""
     vram, reserved = budget.allowed(settings), budget.reserved(settings)

@@ -16,7 +16,7 @@ from localq.planner import budget
 if TYPE_CHECKING:
     from localq.bench.models.format_list import FormatCandidates
     from localq.bench.models.formats import EvaluationText
-    from localq.bench.models.plan import TestPlan
+    from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
 _MAKE = "--formats: quantize missing ones: nf4,vq2 or all."
@@ -43,7 +43,7 @@ class Arguments:
     windows: int | None
 
 
-def run(arguments: Arguments, plan: TestPlan, settings: Settings) -> None:
+def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
     """Measure every format and print the table.
 
     Raises LocalqError where nothing could be measured, and (exit 1) after the table where a format failed

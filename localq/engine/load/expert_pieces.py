@@ -19,15 +19,15 @@ from torch import Tensor
 
 from localq.engine.load.shared import SharedTensors
 from localq.errors import bad_file
-from localq.formats import FORMATS, mxfp4, nf4, shared_names
+from localq.formats import FORMATS, shared_names
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.linear import SlabLinear
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts
 
 DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
-TALL = ("nf4", "mxfp4")  # formats whose experts, quantized one by one, are the rows of one matrix on a GPU
-LINEARS = tuple(format for format in FORMATS if format not in TALL)  # and those whose experts stay Linears of their own
+# Formats whose experts stay Linears of their own on a GPU; those that `join` are rows of one matrix.
+LINEARS = tuple(format for format, module in FORMATS.items() if not hasattr(module, "join"))
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameter -> its parts, by rows
 _PIECE = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.(.+)")
 _AGAIN = "Download the model again; if the error stays, its files do not belong together."
@@ -141,28 +141,17 @@ class ExpertPieces:
         if self.format in LINEARS:
             own = (each.module.placed_bytes(checkpoint.tensors, each.prefix) for each in self.pieces.values())
             return [int(size) for sizes in own for size in sizes]
-        weights = experts * out * columns
-        return [weights // 2, weights // mxfp4.BLOCK if self.format == "mxfp4" else 4 * weights // nf4.BLOCK]
+        assert self.format is not None
+        sizes: list[int] = FORMATS[self.format].joined_bytes(experts * out * columns)
+        return sizes
 
-    def tall(self, checkpoint: Checkpoint) -> nf4.Packed | mxfp4.Packed:
-        """Return all experts as one matrix [experts * out, in] of the format, on the CPU.
-
-        In NF4 each expert has its own mean of scales, and one matrix has only one: the scales are decoded to f32, 4.5
-        bits per weight, with bit-identical weights.
-        """
+    def tall(self, checkpoint: Checkpoint) -> Any:
+        """Return all experts as one matrix [experts * out, in] of the format, on the CPU: its `Packed`."""
         experts, out, columns = self.shape(checkpoint)
-        codes = torch.empty(experts * out, columns // 2, dtype=torch.uint8)
-        if self.format == "mxfp4":
-            powers = torch.empty(experts * out, columns // mxfp4.BLOCK, dtype=torch.uint8)
-            for rows, piece in self.rows(checkpoint):
-                part = mxfp4.from_checkpoint(checkpoint, piece.prefix)
-                codes[rows], powers[rows] = part.codes, part.scales
-            return mxfp4.Packed(codes, powers)
-        scales, dtype = torch.empty(experts * out, columns // nf4.BLOCK), torch.bfloat16
-        for rows, piece in self.rows(checkpoint):
-            packed = nf4.from_checkpoint(checkpoint, piece.prefix)
-            codes[rows], scales[rows], dtype = packed.codes, nf4.absmax_f32(packed), packed.dtype
-        return nf4.Packed(codes, scales.view(-1), None, None, None, (experts * out, columns), dtype)
+        assert self.format is not None
+        module = FORMATS[self.format]
+        parts = ((rows, module.from_checkpoint(checkpoint, piece.prefix)) for rows, piece in self.rows(checkpoint))
+        return module.join((experts * out, columns), parts)
 
     def linears(
         self, held: SharedTensors, place: Callable[[Tensor], Tensor], device: torch.device

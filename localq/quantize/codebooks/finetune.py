@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -160,12 +161,23 @@ class _Unrotate(torch.autograd.Function):
         return rotation.rotate(gradients[0].contiguous(), signs), None
 
 
+@dataclass(frozen=True)
+class TuningText:
+    """The text that a layer is fine-tuned on.
+
+    pair   number below `count` -> x and target of a sequence, f32 [T, hidden] on the device
+    step   pass state, shared by all sequences
+    """
+
+    count: int
+    pair: Callable[[int], tuple[Tensor, Tensor]]
+    step: Pass
+
+
 def tune(
     block: Block,
     packed: dict[str, Packed],
-    sequences: Callable[[int], tuple[Tensor, Tensor]],
-    count: int,
-    step: Pass,
+    text: TuningText,
     tuning: Tuning,
     seed: int,
     device: torch.device,
@@ -173,9 +185,8 @@ def tune(
 ) -> tuple[dict[str, Packed], dict[str, Tensor], float]:
     """Train a layer; block: f32, of plain linears, with its initial norms and biases, on any device.
 
-    sequences(number): x and target of a sequence, f32 [T, hidden] on the device. Returns the matrices, the other
-    parameters by name, and the loss, as a fraction of the targets' energy, over the last tenth of the steps.
-    `on_stage` is called before ("fine-tuning") and after ("forward") the steps.
+    Returns the matrices, the other parameters by name, and the loss, as a fraction of the targets' energy, over the
+    last tenth of the steps. `on_stage` is called before ("fine-tuning") and after ("forward") the steps.
     """
     generator = torch.Generator().manual_seed(seed)
     losses = []
@@ -191,8 +202,8 @@ def tune(
         )
         on_stage("fine-tuning")
         for _ in range(tuning.steps):
-            chosen = torch.randperm(count, generator=generator)[: tuning.sequences].tolist()
-            losses.append(_step(block, trained, [sequences(index) for index in chosen], step))
+            chosen = torch.randperm(text.count, generator=generator)[: tuning.sequences].tolist()
+            losses.append(_step(block, trained, [text.pair(index) for index in chosen], text.step))
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()

@@ -17,7 +17,7 @@ from localq.formats.codebooks import rotation
 from localq.formats.codebooks.vq2 import Packed, dequantize
 from localq.models.decoder import Block
 from localq.quantize.codebooks.encode import encode
-from localq.quantize.codebooks.finetune import tune
+from localq.quantize.codebooks.finetune import TuningText, tune
 from localq.quantize.model import calibration_stream, expert_tokens
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.fold import plain_linear
@@ -93,9 +93,8 @@ def _tune(
         return before[number].to(device).float(), streams.full[number].to(device).float()
 
     seed = settings.seed * 4096 + index
-    packed, others, _ = tune(
-        made, found.packed, sequence, len(before), step, settings.tuning, seed, device, settings.on_stage
-    )
+    text = TuningText(len(before), sequence, step)
+    packed, others, _ = tune(made, found.packed, text, settings.tuning, seed, device, settings.on_stage)
     found.packed.update(packed)
     found.others.update({name: value.to(settings.dtype).cpu() for name, value in others.items()})
     for name, matrix in packed.items():

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from localq.bench.conditions.power import Throttle, summary
-from localq.bench.models.plan import Case
+from localq.bench.models.plan import BenchTest
 from localq.bench.models.report import OURS, BenchReport, BenchRow, write
 
-TG = Case(prompt=0, generate=64, depth=0)
+TG = BenchTest(prompt=0, generate=64, depth=0)
 
 
 class Nvml:

@@ -12,7 +12,7 @@ import torch
 from localq.bench.models import bytes as counted
 from localq.bench.models import measure, model_bench, plan, report, rivals
 from localq.bench.models.measure import EngineSubject, Run
-from localq.bench.models.plan import Case
+from localq.bench.models.plan import BenchTest
 from localq.bench.synthetic import sources
 from localq.engine.generate import Engine
 from localq.engine.load.load import LoadedModel, load
@@ -34,7 +34,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def request(folder, tests: plan.TestPlan, against: tuple[str, ...] = (), device: str = "cpu") -> model_bench.BenchRequest:
+def request(
+    folder, tests: plan.BenchPlan, against: tuple[str, ...] = (), device: str = "cpu"
+) -> model_bench.BenchRequest:
     files, opened = sources.from_files(folder)
     return model_bench.BenchRequest(files, opened, LoadOptions(device=device), tests, against)
 
@@ -66,13 +68,13 @@ def test_same_tokens_as_transformers_and_one_json_line(tmp_path, model_type):
 def test_prefill_computes_all_of_its_tokens_and_none_of_the_depth(tmp_path):
     engine = Engine(load(open_model(make_checkpoint(tmp_path)), LoadOptions(device="cpu", ctx=128)))
     subject = EngineSubject(engine, seed=0)
-    for case in (Case(40, 0, 0), Case(40, 0, 30)):
+    for case in (BenchTest(40, 0, 0), BenchTest(40, 0, 30)):
         for repetition in (-1, 0, 1):
             assert subject.run(case, repetition).seconds > 0  # raises where a token was found in the cache
-    run = subject.run(Case(0, 8, 30), 0)
+    run = subject.run(BenchTest(0, 8, 30), 0)
     assert isinstance(run, Run)
     assert len(run.ids) == 9  # the first comes from the prefill
-    assert run.ids == subject.run(Case(0, 8, 30), 1).ids
+    assert run.ids == subject.run(BenchTest(0, 8, 30), 1).ids
 
 
 def test_bytes_are_those_of_the_tensors(tmp_path):
@@ -126,8 +128,8 @@ def test_a_windowed_layer_reads_its_window(tmp_path):
     slot = 2 * 2 * 32 * 4
     assert counted.kv(model, 50) == slot * (16 + 50 + 16)
     assert counted.kv(model, 10) == slot * 30
-    assert counted.mean_length(Case(0, 4, 10)) == (11 + 12 + 13 + 14) / 4
-    assert counted.mean_length(Case(0, 3, 0)) == (2 + 3 + 4) / 3
+    assert counted.mean_length(BenchTest(0, 4, 10)) == (11 + 12 + 13 + 14) / 4
+    assert counted.mean_length(BenchTest(0, 3, 0)) == (2 + 3 + 4) / 3
 
 
 def test_bitsandbytes_runs_on_our_codes(tmp_path):

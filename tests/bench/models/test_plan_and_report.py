@@ -13,11 +13,11 @@ from localq.bench.conditions.power import CounterMeter, NoMeter, PowerMeter, Thr
 from localq.bench.models import plan as plans
 from localq.bench.models.extrapolate import PAIRS, extrapolate, line
 from localq.bench.models.measure import Measurement, Run, measure
-from localq.bench.models.plan import Case
+from localq.bench.models.plan import BenchTest
 from localq.bench.models.report import BASELINE, FORMATS, OURS, BenchReport, BenchRow, write
 from localq.errors import ExitCode, LocalqError
 
-TG, PP = Case(0, 128, 0), Case(512, 0, 4096)
+TG, PP = BenchTest(0, 128, 0), BenchTest(512, 0, 4096)
 
 
 def test_lists_make_every_test_at_every_depth():
@@ -27,8 +27,8 @@ def test_lists_make_every_test_at_every_depth():
     ]  # fmt: skip
     assert plan.positions == 4096 + 2048 + 1
     assert plan.ctx == 6208  # 97 * 64
-    assert plan.headline == Case(0, 128, 0)
-    assert plans.make("0", "16", "0").cases == (Case(0, 16, 0),)
+    assert plan.headline == BenchTest(0, 128, 0)
+    assert plans.make("0", "16", "0").cases == (BenchTest(0, 16, 0),)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ class Metered:
     def __init__(self, metered: bool = True) -> None:
         self.metered = lambda case: metered
 
-    def can(self, case: Case) -> bool:
+    def can(self, case: BenchTest) -> bool:
         return True
 
-    def run(self, case: Case, repetition: int) -> Run:
+    def run(self, case: BenchTest, repetition: int) -> Run:
         return Run(1.0)
 
     def start(self) -> None:

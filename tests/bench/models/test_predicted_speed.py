@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from localq.bench.models import rows
-from localq.bench.models.plan import Case
+from localq.bench.models.plan import BenchTest
 from localq.bench.models.report import OURS, BenchReport, BenchRow
 from localq.files import catalog
 from localq.planner import placement
@@ -17,7 +17,7 @@ from localq.planner import plan as planner
 from localq.planner.speed import measurements
 from tests.tools.results_tables import recorded_models
 
-TG = Case(0, 128, 0)
+TG = BenchTest(0, 128, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_it_is_what_fit_says_for_the_bandwidth_of_the_run():
     model = next(each for each in recorded_models() if each.name == "llama-3.1-8b@nf4")
     told = rows.predicted(loaded("llama-3.1-8b", "nf4"), TG, measurements.load().read_bytes_per_s)
     assert told == pytest.approx(model.tok_s, rel=0.10)
-    deep = rows.predicted(loaded("llama-3.1-8b", "nf4"), Case(0, 128, 30_000), 4.42e12)
+    deep = rows.predicted(loaded("llama-3.1-8b", "nf4"), BenchTest(0, 128, 30_000), 4.42e12)
     assert deep < 0.8 * told
 
 

@@ -35,7 +35,9 @@ def nf4(nf4_folder: Path) -> Path:
 
 def asked(*folders: Path, **more: Any) -> list[EvaluationRequest]:
     return [
-        EvaluationRequest(open_model(each), LoadOptions(str(each), "cpu"), TEXT.read_bytes(), "LICENSE", WINDOW, 2, **more)
+        EvaluationRequest(
+            open_model(each), LoadOptions(str(each), "cpu"), TEXT.read_bytes(), "LICENSE", WINDOW, 2, **more
+        )
         for each in folders
     ]
 
@@ -71,7 +73,8 @@ def test_one_that_fails_leaves_the_others(plain, nf4, tmp_path):
     assert "wider" in str(error)
     assert error.exit_code == ExitCode.USAGE
     with pytest.raises(LocalqError, match="the text is empty"):
-        comparison.run_all([EvaluationRequest(open_model(plain), LoadOptions(device="cpu"), b"", "nothing")], lambda *_: None)
+        request = EvaluationRequest(open_model(plain), LoadOptions(device="cpu"), b"", "nothing")
+        comparison.run_all([request], lambda *_: None)
 
 
 def test_progress_names_the_model(plain, nf4):
@@ -113,7 +116,8 @@ def test_the_context_holds_the_reply(plain):
     assert evaluation._options(request).ctx == speed.CASE.positions > WINDOW
     (short,) = asked(plain, speed=speed.speed_test())
     with pytest.raises(LocalqError, match="is too short for a reply of 128"):
-        evaluation._options(EvaluationRequest(short.files, LoadOptions(ctx=100), b"", "x", WINDOW, speed=speed.speed_test()))
+        request = EvaluationRequest(short.files, LoadOptions(ctx=100), b"", "x", WINDOW, speed=speed.speed_test())
+        evaluation._options(request)
 
 
 # ---- the plot

@@ -156,7 +156,9 @@ def test_the_text_that_comes_along_is_the_one_that_is_described():
 def test_the_real_model_on_the_text_that_comes_along():
     files = open_model(smollm2())
     found = evaluation.run(
-        EvaluationRequest(files, LoadOptions(device="cpu"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, window=128, most=1)
+        EvaluationRequest(
+            files, LoadOptions(device="cpu"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, window=128, most=1
+        )
     )
     assert 8 < found["perplexity"] < 40
     assert math.isfinite(found["perplexity_llamacpp"])

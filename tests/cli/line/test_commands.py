@@ -103,7 +103,7 @@ def test_values_that_a_command_cannot_take_are_refused_and_change_nothing(start)
     assert "is not a whole number" in talk.refuses("/set top_k infk")
     assert talk.says("/set seed none")[1] == "seed = None\n"
     assert talk.says("/set max_tokens none")[1] == "max_tokens = None\n"
-    assert "cannot be read" in talk.refuses("/system @a\0b")
+    assert "cannot read it" in talk.refuses("/system @a\0b")
     assert "no regular file" in talk.refuses("/system @/dev/zero")
     assert talk.session.system is None
     assert talk.session.sampling == ChatSession(talk.client, talk.session.request, CharTokenizer()).sampling

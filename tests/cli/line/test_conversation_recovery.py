@@ -108,7 +108,8 @@ def test_what_there_is_to_go_on_with_is_checked_first(environment, store):
 def test_at_a_terminal_it_asks_shows_how_it_ended_and_copies(environment, store):
     for title in ("ships", "trees"):
         session = Record(model=environment["LOCALQ_MODEL"])
-        session.conversation.add(Message("assistant", f"reply \x1b]0;on {title}\x07"), session.conversation.add_user(title))
+        asked = session.conversation.add_user(title)
+        session.conversation.add(Message("assistant", f"reply \x1b]0;on {title}\x07"), asked)
         store.save(session)
     plain = {**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     child = pexpect.spawn(

@@ -134,8 +134,8 @@ def test_files_that_are_no_text_are_refused_at_once(start, tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     (tmp_path / "large").write_bytes(b"x" * (2**20 + 1))
     os.mkfifo(tmp_path / "pipe")
-    refused = {"binary": "no text", "latin": "not UTF-8", "large": "more than", "pipe": "no regular file",
-               "none": "No such file", ".": "Is a directory", "a\0b": "cannot be read", "": "no file",
+    refused = {"binary": "not a text file", "latin": "not UTF-8", "large": "larger than", "pipe": "not a regular file",
+               "none": "No such file", ".": "Is a directory", "a\0b": "cannot read it", "": "no file",
                "/dev/zero": "no regular file", "~no-such-user.txt": "home directory"}  # fmt: skip
     for name, why in refused.items():
         assert why in talk.refuses(f"/read {name}"), name

@@ -69,9 +69,9 @@ def test_run_replies(folder, capsys, monkeypatch):
 
 def test_what_cannot_be_quantized_is_refused(folder, tmp_path, capsys):
     assert execute(["quantize", folder, "--out", str(tmp_path / "out")]) == ExitCode.USAGE
-    assert "quantized already (aqlm)" in capsys.readouterr().err
+    assert "already quantized (aqlm)" in capsys.readouterr().err
     assert execute(["quantize", folder, "--format", "aqlm", "--out", str(tmp_path / "out")]) == ExitCode.USAGE
     assert (
-        "localq does not write this format. Formats: nf4, mxfp4, bcq, squeezellm, vq2, aqlm2x8."
+        "localq cannot write this format. Formats: nf4, vq2, aqlm2x8, mxfp4, bcq, squeezellm."
         in capsys.readouterr().err
     )

@@ -84,9 +84,9 @@ def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, ca
         (["-o", "xml"], 2, "xml"),
         (["--only", "nf4"], 2, "--only has no effect without --kernels"),
         (["--profile", "--only", "nf4"], 2, "--only has no effect with --profile"),
-        (["--kernels", "--profile"], 2, "two benchmarks"),
+        (["--kernels", "--profile"], 2, "different benchmarks"),
         (["--kernels", "-o", "csv"], 2, "csv"),
-        (["--kernels", "--synthetic"], 2, "random weights anyway"),
+        (["--kernels", "--synthetic"], 2, "always uses random weights"),
         (["-p", "some"], 2, "-p"),
         (["-p", "0", "-n", "0"], 2, "nothing to measure"),
         (["-r", "0"], 2, ""),
@@ -225,4 +225,4 @@ def test_what_stays_free_and_force_reach_the_load_but_never_the_baseline(model, 
     assert [(each.reserve_bytes, each.force) for each in seen] == [(300 * 2**20, True), (300 * 2**20, False)]
     assert cli.execute(["bench", model, *SHORT, "--reserve", "some"]) == 2
     assert cli.execute(["bench", "--kernels", "--force"]) == 2
-    assert "no meaning with --kernels" in capsys.readouterr().err
+    assert "no effect with --kernels" in capsys.readouterr().err

@@ -105,11 +105,11 @@ def doctor(capsys, *arguments):
 def test_one_working_gpu(capsys):
     code, out, err = doctor(capsys)
     assert (code, err) == (0, "")
-    assert "NVIDIA 580.65.06, serves CUDA 13.0" in out
+    assert "NVIDIA 580.65.06, supports CUDA 13.0" in out
     assert "NVIDIA GeForce RTX 3090, sm_86, kernels run, 21,504 MiB of 24,576 MiB free" in out
     held = [line.strip() for line in out.splitlines() if "process" in line]
     assert held == [
-        "process 22 (Xorg) holds 2,048 MiB", "process 11 (python) holds 1,024 MiB", "process 33 holds an untold amount",
+        "process 22 (Xorg): 2,048 MiB", "process 11 (python): 1,024 MiB", "process 33: an unknown amount",
     ]  # fmt: skip
     assert out.splitlines()[-1].split(None, 1) == ["usable", "yes, on NVIDIA GeForce RTX 3090"]
 
@@ -120,17 +120,17 @@ def test_no_driver_is_usable_on_the_cpu(capsys, machine):
     assert (code, err) == (0, "")
     assert "2.13.0+cpu, a CPU build" in out
     assert "none: built without CUDA" in out
-    assert out.splitlines()[-1].split(None, 1) == ["usable", "yes, on the CPU only: no NVIDIA driver was found"]
+    assert out.splitlines()[-1].split(None, 1) == ["usable", "yes, on the CPU only: no NVIDIA driver found"]
 
 
 OLD = Driver(present=True, cuda_version=(12, 4))
 HIDDEN = Driver(present=True, why_not="it finds no GPU", cuda_version=(13, 0))
 UNUSABLE = [
-    ({"found": OLD}, "driver is too old: it serves CUDA 12.4, the installed torch needs 13.0", "Update the driver"),
+    ({"found": OLD}, "driver is too old: it supports CUDA 12.4, torch needs 13.0", "Update the driver"),
     ({"found": HIDDEN}, "an NVIDIA driver is installed, but it finds no GPU", "nvidia-smi"),
     ({"nvml": Nvml((7, 5))}, "built for sm_80, sm_86, sm_120, and this GPU is sm_75", "kernels for this GPU"),
-    ({"build": None}, "kernels cannot be used: built without CUDA", "where nvcc is found"),
-    ({"torch": Torch("2.13.0+cpu", None)}, "torch is a CPU build", "Install a torch build with CUDA"),
+    ({"build": None}, "kernels cannot be used: built without CUDA", "build it with nvcc"),
+    ({"torch": Torch("2.13.0+cpu", None)}, "torch is a CPU build", "Install torch with CUDA"),
 ]
 
 
@@ -155,7 +155,7 @@ def test_missing_torch_is_an_error_that_names_it(capsys, machine):
     machine(torch=None)
     code, out, err = doctor(capsys)
     assert code == 1
-    assert "torch: it is not installed" in err
+    assert "torch: not installed" in err
     assert "torch        not installed" in out
 
 
@@ -232,7 +232,7 @@ def test_this_machine(monkeypatch):
 
 @pytest.mark.parametrize(
     ("failed", "code", "says"),
-    [(None, 0, "has not run yet"), ("", 0, "passed"), ("nf4_gemv", 7, "failed: nf4_gemv gives wrong results")],
+    [(None, 0, "not run yet"), ("", 0, "passed"), ("nf4_gemv", 7, "failed: wrong results from nf4_gemv")],
     ids=["never run", "passed", "failed"],
 )
 def test_the_self_test_of_the_kernels(capsys, failed, code, says):
@@ -242,7 +242,7 @@ def test_the_self_test_of_the_kernels(capsys, failed, code, says):
     got, out, err = doctor(capsys)
     assert got == code
     assert next(line.split(None, 1)[1] for line in out.splitlines() if line.startswith("self-test")).startswith(says)
-    assert ("nf4_gemv gave wrong results in its self-test" in err) == (code == 7)
+    assert ("the self-test of kernel nf4_gemv failed" in err) == (code == 7)
     body = json.loads(doctor(capsys, "--json")[1])
     assert body["selftest"] == (
         None if failed is None else {"gpu": "NVIDIA GeForce RTX 3090", "driver": "580.65.06", "failed": failed}

@@ -19,16 +19,16 @@ INJECTIONS = 50
 PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Mon Jan 13 20:02:09 UTC 2026\nGCC version: gcc 13\n"
 # CUresult, CUDA version served -> words of the cause, and of the cure.
 STATES = {
-    (35, 12040): ("serves CUDA 12.4, the installed torch needs 13.0", "Update the driver"),
-    (35, 13000): ("it is older than the CUDA that it is asked for", "Update the driver"),
-    (803, 13000): ("different versions, as after an update; its kernel module is 570.86.15", "Restart the machine"),
-    (209, 13000): ("it has no code for this GPU", "Update the driver"),
+    (35, 12040): ("supports CUDA 12.4, torch needs 13.0", "Update the driver"),
+    (35, 13000): ("it is older than the required CUDA version", "Update the driver"),
+    (803, 13000): ("different versions, as after an update; the kernel module is 570.86.15", "Restart the machine"),
+    (209, 13000): ("it does not support this GPU", "Update the driver"),
     (100, 13000): ("it finds no GPU", "nvidia-smi"),
-    (999, 13000): ("the driver or the GPU has failed", "nvidia_uvm"),
-    (46, 13000): ("the GPU is not available", "nvidia-smi"),
+    (999, 13000): ("driver or GPU failed", "nvidia_uvm"),
+    (46, 13000): ("in exclusive use", "nvidia-smi"),
     (34, 13000): ("the stub of a CUDA toolkit", "LD_LIBRARY_PATH"),
     (802, 13000): ("fabric is not ready", "fabric manager"),
-    (804, 13000): ("compatibility libraries do not serve this GPU", "cuda-compat"),
+    (804, 13000): ("compatibility libraries do not support this GPU", "cuda-compat"),
     (777, 13000): ("CUDA error 777", "nvidia-smi"),
 }
 
@@ -87,7 +87,7 @@ def test_each_state_is_named_with_its_cure_and_its_end_is_seen(install, capsys):
         assert cure in err
         assert "--device cpu" in err
         assert len(err.splitlines()) == 1
-        assert f"serves CUDA {version // 1000}.{version % 1000 // 10}" in out
+        assert f"supports CUDA {version // 1000}.{version % 1000 // 10}" in out
         told = json.loads(doctor(capsys, "--json")[1])
         assert (told["usable"], told["problem"]["exit_code"]) == (False, 7)
         install(0)
@@ -100,7 +100,7 @@ def test_no_visible_gpu(install, capsys, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         code, out, err = doctor(capsys)
         assert code == 7
-        assert "leaves no GPU visible" in err
+        assert "hides every GPU" in err
         assert "Unset CUDA_VISIBLE_DEVICES" in err
         assert "\u202e" not in out + err
 

@@ -95,7 +95,7 @@ def test_offline_asks_nobody(server, capsys, monkeypatch, switch, verb):
     flags = [switch] if switch.startswith("--") else []
     if not flags:
         monkeypatch.setenv(switch, "1")
-    assert "switched off" in localq(capsys, *verb, REPO, "--vram", "4", *flags, code=6)[1]
+    assert "localq is offline" in localq(capsys, *verb, REPO, "--vram", "4", *flags, code=6)[1]
     assert server.requests == []
 
 
@@ -167,7 +167,7 @@ def test_a_damaged_gguf_is_refused_and_fetched_by_force(server, capsys, tmp_path
     assert "maker/tiny-gguf/tiny.gguf" in err
     assert str(tmp_path) not in err
     assert "maker/tiny-gguf/tiny.gguf" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4", code=8)[1]
-    assert "not known" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4", "--force")[1]
+    assert "cannot tell whether it fits" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4", "--force")[1]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_chat_and_run_refuse_before_the_download(server, capsys, monkeypatch):
     assert server.sent_of("model-00002-of-00002.safetensors") <= 2 * hub_remote.HEAD_BYTES
     assert localq(capsys, "ls")[1].startswith("no models yet")
     server.requests.clear()
-    assert "switched off" in localq(capsys, "chat", REPO, "--offline", code=6)[1]
+    assert "localq is offline" in localq(capsys, "chat", REPO, "--offline", code=6)[1]
     assert server.requests == []
 
 

@@ -149,7 +149,7 @@ def test_pull_stopped_with_ctrl_c_says_that_it_goes_on_and_does(server):
     child.close()
     assert child.exitstatus == 130
     assert "Traceback" not in printed
-    assert printed.splitlines()[-1] == "maker/large: stopped; the same command goes on where this one was"
+    assert printed.splitlines()[-1] == "maker/large: stopped; run the same command to resume"
     server.slow_after = None
     localq("pull", "maker/large", "-q")
     assert server.seen("GET", "model.safetensors")[-1].headers["range"].startswith("bytes=")

@@ -66,7 +66,7 @@ def test_a_model_is_made_and_every_verb_takes_it(source, tmp_path, capsys, monke
     code, printed, said = run(capsys, "quantize", source, "--out", out, *few)
     assert (code, printed) == (0, "")
     assert "3 windows of 256 tokens" in said
-    assert "the same command goes on" in said
+    assert "run the same command to resume" in said
     assert "\x1b" not in said
     shown = json.loads(run(capsys, "show", out, "--json")[1])
     assert (shown["format"], shown["scheme"], shown["runs"]) == ("vq2", "s4l16", True)
@@ -89,7 +89,7 @@ def test_a_model_is_made_and_every_verb_takes_it(source, tmp_path, capsys, monke
     assert json.loads(printed) == {"schema": 1, "path": str(out), "format": "vq2", "weights_bytes": weights}
     code, _, said = run(capsys, "quantize", out, "--out", tmp_path / "again", *few)
     assert code == ExitCode.USAGE
-    assert "quantized already (vq2)" in said
+    assert "already quantized (vq2)" in said
 
 
 # ---- options
@@ -145,29 +145,29 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--bits", "2"), "--bits: nf4"),
-        (("--bits", "3"), "an option of --format vq2, bcq."),
-        (("--windows", "2"), "an option of --format vq2, aqlm2x8, bcq, squeezellm."),
-        (("--seed", "1"), "an option of --format vq2, aqlm2x8."),
-        (("--format", "aqlm2x8", "--bits", "4"), "an option of --format vq2 and bcq."),
-        (("--calibration", LICENSE), "--calibration: nf4"),
-        (("--windows", "3"), "--windows: nf4"),
-        (("--quick",), "--quick: nf4"),
-        (("--best",), "--best: nf4"),
-        (("--device", "cpu"), "--device: nf4"),
-        (("--seed", "0"), "--seed: nf4"),
-        (("--vram", "24"), "--vram: nf4"),
-        (("--format", "aqlm2x8", "--bits", "2"), "--bits: aqlm2x8"),
+        (("--bits", "2"), "--bits: --format nf4"),
+        (("--bits", "3"), "Use it with --format vq2, bcq."),
+        (("--windows", "2"), "Use it with --format vq2, aqlm2x8, bcq, squeezellm."),
+        (("--seed", "1"), "Use it with --format vq2, aqlm2x8."),
+        (("--format", "aqlm2x8", "--bits", "4"), "Use it with --format vq2 or bcq."),
+        (("--calibration", LICENSE), "--calibration: --format nf4"),
+        (("--windows", "3"), "--windows: --format nf4"),
+        (("--quick",), "--quick: --format nf4"),
+        (("--best",), "--best: --format nf4"),
+        (("--device", "cpu"), "--device: --format nf4"),
+        (("--seed", "0"), "--seed: --format nf4"),
+        (("--vram", "24"), "--vram: --format nf4"),
+        (("--format", "aqlm2x8", "--bits", "2"), "--bits: --format aqlm2x8"),
         (("--format", "vq2", "--best", "--quick"), "--best: it cannot be combined with --quick"),
         (("--format", "vq2", "--quick", "--best"), "--best: it cannot be combined with --quick"),
         (("--format", "vq2", "--bits", "5"), "'5' is not supported. Use 2, 2.5, 3, 4"),
         (("--format", "vq2", "--bits", "1.9"), "'1.9' is not supported"),
         (("--format", "vq2", "--bits", "4.5"), "'4.5' is not supported"),
-        (("--format", "vq2", "--bits", "2.333"), "a number in between"),
+        (("--format", "vq2", "--bits", "2.333"), "a mixture in between"),
         (("--format", "vq2", "--bits", "2.001"), "'2.001' is not supported"),
         (("--format", "vq2", "--bits", "1.00"), "'1.00' is not supported"),
-        (("--format", "vq2", "--calibration", "none"), "none: vq2 is fitted to what the model does on a text"),
-        (("--format", "vq3"), "Formats: nf4, mxfp4, bcq, squeezellm, vq2, aqlm2x8"),
+        (("--format", "vq2", "--calibration", "none"), "none: --format vq2 needs a calibration text"),
+        (("--format", "vq3"), "Formats: nf4, vq2, aqlm2x8, mxfp4, bcq, squeezellm"),
         (("--format", "vq2", "--windows", "0"), "--windows"),
         (("--format", "vq2", "--seed", "-1"), "--seed"),
         (("--format", "vq2", "--device", "tpu"), "'tpu' is not a valid value"),
@@ -227,7 +227,7 @@ def test_texts_that_do_not_do(source, tmp_path) -> None:
     (tmp_path / "long").write_bytes(b"a" * (calibration.MAX_TEXT_BYTES + 1))
     for path, why in (
         ("latin", "not UTF-8"),
-        ("long", "more than"),
+        ("long", "larger than"),
         (".", "cannot be read"),
         ("none", "cannot be read"),
     ):
@@ -263,7 +263,7 @@ def test_a_name_at_vq2_is_made_here_once_announced(tmp_path, monkeypatch) -> Non
     path = prepare.source_path("smollm3-3b@vq2", said.append)
     assert path == places.quantized_dir() / "smollm3-3b@vq2"
     assert commands[0][-5:] == [str(tmp_path / "source"), "--format", "vq2", "--out", str(path)]
-    assert re.search(r"made here once from \S+ \(about \d+ (min|h) after the download\)", said[0])
+    assert re.search(r"localq quantizes them once from \S+ \(about \d+ (min|h) after the download\)", said[0])
 
 
 def test_estimates_know_the_machine(monkeypatch) -> None:

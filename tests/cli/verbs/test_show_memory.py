@@ -75,8 +75,8 @@ def test_after_a_load_on_a_gpu_both_stand_side_by_side(capsys):
     assert execute(["show", "llama-3.1-8b"]) == ExitCode.OK
     out = capsys.readouterr().out
     assert "at the last load on NVIDIA H200" in out
-    (line,) = (line for line in out.splitlines() if line.strip().startswith("in all"))
-    assert line.split() == ["in", "all", "4,527.0", "4,526.0"]
+    (line,) = (line for line in out.splitlines() if line.strip().startswith("total"))
+    assert line.split() == ["total", "4,527.0", "4,526.0"]
 
 
 def test_a_load_on_the_cpu_is_no_measure_of_a_gpu():
@@ -97,5 +97,5 @@ def test_stats_say_both():
 
 def test_memory_of_the_host_that_no_component_counts_is_a_line_of_its_own():
     told = memory_lines({"weights": MIB}, {"weights": MIB}, {"snapshots": 64 * MIB, "embedding": 0, "other": 3 * MIB})
-    assert told[-1] == "  of the host besides: at most 64.0 MiB to copy snapshots of conversations, 3.0 MiB for other"
+    assert told[-1] == "  host memory: up to 64.0 MiB to copy snapshots, 3.0 MiB for other"
     assert told[:-1] == memory_lines({"weights": MIB}, {"weights": MIB}, {})

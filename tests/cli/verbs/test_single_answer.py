@@ -51,7 +51,7 @@ def test_extract_prints_the_last_block_of_code_alone(answered):
     assert (code, out) == (0, "b = 2\nc\n")
     code, out, err, _ = answered("no code", "run", "smollm2-135m", "--extract", "q")
     assert (code, out) == (1, "")
-    assert "no block of code" in err
+    assert "no code block" in err
 
 
 def test_the_prompt_may_be_an_option_as_of_chat(answered):
@@ -162,7 +162,7 @@ def test_a_file_for_thoughts_is_opened_first_and_what_fails_is_told(answered):
 def test_a_base_model_says_that_it_reads_no_system_prompt(answered, monkeypatch):
     monkeypatch.setattr(CharTokenizer, "chat_template", None)
     arguments = ("run", "smollm2-135m", "once upon")
-    assert "system prompt is left out" in answered("a", *arguments, "--system", "Be brief.")[2]
+    assert "system prompt is not used" in answered("a", *arguments, "--system", "Be brief.")[2]
     assert "system prompt" not in answered("a", *arguments)[2]
 
 

@@ -64,7 +64,7 @@ def test_where_there_is_no_screen_it_goes_by_lines(opened, monkeypatch):
 
 def test_tui_needs_a_terminal(capsys):
     assert execute(["tui"]) == ExitCode.USAGE
-    assert "`localq chat --plain` goes line by line" in capsys.readouterr().err
+    assert "Use `localq chat --plain` for line mode" in capsys.readouterr().err
 
 
 def test_bare_localq_is_the_help_where_there_is_no_terminal(monkeypatch, capsys):
@@ -86,7 +86,7 @@ def test_bare_localq_is_tui_at_a_terminal(monkeypatch):
 
 def shown(monkeypatch, run, store=None) -> int:
     monkeypatch.setattr(LocalqApp, "run", run)
-    return tui.shown(Settings(), Start(None, store))
+    return tui.run_app(Settings(), Start(None, store))
 
 
 def with_model(app: LocalqApp, store: ConversationStore | None, closed: list[str]) -> ChatSession:

@@ -64,7 +64,7 @@ def test_what_localq_fetched_is_verified_and_repaired_by_pull(server, capsys):
     out, err = localq(capsys, "verify", REPO, code=8)
     assert "damaged" in out
     assert f"{folder / SECOND} is wrong" in err
-    assert f"`localq pull {REPO}` repairs it" in err
+    assert f"run `localq pull {REPO}` to repair it" in err
     out, err = localq(capsys, "pull", REPO)
     assert "fetched and verified" in err
     assert server.fetched().count(SECOND) == 2
@@ -89,7 +89,7 @@ def test_another_tools_file_is_named_and_not_touched(server, capsys):
     spoil(folder / SECOND, random.Random(3))
     content = (folder / SECOND).read_bytes()
     err = localq(capsys, "verify", code=8)[1]
-    assert f"`localq rm {REPO} && localq pull {REPO}` repairs it" in err
+    assert f"run `localq rm {REPO} && localq pull {REPO}` to repair it" in err
     assert "localq rm" in localq(capsys, "pull", REPO, code=8)[1]
     assert (folder / SECOND).read_bytes() == content
     localq(capsys, "rm", "-y", REPO)

@@ -79,7 +79,7 @@ def test_run_replies(folder, capsys, monkeypatch):
 
 def test_what_is_in_it_is_not_quantized_again(folder, tmp_path, capsys):
     assert execute(["quantize", folder, "--out", str(tmp_path / "out")]) == ExitCode.USAGE
-    assert "quantized already (localq_vq2)" in capsys.readouterr().err
+    assert "already quantized (localq_vq2)" in capsys.readouterr().err
 
 
 def test_a_70b_is_planned_with_what_it_takes():

@@ -36,9 +36,8 @@ def nf4_folder(tmp_path_factory):
 
 
 def on_gpu(folder, **options) -> LoadedModel:
-    return load(
-        open_model(folder), LoadOptions(device="cuda", **options), pick=lambda word: DeviceChoice(torch.device("cuda", 0))
-    )
+    gpu = DeviceChoice(torch.device("cuda", 0))
+    return load(open_model(folder), LoadOptions(device="cuda", **options), pick=lambda word: gpu)
 
 
 def logits_of(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:

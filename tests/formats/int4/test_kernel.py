@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from localq.formats.cases import BY_OP
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4.kernel import (
     WIDEST_ORDER,
@@ -34,7 +35,7 @@ ACTIVATIONS = {
 }
 # Column blocks 1, 5, 8, 9, 17, 33, 65, 448: chunks of eight that are full, partly full and missing. Outputs: one tile;
 # more than a GPU holds at a time; x too wide for shared memory.
-SHAPES = [(16, 64), (48, 320), (32, 512), (576, 576), (48, 1088), (1008, 2112), (5008, 4160), (80, 28672), (40000, 192)]
+SHAPES = BY_OP["int4_gemv"].shapes
 GROUPS = (32, 64, 128)
 X, MATRIX = inputs(3, 128, BF16), make((32, 128), 64).matrix
 ELSEWHERE = Int4Operand(MATRIX.codes.to("meta"), MATRIX.scales.to("meta"), MATRIX.zeros.to("meta"), None, 64)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from localq.formats import nf4
+from localq.formats.cases import BY_OP
 from localq.formats.nf4.kernel import nf4_dequantize
 from tests.support.kernels.nf4_operands import bits, in_order, operands, operands_of
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.cuda
 
 # One block; a block of threads that is not full; tiles and chunks of eight blocks that are full, short and missing;
 # nested blocks that are not full; many thread blocks.
-SHAPES = [(1, 64), (3, 320), (16, 512), (47, 1088), (577, 576), (33, 1536), (1001, 2112)]
+SHAPES = BY_OP["nf4_dequantize"].shapes
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 ORDERS = pytest.mark.parametrize("tiled", [False, True], ids=["row-wise", "tiled"])
 

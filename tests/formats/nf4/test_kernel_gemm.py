@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from localq.formats import nf4
+from localq.formats.cases import BY_OP
 from localq.formats.nf4.kernel import nf4_gemm
 from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, in_order, inputs, operands, operands_of
 
@@ -18,7 +19,7 @@ ORDERS = pytest.mark.parametrize("tiled", [True, False], ids=["tiled", "row-wise
 # Column blocks 1, 5, 9, 17, 33, 64, 65: fewer than the warps that share a tile, chunks of eight that are full, partly
 # full and missing. Outputs: one, less than a tile, tiles that are not full, an odd number of them, more than a GPU
 # holds at a time.
-SHAPES = [(1, 64), (15, 320), (577, 576), (33, 1088), (1001, 2112), (272, 4096), (5003, 4160), (40009, 192)]
+SHAPES = BY_OP["nf4_gemm"].shapes
 # Tiles of 8 rows of x that are full and not, every size of the kernel, and 64 rows at once exceeded by one and by many.
 ROWS = (1, 9, 16, 17, 31, 32, 33, 64, 65, 129)
 TABLE_SCALE = 1.6384992599487305  # of the float16 table, csrc/nf4/mma.cuh

@@ -110,7 +110,7 @@ def test_inputs_that_are_never_there() -> None:
 def test_a_metric_that_is_not_finite() -> None:
     metric = metric_of(32)
     metric[3, 3] = torch.inf
-    with pytest.raises(LocalqError, match="not finite") as caught:
+    with pytest.raises(LocalqError, match="non-finite") as caught:
         binary.encode(normal(4, 32), metric, bcq.of_scheme("q2g32"))
     assert caught.value.exit_code == ExitCode.BAD_FILE
 

@@ -66,7 +66,7 @@ def test_no_choice_of_the_size_that_was_reached_loses_less(bits: float) -> None:
 
 def test_less_than_the_least_is_refused_with_the_least() -> None:
     parts = [part(1.0, (2100, 2600, 3100, 4100)), part(2.0)]
-    with pytest.raises(LocalqError, match=r"takes is 2\.05 bits") as caught:
+    with pytest.raises(LocalqError, match=r"at least 2\.05 bits") as caught:
         bit_mixture.choose(parts, 2.04)
     assert caught.value.exit_code == ExitCode.USAGE
     assert "Ask for 2.05 or more" in str(caught.value)
@@ -74,7 +74,7 @@ def test_less_than_the_least_is_refused_with_the_least() -> None:
 
 
 def test_where_no_bits_on_offer_are_enough_the_way_without_a_mixture_is_named() -> None:
-    with pytest.raises(LocalqError, match=r"takes is 4\.10 bits") as caught:
+    with pytest.raises(LocalqError, match=r"at least 4\.10 bits") as caught:
         bit_mixture.choose([part(1.0, (4100, 4600, 5100, 6100))], 3.99)
     assert "or more" not in str(caught.value)
     assert "as with --bits 2" in str(caught.value)
@@ -82,7 +82,7 @@ def test_where_no_bits_on_offer_are_enough_the_way_without_a_mixture_is_named() 
 
 def test_bits_are_told_by_kind() -> None:
     parts = [part(1.0), part(3.0), PricedGroup(("self_attn.q_proj", "self_attn.k_proj"), 1.0, SIZES, 8000)]
-    assert bit_mixture.summary(parts, [0, 1, 3], 2.9) == "2.833 bits a weight of 2.9: up 2.25, q k 4.00"
+    assert bit_mixture.summary(parts, [0, 1, 3], 2.9) == "2.833 bits per weight (at most 2.9): up 2.25, q k 4.00"
 
 
 def test_what_was_chosen_stays_chosen(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from localq.formats.codebooks.vq2 import dequantize
 from localq.models.decoder import Block
 from localq.models.unstacked_experts import unstack
 from localq.quantize.codebooks import finetune
-from localq.quantize.codebooks.finetune import TrainableLayer, tune
+from localq.quantize.codebooks.finetune import TrainableLayer, TuningText, tune
 from localq.quantize.codebooks.layer import set_weights
 from localq.quantize.codebooks.refine import adjoint
 from localq.quantize.model import calibration_stream
@@ -74,7 +74,8 @@ def test_the_loss_falls_and_the_codes_stay(model_type):
     tuning = Tuning(steps=30, sequences=3, codebooks=1e-2, scales=1e-2, norms=1e-3)
     kept = {name: [codes.clone() for codes, _ in each.books] for name, each in packed.items()}
     results = [
-        tune(made, packed, lambda i: (streams.x[i], aims[i]), len(aims), streams.step, tuning, 4, CPU) for _ in range(2)
+        tune(made, packed, TuningText(len(aims), lambda i: (streams.x[i], aims[i]), streams.step), tuning, 4, CPU)
+        for _ in range(2)
     ]
     (first, others, loss), (again, _, same) = results
     assert loss == same

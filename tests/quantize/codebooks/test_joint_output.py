@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "windows": windows(4, 40),
     "effort": Effort(beam=2, columns=32),
     "tuning": Tuning(steps=2, sequences=2),
-    "whole": WHOLE,
+    "joint_tuning": WHOLE,
     "seed": 5,
 }
 
@@ -69,10 +69,10 @@ def test_the_model_is_nearer_to_the_full_one_and_its_codes_are_the_same(
     source = make_checkpoint(
         tmp_path / "source", model_type, dtype=torch.float32, num_hidden_layers=2, initializer_range=0.1
     )
-    changes = {**SETTINGS, "tuning": Tuning(), "whole": Tuning(16, 2, 1e-3, 5e-4, 5e-4), **changes}
+    changes = {**SETTINGS, "tuning": Tuning(), "joint_tuning": Tuning(16, 2, 1e-3, 5e-4, 5e-4), **changes}
     said: list[str] = []
     trained = by_layer.convert(request(source, tmp_path / "trained", **changes), say=said.append)
-    apart = converted(source, tmp_path / "apart", **{**changes, "whole": Tuning()})
+    apart = converted(source, tmp_path / "apart", **{**changes, "joint_tuning": Tuning()})
     texts = changes["windows"]
     assert divergence(source, trained, texts) < 0.9 * divergence(source, apart, texts)
     assert said[-1].startswith(f"{source.name}: joint training: ")
@@ -141,8 +141,8 @@ def test_damaged_files_of_a_training_are_made_again(source: Path, finished: Path
 def test_another_training_does_not_go_on(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _stopped(source, out, by_layer.TRAINING, 1)
-    with pytest.raises(LocalqError, match="something else") as caught:
-        converted(source, out, **{**SETTINGS, "whole": Tuning(25, 2)})
+    with pytest.raises(LocalqError, match="another unfinished conversion") as caught:
+        converted(source, out, **{**SETTINGS, "joint_tuning": Tuning(25, 2)})
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -167,7 +167,7 @@ def test_on_a_gpu(source: Path, tmp_path: Path) -> None:
 def test_models_that_are_too_large_are_made_layer_by_layer(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apart = converted(source, tmp_path / "apart", **{**SETTINGS, "whole": Tuning()})
+    apart = converted(source, tmp_path / "apart", **{**SETTINGS, "joint_tuning": Tuning()})
     monkeypatch.setattr(joint_output, "LARGEST", 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 96) - 1)
     said: list[str] = []
     assert digests(by_layer.convert(request(source, tmp_path / "out", **SETTINGS), say=said.append)) == digests(apart)

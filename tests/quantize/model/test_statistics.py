@@ -139,6 +139,6 @@ def test_inputs_of_zeros_leave_the_matrix_and_the_plain_metric():
 def test_what_is_not_finite_has_no_factor(value):
     metric = torch.eye(8)
     metric[3, 3] = value
-    with pytest.raises(LocalqError, match="not finite") as caught:
+    with pytest.raises(LocalqError, match="non-finite") as caught:
         factor(metric, 4)
     assert caught.value.exit_code == ExitCode.BAD_FILE

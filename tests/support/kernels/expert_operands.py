@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.formats import mxfp4, nf4
+from localq.formats.cases import TIMES_NAIVE
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
 from localq.formats.mxfp4.kernel import Mxfp4Operand
 from localq.formats.nf4 import Packed as Nf4Packed
@@ -138,5 +139,5 @@ def down(
 def assert_near(got: Tensor, exact: Tensor, naive: Tensor) -> None:
     """`got` may be twice as far from fp64 as torch in 16 bit is."""
     error, allowed = (got.double() - exact).abs().max().item(), (naive.double() - exact).abs().max().item()
-    allowed = 2 * allowed + 1e-6 * exact.abs().max().item()
+    allowed = TIMES_NAIVE * allowed + 1e-6 * exact.abs().max().item()
     assert error <= allowed, f"off by {error:.3g}, allowed {allowed:.3g}"

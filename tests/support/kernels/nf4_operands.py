@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from localq.formats import nf4
+from localq.formats.cases import TIMES_NAIVE
 from localq.formats.nf4 import Packed
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.nf4.kernel import Nf4Operand
@@ -85,7 +86,7 @@ def assert_as_good_as_naive(
     naive = torch.nn.functional.linear(x, dense.to(x.dtype), None if bias is None else bias.to(x.dtype))
     naive_error = (naive.double() - exact).abs().max().item()
     error = (got.double() - exact).abs().max().item()
-    allowed = 2 * naive_error + 1e-6 * exact.abs().max().item()
+    allowed = TIMES_NAIVE * naive_error + 1e-6 * exact.abs().max().item()
     if error > allowed:
         allowed = max(allowed, naive_error + beyond())
     assert error <= allowed, f"off by {error:.3g}, naive {naive_error:.3g}, allowed {allowed:.3g}"

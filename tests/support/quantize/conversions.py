@@ -9,6 +9,7 @@ from typing import Any
 from localq.files.model_folder import open_model
 from localq.quantize import by_tensor
 from localq.quantize.request import TensorwiseRequest
+from localq.wording import OnProgress, Say
 
 SHARD = 60_000  # bytes: the tiny models become five shards and more
 
@@ -17,5 +18,8 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-def quantized(source: Path, out: Path, **options: Any) -> Path:
-    return by_tensor.convert(TensorwiseRequest(open_model(source), "nf4", out, shard_bytes=SHARD, **options))
+def quantized(
+    source: Path, out: Path, on_progress: OnProgress | None = None, say: Say | None = None, **options: Any
+) -> Path:
+    request = TensorwiseRequest(open_model(source), "nf4", out, shard_bytes=SHARD, **options)
+    return by_tensor.convert(request, on_progress, say)

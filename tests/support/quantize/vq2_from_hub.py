@@ -84,7 +84,7 @@ def watched(out: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(download, "get", look(download.get))
     monkeypatch.setattr(by_layer, "quantize_layer", look(by_layer.quantize_layer))
-    for name in ("_forward", "ending_of", "_backward"):
+    for name in ("_forward", "make_ending", "_backward"):
         monkeypatch.setattr(sensitivity, name, look(getattr(sensitivity, name)))
     return taken
 

@@ -228,7 +228,7 @@ def test_a_file_that_cannot_be_written_is_said(session, config):
     async def script(pilot: Pilot[Any]) -> None:
         host.set("temperature", "0.8")
         await pilot.press("f6")
-        await until(pilot, lambda: "cannot be read" in " ".join(screen_text(host).split()))
+        await until(pilot, lambda: "cannot read it" in " ".join(screen_text(host).split()))
         assert host.results == []
 
     driven(host, script)
