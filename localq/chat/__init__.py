@@ -1,1 +1,13 @@
-"""Conversations with a loaded model, for every front end. Torch-free."""
+"""Conversations with a loaded model, shared by the line chat and the TUI. No torch, no terminal drawing.
+
+session             a running chat: ask, edit, regenerate, continue, save. Open this file first
+open_model          name -> files -> tokenizer and engine process; open_conversation: new or resumed, and its store
+prompt              token ids of a conversation, and which turns are left out when the context is full
+reply_stream        engine events -> pieces of text; reply: what a front end receives
+side_request        one-off requests outside the conversation (compaction, /bench)
+history/            the tree of turns, its database, snapshots of the KV cache, export
+commands/           slash commands
+terminal/           clipboard, editor, input history, transfer rate: what both front ends use
+
+Called by `cli/line`, `cli/verbs` and `tui`. Not here: tokenizers and templates (`text`), the engine process (`worker`).
+"""

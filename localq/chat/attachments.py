@@ -1,4 +1,4 @@
-"""Texts that users keep in files: a system prompt (`@FILE`), what goes before a message (`/read`, `@file`, `/glob`)."""
+"""Text files in a prompt: a system prompt (`@FILE`), files attached to a message (`/read`, `@file`, `/glob`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localq.errors import LocalqError, usage_error
 from localq.sanitize import sanitize
 from localq.wording import human_bytes
 
-LOOKED_AT = 100_000  # names that one pattern may take
+LOOKED_AT = 100_000  # names that one pattern may visit
 
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _ESCAPED = re.compile(r"(?<!\S)\\@")
@@ -29,10 +29,10 @@ def system_text(value: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file as it goes before a message, and what to tell of it."""
+    """A file as it is put before a message, and its name and size for a notice."""
 
     text: str
-    told: str
+    summary: str
 
 
 def read_attachment(path: Path, name: str | None = None) -> Attachment:
@@ -43,19 +43,19 @@ def read_attachment(path: Path, name: str | None = None) -> Attachment:
 
 @dataclass(frozen=True)
 class ExpandedMessage:
-    """A message with the texts of the files that it names with an @ in front, and what to tell of each."""
+    """A message with the texts of the files that it mentions as @file, and a notice for each."""
 
     text: str
-    told: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 def expand_mentions(text: str) -> ExpandedMessage:
-    r"""`@path` words (`@"a b.txt"` with spaces) that name text files here put these before the message, as /read does.
+    r"""Attach the text files that a message mentions as `@path` (`@"a b.txt"` with spaces), as /read does.
 
-    The words stay. What names no file is text like any other, such as a mail address or @someone; `\@` is an @.
+    The words stay in the message. A word that names no file, such as a mail address, is plain text; `\@` is an @.
     """
     attached: dict[str, Attachment] = {}
-    told = []
+    notices = []
     for found in _NAMED.finditer(text):
         name = _existing(found[1] or found[2])
         if name is None or name in attached:
@@ -63,15 +63,15 @@ def expand_mentions(text: str) -> ExpandedMessage:
         try:
             attached[name] = read_attachment(Path(name))
         except LocalqError as error:
-            told.append(f"@{sanitize(name)} stays a word: {error.why}")
+            notices.append(f"@{sanitize(name)} is not attached: {error.why}")
             continue
-        told.append(f"{attached[name].told} go before the message")
+        notices.append(f"attached {attached[name].summary}")
     plain = _ESCAPED.sub("@", text)
-    return ExpandedMessage("\n\n".join([*(each.text for each in attached.values()), plain]), tuple(told))
+    return ExpandedMessage("\n\n".join([*(each.text for each in attached.values()), plain]), tuple(notices))
 
 
 def _existing(name: str) -> str | None:
-    """`name`, or what of it stands before the mark that ends the sentence, if that is a file."""
+    """`name`, or `name` without punctuation at its end, if that is a file."""
     for each in dict.fromkeys((name, name.rstrip(".,;:!?)]}'\""))):
         try:
             if each and Path(each).expanduser().is_file():
@@ -82,10 +82,10 @@ def _existing(name: str) -> str | None:
 
 
 def matching_files(pattern: str) -> Iterator[Path]:
-    """The files that fit `pattern`, as a shell with globstar has it: ** stands for all folders below, hidden ones and
-    links to folders left out, and ~ for the home folder.
+    """Files that match `pattern` as in a shell with globstar.
 
-    Raises LocalqError (exit 2) after LOOKED_AT names, whether they fit or not, and ValueError for a NUL.
+    ** matches all folders below except hidden ones and links; ~ is the home folder. Raises LocalqError (exit 2) after
+    LOOKED_AT names, matching or not, and ValueError for a NUL.
     """
     given = os.path.expanduser(pattern)
     parts = [part for part in given.split("/") if part] or ["*"]
@@ -93,13 +93,13 @@ def matching_files(pattern: str) -> Iterator[Path]:
 
 
 class _Walk:
-    """Of one pattern. `looked_at`: names so far."""
+    """The walk of one pattern. `looked_at`: names visited so far."""
 
     def __init__(self) -> None:
         self.looked_at = 0
 
     def files(self, folder: str, parts: list[str]) -> Iterator[Path]:
-        """Files below `folder` ("" = here) that fit `parts`, one for each level."""
+        """Files below `folder` ("" = here) that match `parts`, one part for each level."""
         first, rest = parts[0], parts[1:]
         if first == "**":
             yield from self.files(folder, rest or ["*"])
@@ -120,15 +120,15 @@ class _Walk:
                 yield Path(folder + name)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """Nothing of a folder that cannot be read."""
+        """Entries of a folder; none where it cannot be read."""
         found = []
         try:
             with os.scandir(folder or ".") as entries:
                 for entry in entries:
                     self.looked_at += 1
                     if self.looked_at > LOOKED_AT:
-                        why = f"more than {LOOKED_AT:,} names would have to be looked at"
-                        raise usage_error("/glob", why, "Give a narrower pattern.")
+                        why = f"the pattern visits more than {LOOKED_AT:,} files"
+                        raise usage_error("/glob", why, "Use a narrower pattern.")
                     found.append(entry)
         except OSError:
             return []

@@ -1,8 +1,8 @@
-"""Making room in a full context: the model sums up the oldest turns, and reads that in their place from then on.
+"""Compact a conversation: the model summarizes the oldest turns, and the prompt has the summary in their place.
 
-The conversation keeps every turn; `Conversation.summarise` says what is read instead. The newest exchanges, about a
-quarter of what is read, stay as they are. A text that is too long for one pass is summed up piece by piece, each time
-together with the summary so far. Interrupted or failed, nothing has changed.
+The conversation keeps every turn (`Conversation.add_summary`). The newest exchanges, about a quarter of the prompt,
+stay unchanged. A text too long for one pass is summarized piece by piece, each pass with the summary so far. If
+interrupted or failed, nothing changes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from localq.errors import LocalqError, usage_error
 from localq.stats import Stats
 from localq.text import thinking
 
-KEPT = 1 / 4  # of what the model reads: the newest exchanges that stay as they are
-LONGEST, SHARE = 1024, 1 / 8  # tokens of a summary: at most, and of the context
-MOST_AT_ONCE = 2**16  # tokens of text: more, and templates may take the request for too long
-FRAME_TOKENS = 128  # that a template and the request itself need at most, besides the texts
+KEPT = 1 / 4  # share of the prompt: the newest exchanges that stay unchanged
+LONGEST, SHARE = 1024, 1 / 8  # limits of a summary: tokens, and share of the context
+MOST_AT_ONCE = 2**16  # tokens of text in one pass; longer requests can exceed the limit of the template
+FRAME_TOKENS = 128  # upper bound of what the template adds
 _REQUEST = """\
 Sum up the conversation below between a user and an assistant, so that it can go on without it. Keep what the user \
 wants, facts, names, numbers, decisions, and what is still open. Write short notes in the language of the \
@@ -31,7 +31,7 @@ conversation, and nothing else."""
 def compact(session: ChatSession) -> Replies:
     """Stream the summary of the oldest turns: a notice for each pass, the text of the last one, then a Reply.
 
-    Raises LocalqError: exit 2 where nothing is old enough, exit 1 where the model gives no summary.
+    Raises LocalqError: exit 2 for a conversation that is too short, exit 1 where the model writes no summary.
     """
     session.clear_stop()
     return _compacting(session)
@@ -51,7 +51,7 @@ def _compacting(session: ChatSession) -> Replies:
     text, end, cut = summary.text if summary is not None else "", None, False
     for number, piece in enumerate(passes, 1):
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""
-        yield ReplyPiece("", Stats(context_size=size), f"summing up the oldest {count} messages{of}; a stop changes nothing")
+        yield ReplyPiece("", Stats(context_size=size), f"summarizing the oldest {count} messages{of}; stop to cancel")
         end = None
         for part in side_request.ask(session, _request(text, piece), longest):
             if isinstance(part, Reply):
@@ -59,28 +59,25 @@ def _compacting(session: ChatSession) -> Replies:
             elif number == len(passes) or not part.text:
                 yield part
             else:
-                yield dataclasses.replace(part, text="")  # of use for the next pass only
+                yield dataclasses.replace(part, text="")  # only the next pass uses it
         if end is None or end.reason == "cancelled":
-            yield Reply("", "cancelled", end.stats if end else Stats(), ("stopped: nothing was changed",))
+            yield Reply("", "cancelled", end.stats if end else Stats(), ("stopped; nothing changed",))
             return
         text, cut = end.text.strip(), cut or end.reason != "stop"
         if not text:
-            raise LocalqError("/compact", "the model gave no summary", "Try again, or begin anew with /clear.")
+            raise LocalqError("/compact", "the model wrote no summary", "Try again, or start over with /clear.")
     assert end is not None
     before = _read_tokens(session)
     conversation.add_summary(text, turns[count - 1])
     unsaved, after = session.try_save(record), _read_tokens(session)
-    figures = f", {after} tokens in all instead of {before}" if before is not None and after is not None else ""
-    told = (
-        f"the model reads this in place of the oldest {count} messages from now on{figures}; the conversation itself "
-        "keeps them, and /undo takes it back"
-    )
-    missing = f"the summary was cut before its end (it may have {longest} tokens): what would have followed is missing"
-    yield Reply(end.text, "stop", end.stats, (*([missing] if cut else []), told, *([unsaved] if unsaved else [])))
+    figures = f": {before} -> {after} tokens" if before is not None and after is not None else ""
+    done = f"the prompt now has this summary in place of the oldest {count} messages{figures}. Undo: /undo"
+    incomplete = f"the summary is incomplete: it reached its limit of {longest} tokens"
+    yield Reply(end.text, "stop", end.stats, (*([incomplete] if cut else []), done, *([unsaved] if unsaved else [])))
 
 
 def _read_tokens(session: ChatSession) -> int | None:
-    """Tokens of what the model would read; None where that is too long for its template."""
+    """Tokens of the prompt; None where it is too long for the template."""
     try:
         return len(session.prompt())
     except LocalqError:
@@ -88,11 +85,11 @@ def _read_tokens(session: ChatSession) -> int | None:
 
 
 def _summed_up(session: ChatSession, conversation: Conversation, turns: Sequence[int]) -> int:
-    """How many of `turns` go into the summary: whole exchanges, one at least, and one at least stays."""
+    """How many of `turns` to summarize: whole exchanges, at least one, and at least one stays."""
     exchanges = len(turns) // 2
     if exchanges < 2:
-        why = "there is at most one exchange to read: nothing is old enough to be summed up"
-        raise usage_error("/compact", why, "/clear begins anew.")
+        why = "the conversation is too short: it needs at least two exchanges"
+        raise usage_error("/compact", why, "Start over with /clear.")
     sizes = [
         sum(len(session.tokenizer.encode(conversation.turns[turn].message.content)) for turn in turns[at : at + 2])
         for at in range(0, 2 * exchanges, 2)
@@ -105,16 +102,16 @@ def _summed_up(session: ChatSession, conversation: Conversation, turns: Sequence
 
 
 def _room(session: ChatSession, size: int, longest: int) -> int:
-    """Tokens of text for one pass, beside the request, the summary so far and the one to be made."""
+    """Tokens of text for one pass: what the request, the summary so far and the new summary leave free."""
     room = size - 2 * longest - FRAME_TOKENS - len(session.tokenizer.encode(_REQUEST))
     if room < longest:
-        why = f"a context of {size} tokens has no room to sum anything up in"
-        raise usage_error("/compact", why, "Use a larger one (--ctx), or begin anew with /clear.")
+        why = f"a context of {size} tokens is too small for a summary"
+        raise usage_error("/compact", why, "Use a larger context (--ctx), or start over with /clear.")
     return min(room, MOST_AT_ONCE)
 
 
 def _written(message: Message, template: str | None) -> str:
-    """As the model reads it: what is plain text there has more tokens than the marks that it looks like."""
+    """The message as the prompt has it: marks of the template are escaped, which takes more tokens."""
     text = thinking.template_content(template, "user", message.answer.strip())
     return f"{'User' if message.role == 'user' else 'Assistant'}: {text}"
 
@@ -125,7 +122,7 @@ def _request(summary: str, text: str) -> str:
 
 
 def _passes(session: ChatSession, texts: Sequence[str], room: int) -> list[str]:
-    """`texts` joined to as few pieces as fit into `room` tokens each; one that is too long alone is cut."""
+    """`texts` joined into as few pieces as possible, each within `room` tokens; a longer text is split."""
     found: list[str] = []
     used = 0
     for text in (part for each in texts for part in _parts(session, each, room)):
@@ -140,7 +137,7 @@ def _passes(session: ChatSession, texts: Sequence[str], room: int) -> list[str]:
 
 
 def _parts(session: ChatSession, text: str, room: int) -> list[str]:
-    """`text` halved until every part fits into `room` tokens."""
+    """`text` split in halves until every part fits into `room` tokens."""
     if len(text) <= 1 or len(session.tokenizer.encode(text)) <= room:
         return [text]
     middle = len(text) // 2

@@ -1,4 +1,4 @@
-"""Where a chat begins and where it is kept: a conversation that it goes on with, its settings, and the store."""
+"""Start of a chat: a new or resumed conversation, its settings, and the store that saves it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ if TYPE_CHECKING:  # start-up cost
 
 @dataclass(frozen=True)
 class Start:
-    """Where a chat begins: a conversation that it goes on with, where it saves (None = nowhere), its stop strings.
+    """How a chat starts.
 
-    keeper   of what the model has read, None = nobody
-    grammar  that answers keep to
+    record   conversation to resume; None: a new one
+    store    where it is saved; None: nowhere
+    stop     stop strings
+    keeper   saves and restores the KV cache; None: no snapshots
+    grammar  constraint of the answers
     """
 
     record: Record | None = None
@@ -37,11 +40,11 @@ class Start:
 
     @property
     def search_store(self) -> ConversationStore:
-        """Where conversations to go on with are: also for a chat that is not kept."""
+        """Where conversations to go on with are: also for a chat that is not saved."""
         return self.store or ConversationStore()
 
     def attach(self, session: ChatSession) -> Record | None:
-        """Give `session`, which was just opened, what it starts with; returns the conversation gone on with."""
+        """Apply to a session that was just opened; return the resumed conversation, if any."""
         session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
         session.grammar = self.grammar
         if self.record is not None:
@@ -57,7 +60,7 @@ def start(
     say: Callable[[str], None],
     grammar: Grammar | None = None,
 ) -> Start:
-    """Where the chat begins. `stop`, `grammar`: as asked for now, else as saved. Raises as `saving`, and exit 2."""
+    """Return the `Start`; `stop` and `grammar` override the saved ones. Raises as `open_store`, and exit 2."""
     saved = record.settings if record is not None else None
     kept, kept_grammar = (saved.stop, saved.grammar) if saved is not None else ((), None)
     store = open_store(settings, say)
@@ -66,10 +69,10 @@ def start(
 
 
 def open_store(settings: Settings, say: Callable[[str], None]) -> ConversationStore | None:
-    """Where conversations are saved; None where they are not.
+    """The store of conversations; None with `--no-save`.
 
-    Raises LocalqError (exit 8) where the file is damaged or of a newer version. A disk that cannot be written is told,
-    and tried again with every turn.
+    Raises LocalqError (exit 8) where the file is damaged or of a newer version. A disk that cannot be written is a
+    notice; saving is tried again with every turn.
     """
     if not settings.save:
         return None
@@ -79,14 +82,14 @@ def open_store(settings: Settings, say: Callable[[str], None]) -> ConversationSt
     except LocalqError as error:
         if error.exit_code == ExitCode.BAD_FILE:
             raise
-        say(f"this conversation is not saved so far: {error}")
+        say(f"not saved yet: {error}")
     return store
 
 
 def resumed_settings(record: Record, settings: Settings, flags: dict[str, Any]) -> Settings:
-    """`settings` with what was saved with the conversation laid over it, and `flags` over that.
+    """`settings`, overridden by those saved with the conversation, overridden by `flags`.
 
-    With another model than before, that one's own sampling holds.
+    With another model than before, the sampling is that model's default.
     """
     saved: dict[str, Any] = {"system": record.conversation.system, "model": record.model or settings.model}
     if flags.get("model") in (None, record.model) and record.settings is not None:
@@ -96,10 +99,10 @@ def resumed_settings(record: Record, settings: Settings, flags: dict[str, Any]) 
 
 
 def save_at_exit(session: ChatSession, say: Callable[[str], None]) -> bool:
-    """Try once more to save what could not be saved; where that fails, say so."""
+    """Save what could not be saved before; return whether all is saved. `say` gets a failure."""
     try:
         session.save_unsaved()
     except LocalqError as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            say(f"localq: the end of this conversation is not saved: {error}")
+            say(f"localq: the last turns of this conversation are not saved: {error}")
     return not session.unsaved

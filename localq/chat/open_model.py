@@ -1,6 +1,6 @@
-"""Opening a model for a conversation: name -> files -> tokenizer and engine. Every front end shows it its own way.
+"""Open a model for a conversation: name -> files -> tokenizer and engine process.
 
-Torch-free; may run in any thread. What must be told on the way goes to a `Watcher`.
+May run in any thread. Progress and notices go to the `Watcher` of the front end.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from localq.worker.messages import Event, Load, Loaded
 
 
 class Watcher(Protocol):
-    """Who shows what happens while a model is opened."""
+    """Shows progress and notices while a model is opened."""
 
     def say(self, text: str) -> None:
-        """One line that the user must see."""
+        """Show a notice."""
 
     def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
-        """Progress of what is fetched or made as `name`; an exception of it ends the fetch, which can be resumed."""
+        """Show progress of fetching or converting `name`; an exception in it ends the fetch, which can be resumed."""
 
     def loading(self, event: Event) -> None:
-        """Progress of a load."""
+        """Show progress of a load."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def open_session(
     watcher: Watcher,
     wanted: OpenOptions = OpenOptions(),  # noqa: B008 - it is frozen
 ) -> Iterator[OpenSession]:
-    """A session over `name`. The engine process starts at once and imports while the files are found.
+    """A session with the model `name`. The engine process starts at once, and imports while the files are found.
 
-    Raises LocalqError: exit 4 for an unknown name, 3 for what does not fit, else as fetching and reading files do.
+    Raises LocalqError: exit 4 for an unknown name, 3 for a model that does not fit, else as fetching and reading files.
     """
     target = _target(name, settings, wanted, watcher)
     _refuse_what_does_not_run(target)
@@ -69,7 +69,7 @@ def open_session(
         with watcher.fetching(target.name) as show:
             path = prepare.model_path(target, watcher.say, show, settings.offline)
         from localq.files.model_folder import open_model
-        from localq.text.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
+        from localq.text.tokenizer import Tokenizer  # start-up cost: a wrong name is answered without these
 
         files = open_model(path)
         request = load_request(str(path), target.name, settings, wanted.force)
@@ -80,7 +80,7 @@ def open_session(
         session.system = settings.system
         try:
             session.set_think(settings.think)
-        except LocalqError as error:  # a setting for all models need not fit each
+        except LocalqError as error:  # a setting for all models need not suit each
             watcher.say(str(error))
         session.record.model = str(target.path.absolute()) if target.path is not None else target.name
         yield OpenSession(session, client)
@@ -95,7 +95,7 @@ def _tell_idle(sampling: Sampling, settings: Settings, watcher: Watcher) -> None
 
 
 def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
-    """Load the model unless it is, with progress, and tell what the engine says the user must know."""
+    """Load the model if it is not loaded, with progress; show the engine's notes."""
     if opened.session.loaded is not None and opened.client.alive:
         return opened.session.loaded
     loaded = opened.session.ensure_loaded(watcher.loading)
@@ -116,16 +116,16 @@ def load_request(path: str, name: str, settings: Settings, force: bool = False) 
 
 
 def check_chat_template(opened: OpenSession, name: str) -> None:
-    """Raises LocalqError for a base model, which cannot hold a conversation."""
+    """Raise LocalqError for a base model: without a chat template it cannot hold a conversation."""
     if opened.session.tokenizer.chat_template is None:
-        why = "it is a base model: it has no chat template, so it cannot hold a conversation"
-        raise LocalqError(name, why, f"`localq run {name} TEXT` completes a text.")
+        why = "this base model has no chat template"
+        raise LocalqError(name, why, f"Complete a text with `localq run {name} TEXT`.")
 
 
 def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher) -> catalog.Target:
-    """What `name` means here; where it is another format than the usual, it is said why.
+    """The model that `name` selects on this machine, with a notice where its format is not the usual one.
 
-    Raises LocalqError (exit 3) for what does not fit and would have to be fetched first.
+    Raises LocalqError (exit 3) for a model that does not fit and is not on this machine.
     """
     budget = choose.budget_here(settings)
     target, choice = choose.choose_target(name, wanted.format, settings, budget)
@@ -141,7 +141,7 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
 
 
 def _refuse_what_does_not_run(target: catalog.Target) -> None:
-    """Before a download of many gigabytes: what the catalogue knows and this version cannot run."""
+    """Refuse a model that this version cannot run, before it is downloaded."""
     reason = format_facts.unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
         raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists models that run.", ExitCode.FAILURE)

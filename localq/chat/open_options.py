@@ -1,4 +1,7 @@
-"""What is said of a model besides its name, where one is opened."""
+"""Options for opening a model: weight format, and loading against the plan.
+
+A module of its own so that a front end can draw before `open_model` is imported.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """Weights in this format (None = as the catalogue or the name says), and a load that the plan advises against."""
+    """Weight format (None: as the catalogue or the name says); force: load although the plan says it does not fit."""
 
     format: str | None = None
     force: bool = False

@@ -1,27 +1,30 @@
-"""What the model reads of a conversation: the system prompt, the summary of what was compacted, and the newest turns.
+"""The prompt of a conversation: system prompt, summary of compacted turns, and the newest turns as token ids.
 
-Turns to a template's messages to token ids, and which of the oldest turns are left out where the context is full
-(`overflow.py`). Torch-free; knows neither the engine nor how conversations are kept.
+When the context is full, the oldest exchanges are left out (`fit`). Knows neither the engine nor how conversations are
+saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from localq.chat.history.conversation import Conversation, Message, with_summary
 from localq.errors import usage_error
 from localq.text import harmony, template, thinking
+from localq.text.tokenizer_like import TokenizerLike
 
-ROOM = 1 / 16  # of the context, for the reply; less where replies are limited to less. Below 1 - WARNING: told first
+ROOM = (
+    1 / 16
+)  # share of the context for the reply, at most max_tokens; below 1 - WARNING, so the warning is first
 TARGET = 3 / 4
-WARNING = 0.9  # share of the context at which the user is told, before it is full
+WARNING = 0.9  # share of the context at which the user is warned
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of what the model reads, and how many of the oldest exchanges are not among it."""
+    """Token ids of a prompt, and how many of the oldest exchanges it leaves out."""
 
     ids: list[int]
     left_out: int
@@ -32,10 +35,9 @@ def fit(
 ) -> Prompt:
     """The prompt for a context of `size` tokens.
 
-    prompt(n): the ids without the oldest n of `exchanges`, or None where that is far too long to be tokenized.
-    left_out: how many were left out last time; as long as those are enough they stay the same, which keeps the KV
-    cache, unless what is read has shrunk to half of TARGET. Raises LocalqError (exit 2) where not even the last message
-    alone fits.
+    prompt(n): the ids without the oldest n of `exchanges`, or None where that is too long to be tokenized.
+    left_out: how many the last prompt left out. The number stays while it suffices, which keeps the KV cache valid,
+    unless the prompt has shrunk to half of TARGET. Raises LocalqError (exit 2) where the last message is too long.
     """
     room = max(1, min(max_tokens or size, int(size * ROOM)))
     ids = prompt(left_out)
@@ -43,7 +45,9 @@ def fit(
     best = Prompt(ids, left_out) if ids is not None and enough else None
     if best is not None and (not left_out or len(best.ids) > size * TARGET / 2):
         return best
-    low, high = (0, left_out - 1) if enough else (left_out + 1, exchanges)  # the fewest that are enough lie here
+    low, high = (
+        (0, left_out - 1) if enough else (left_out + 1, exchanges)
+    )  # the smallest that suffices is here
     while low <= high:
         middle = (low + high) // 2
         ids = prompt(middle)
@@ -55,51 +59,41 @@ def fit(
         return best
     ids = prompt(exchanges)
     if ids is None or len(ids) >= size:
-        has = f"{len(ids)} tokens" if ids is not None else "far more tokens than that"
-        why = f"the context holds {size} tokens, and with the system prompt it has {has}"
-        raise usage_error("the message", why, "Send less, or use a larger context (--ctx).")
+        has = f"{len(ids)} tokens" if ids is not None else "far more"
+        why = f"too long for the context of {size} tokens: with the system prompt {has}"
+        raise usage_error("message", why, "Send a shorter one, or use a larger context (--ctx).")
     return Prompt(ids, exchanges)
 
 
 def omission_notice(prompt: Prompt, left_out: int) -> str:
-    """What to tell when `prompt` leaves out other exchanges than the `left_out` before; empty where it does not."""
+    """A notice where `prompt` leaves out more or fewer exchanges than `left_out`, the number before; else empty."""
     if prompt.left_out == left_out:
         return ""
     if prompt.left_out < left_out:
         again = left_out - prompt.left_out
         which = "an older exchange fits" if again == 1 else f"{again} older exchanges fit"
-        return f"{which} into the context again: the model reads everything from there on anew"
+        return f"{which} into the context again; the prompt is read again from there"
     oldest = "exchange is" if prompt.left_out == 1 else f"{prompt.left_out} exchanges are"
     return (
-        f"the context is full: the oldest {oldest} no longer read by the model, which reads the rest again; "
-        "the conversation itself keeps them. /compact sums the oldest up instead"
+        f"the context is full: the oldest {oldest} left out of the prompt (not deleted), and the rest is read "
+        "again. /compact replaces the oldest turns with a summary instead"
     )
 
 
 def fill_warning(used: int, size: int) -> str:
-    """That the context will soon be full."""
+    """A warning that the context is nearly full."""
     return (
-        f"the context is {used / size:.0%} full ({used} of {size} tokens): when it is full, the model "
-        "reads only the system prompt and the newest turns; /compact sums the oldest up, /clear starts anew"
+        f"the context is {used / size:.0%} full ({used} of {size} tokens). When it is full, the oldest turns are left "
+        "out of the prompt; /compact replaces them with a summary, /clear starts over"
     )
 
 
-FRAME_BYTES = 64  # that a template writes around a message: few write as many
-
-
-class Tokenizer(Protocol):
-    """What is needed of `tokenizer.Tokenizer`."""
-
-    @property
-    def chat_template(self) -> str | None: ...
-    def chat_ids(self, messages: Sequence[dict[str, str]], **variables: Any) -> list[int]: ...
-    def chat_text(self, messages: Sequence[dict[str, str]], **variables: Any) -> str: ...
-    def encode(self, text: str) -> list[int]: ...
+FRAME_BYTES = 64  # upper bound of what a template writes around a message
 
 
 @dataclass(frozen=True)
 class ExactIds:
-    """The ids of a reply as they came, and where it is; they stand behind a prompt for the same `think` only."""
+    """Ids of a reply as the engine sent them, and its place; valid in a prompt with the same `think` only."""
 
     conversation: Conversation
     reply: int
@@ -109,32 +103,33 @@ class ExactIds:
 
 @dataclass
 class PromptBuilder:
-    """The state of it. exact: of the last reply.
+    """Builds the prompts of one chat.
 
-    first    the oldest turn that is read, where older ones are left out; it stays the same as long as it can, which
-             keeps the KV cache. None = nothing is left out
+    first    oldest turn in the prompt where older ones are left out; kept while it can be, so that the KV cache stays
+             valid. None: nothing is left out
+    exact    ids of the last reply
     """
 
-    tokenizer: Tokenizer
+    tokenizer: TokenizerLike
     first: int | None = None
     exact: ExactIds | None = None
 
     def messages(self, conversation: Conversation) -> list[Message]:
-        """Of the path to the head. Raises LocalqError (exit 2) where that ends with what was summed up."""
+        """Messages of the path to the head. Raises LocalqError (exit 2) where the summary is all there is."""
         summary, turns = conversation.model_context()
         if summary is not None and not turns:
-            raise usage_error("the prompt", "nothing was said behind the summary yet", "Say something first.")
+            raise usage_error("the prompt", "there is nothing after the summary yet", "Send a message first.")
         return messages_of(conversation, turns[2 * self._left_out(turns) :])
 
     def text(self, messages: Sequence[Message], think: str) -> str:
-        """These messages as the template writes them, special tokens too, up to where the model answers."""
-        return self.tokenizer.chat_text(self._told(messages), **self._variables(think))
+        """These messages as the template renders them, with special tokens, up to where the answer begins."""
+        return self.tokenizer.chat_text(self._dicts(messages), **self._variables(think))
 
     def ids(self, messages: Sequence[Message], think: str) -> list[int]:
         """Token ids of `text`."""
-        return self.tokenizer.chat_ids(self._told(messages), **self._variables(think))
+        return self.tokenizer.chat_ids(self._dicts(messages), **self._variables(think))
 
-    def _told(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+    def _dicts(self, messages: Sequence[Message]) -> list[dict[str, str]]:
         return [each.to_dict(self.tokenizer.chat_template) for each in messages]
 
     def _variables(self, think: str) -> dict[str, Any]:
@@ -143,10 +138,10 @@ class PromptBuilder:
     def reply_start(
         self, conversation: Conversation, reply: int | None, think: str, bound: bool = False
     ) -> tuple[str, list[int]]:
-        """The text of a reply that is gone on with, and its ids where they are known to the letter.
+        """The text of a reply to be continued, and its ids where they are known exactly.
 
-        Where the model is not to think any more, a thought that was cut ends there. bound: what it answers must keep to
-        a grammar, so a model that speaks in channels is told that its answer begins.
+        With think "off" an unfinished thought is closed. bound: a grammar constrains the answer, so for a model with
+        channels the prompt opens the answer's channel.
         """
         if reply is None:
             return (harmony.FINAL if bound and harmony.is_template(self.tokenizer.chat_template) else ""), []
@@ -158,7 +153,7 @@ class PromptBuilder:
         return content, known.ids
 
     def ids_with_start(self, messages: Sequence[Message], think: str, begun: str, exact: list[int]) -> list[int]:
-        """`ids` with the beginning of the reply that is gone on with: its ids as they came, else those of its text."""
+        """`ids` followed by the reply to be continued: its exact ids, else those of its text."""
         if not begun or exact:
             return [*self.ids(messages, think), *exact]
         form = self.tokenizer.chat_template
@@ -168,7 +163,7 @@ class PromptBuilder:
     def fit(
         self, conversation: Conversation, ids: Callable[[list[Message]], list[int]], size: int, max_tokens: int | None
     ) -> tuple[list[int], str]:
-        """`ids` of the newest turns of the path that fit into `size` tokens, and what to tell of those that do not."""
+        """`ids` of the newest turns of the path that fit into `size` tokens, and a notice about those left out."""
         _, turns = conversation.model_context()
         before = self._left_out(turns)
 
@@ -182,15 +177,15 @@ class PromptBuilder:
         return found.ids, omission_notice(found, before)
 
     def _left_out(self, turns: list[int]) -> int:
-        """Exchanges at the beginning of `turns` that the model does not read."""
+        """Exchanges at the beginning of `turns` that the prompt leaves out."""
         return turns.index(self.first) // 2 if self.first is not None and self.first in turns else 0
 
 
 def messages_of(conversation: Conversation, turns: Sequence[int]) -> list[Message]:
-    """The system prompt and these turns; a summary of what came before stands in the first message of the user."""
+    """The system prompt and these turns, with the summary of earlier turns in the first message of the user."""
     system = [Message("system", conversation.system)] if conversation.system else []
-    said = [conversation.turns[turn].message for turn in turns]
+    messages = [conversation.turns[turn].message for turn in turns]
     summary, _ = conversation.model_context()
-    if said and summary is not None:
-        said[0] = Message(said[0].role, with_summary(summary.text, said[0].content))
-    return system + said
+    if messages and summary is not None:
+        messages[0] = Message(messages[0].role, with_summary(summary.text, messages[0].content))
+    return system + messages

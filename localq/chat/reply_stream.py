@@ -1,43 +1,32 @@
-"""One reply as it comes from the engine: its events become pieces of text, and an end with what is to be told."""
+"""Streaming of one reply: engine events become pieces of text, thought apart from answer, and an end with notices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
 
+from localq.chat.client import Client
 from localq.chat.reply import Replies, Reply, ReplyPiece, notices
 from localq.chat.stop_strings import Matcher
 from localq.sanitize import sanitize
 from localq.text import harmony, thinking
 from localq.text.grammar import matches
 from localq.text.thinking import ThoughtSplitter
-from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
-
-if TYPE_CHECKING:
-    from localq.text.tokenizer import Tokenizer
-
-
-class Detokenizer(Protocol):
-    """What is needed of `tokenizer.Detokenizer`."""
-
-    @property
-    def over(self) -> bool: ...
-    def push(self, ids: Sequence[int]) -> str: ...
-    def finish(self) -> str: ...
+from localq.text.tokenizer_like import DetokenizerLike, TokenizerLike
+from localq.worker.messages import Done, Generate, Progress, Tokens
 
 
 class ReplyDecoder:
-    """Ids in, pieces out: (text, whether it is thought), none of them empty.
+    """Ids in, pieces out: (text, whether it is part of the thought), none of them empty.
 
     thought, answer   so far
-    ids               of the reply, as they came in; what is behind a stop string too
-    grown             a piece was given out
+    ids               of the reply as received, also those after a stop string
+    grown             a piece was returned
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stop_strings: Sequence[str] = (), opened: str = "", channels: bool = True
+        self, detokenizer: DetokenizerLike, stop_strings: Sequence[str] = (), opened: str = "", channels: bool = True
     ) -> None:
-        """opened: the beginning of the reply that the prompt has (`thinking.opened`). channels: see `Splitter`."""
+        """opened: start of the reply in the prompt (`thinking.opened_thought`). channels: see `ThoughtSplitter`."""
         self._detokenizer, self._matcher = detokenizer, Matcher(stop_strings)
         self._splitter = ThoughtSplitter(opened, channels)
         self.thought = self.answer = ""
@@ -45,70 +34,61 @@ class ReplyDecoder:
         self.grown = False
 
     def start_with(self, raw: str, before: Sequence[int]) -> None:
-        """The reply goes on behind `raw`. before: the last ids that the model reads, `raw` among them: what new ones
-        look like depends on them. A character of which only half came is whole with the next."""
+        """Continue the reply `raw`. before: the last ids of the prompt, with those of `raw`; they decide how the next
+        ids are decoded, also of a character that is split between tokens."""
         self._detokenizer.push(before)
         thought, answer = self._splitter.push(raw.rstrip("\ufffd"))
         self.thought, self.answer = thought, answer
 
     @property
     def raw(self) -> str:
-        """The reply as it is stored; empty as long as nothing came. What is still held back is not part of it."""
+        """The reply as it is stored, without text that is still held back; empty before the first text."""
         return self._splitter.head + self.answer if self.thought or self.answer else ""
 
     @property
     def thinking(self) -> bool:
-        """Whether the thought goes on, so that there is no answer yet."""
+        """The thought has not ended: there is no answer yet."""
         return self._splitter.thinking
 
     @property
     def closing(self) -> str:
-        """What ends a thought in this reply."""
+        """The mark that ends a thought in this reply."""
         return self._splitter.closing
 
     def is_over(self) -> bool:
-        """A stop string was met, or the answer is over: what comes is not part of the reply."""
+        """A stop string was found, or the answer has ended: later ids are not part of the reply."""
         return self._matcher.has_matched() or self._detokenizer.over
 
     def push(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
-        """The text that is certain now."""
+        """Add ids; return the text that is final now."""
         self.ids += ids
-        return [] if self.is_over() else self._taken(sanitize(self._detokenizer.push(ids)))
+        return [] if self.is_over() else self._split(sanitize(self._detokenizer.push(ids)))
 
     def finish(self, cut: bool = False) -> list[tuple[str, bool]]:
-        """What was held back; the reply is over. cut: not by the model, so that half a character at its end is none."""
+        """End the reply; return the text that was held back. cut: the model did not end it, so half a character at the
+        end is dropped."""
         if self._matcher.has_matched():
             return []
         held = sanitize(self._detokenizer.finish())
-        pieces = self._taken(held.rstrip("\ufffd") if cut else held)
+        pieces = self._split(held.rstrip("\ufffd") if cut else held)
         thought, answer = self._splitter.finish()
-        return pieces + self._kept(thought, self._matcher.finish(answer))
+        return pieces + self._pieces(thought, self._matcher.finish(answer))
 
-    def _taken(self, text: str) -> list[tuple[str, bool]]:
+    def _split(self, text: str) -> list[tuple[str, bool]]:
         thought, answer = self._splitter.push(text)
-        return self._kept(thought, self._matcher.push(answer))
+        return self._pieces(thought, self._matcher.push(answer))
 
-    def _kept(self, thought: str, answer: str) -> list[tuple[str, bool]]:
+    def _pieces(self, thought: str, answer: str) -> list[tuple[str, bool]]:
         self.thought += thought
         self.answer += answer
         self.grown = self.grown or bool(thought or answer)
         return [(text, thinks) for text, thinks in ((thought, True), (answer, False)) if text]
 
 
-class Client(Protocol):
-    """What a session needs of `worker.client.EngineClient`; tests script it."""
-
-    @property
-    def alive(self) -> bool: ...
-    def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded: ...
-    def generate(self, request: Generate) -> Iterator[Event]: ...
-    def cancel(self, id: int) -> None: ...
-    def save_cache(self, path: str) -> int: ...
-    def restore_cache(self, path: str) -> int: ...
-
-
-def reply_decoder(tokenizer: Tokenizer, prompt: list[int], stop_strings: tuple[str, ...] = (), begun: str = "") -> ReplyDecoder:
-    """For the reply to `prompt` (token ids), which may have the beginning of it: `begun`, or an opened thought."""
+def reply_decoder(
+    tokenizer: TokenizerLike, prompt: list[int], stop_strings: tuple[str, ...] = (), begun: str = ""
+) -> ReplyDecoder:
+    """Decoder of the reply to `prompt` (token ids), which may end with its start: `begun`, or an opened thought."""
     last = prompt[-thinking.TAIL_TOKENS :]
     if harmony.is_template(tokenizer.chat_template):
         made = ReplyDecoder(harmony.ChannelDetokenizer(tokenizer, begun, last), stop_strings)
@@ -123,7 +103,7 @@ def reply_decoder(tokenizer: Tokenizer, prompt: list[int], stop_strings: tuple[s
 
 
 def stream(client: Client, request: Generate, into: ReplyDecoder, warned_before: bool) -> Replies:
-    """Stream the reply to `request`. warned_before: a context nearly full was told of. Raises as the client does."""
+    """Stream the reply to `request`. warned_before: the context was nearly full already. Raises as the client does."""
     for event in client.generate(request):
         if isinstance(event, Progress):
             yield ReplyPiece("", event.stats)
@@ -134,10 +114,11 @@ def stream(client: Client, request: Generate, into: ReplyDecoder, warned_before:
             yield from (ReplyPiece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
         elif isinstance(event, Done):
             yield from (
-                ReplyPiece(text, event.stats, thinking=thinks) for text, thinks in into.finish(cut=event.reason != "stop")
+                ReplyPiece(text, event.stats, thinking=thinks)
+                for text, thinks in into.finish(cut=event.reason != "stop")
             )
             reason = "stop" if into.is_over() else event.reason
-            cut = into.is_over() or reason != "stop"  # else the engine saw to it, also to what only a model can tell
+            cut = into.is_over() or reason != "stop"  # else the engine enforced it
             unmet = request.grammar if cut and request.grammar and not matches(request.grammar, into.answer) else None
-            told = notices(reason, event.stats, warned_before, into.thinking, unmet)
-            yield Reply(into.answer, reason, event.stats, told, into.thought, unmet)
+            found = notices(reason, event.stats, warned_before, into.thinking, unmet)
+            yield Reply(into.answer, reason, event.stats, found, into.thought, unmet)

@@ -1,9 +1,7 @@
-"""A conversation with a model: messages in, pieces of text out, over an engine client. The front ends draw what this
-decides.
+"""A running chat: messages in, pieces of text out, over an engine client. Front ends draw the result.
 
-Knows text, templates and the few messages of the engine process; knows neither tensors nor terminals. Nothing that was
-said is lost: a reply that fails or is stopped stays as far as it came, what is replaced stays on a branch of its own,
-and where there is a store every turn is saved as it ends. The next message starts a new engine if the old one died.
+No text is lost: a reply that fails or is stopped keeps what arrived, a replaced turn stays on its own branch, and with
+a store every turn is saved when it ends. After the engine process died, the next message starts a new one.
 """
 
 from __future__ import annotations
@@ -14,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from localq.chat import prompt as prompts
 from localq.chat import reply_stream
+from localq.chat.client import Client
 from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.record import ChatSettings, Record
 from localq.chat.history.snapshot_keeper import SnapshotKeeper
 from localq.chat.history.store import ConversationStore
-from localq.chat.prompt import ExactIds, PromptBuilder, messages_of
+from localq.chat.prompt import WARNING, ExactIds, PromptBuilder, messages_of
 from localq.chat.reply import Replies, Reply, ReplyPiece
-from localq.chat.reply_stream import Client, ReplyDecoder
+from localq.chat.reply_stream import ReplyDecoder
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
 from localq.stats import Stats
@@ -34,21 +32,20 @@ if TYPE_CHECKING:
     from localq.text.tokenizer import Tokenizer
 
 
-
 @dataclass
 class ChatSession:
-    """A conversation, settings and an engine client. `ask`, `edit` and `regenerate` stream; all else is immediate.
+    """A conversation, settings and an engine client. `ask`, `edit`, `regenerate` and `continue_reply` stream.
 
-    sampling      is laid over the model's own defaults by the caller
+    sampling      complete: the caller has merged it with the model's defaults
     max_tokens    None = until a stop token
     stop_strings  an answer ends before the first of these
-    grammar       every answer keeps to it, None = to nothing
-    think         "auto" (as the model was made), "on", "off" or a level; `set_think` checks it
-    record        the conversation as it is saved; `go_on` takes another
+    grammar       constraint of every answer; None: no constraint
+    think         "auto" (the model's default), "on", "off" or a level; `set_think` checks it
+    record        the conversation as it is saved; `switch_to` replaces it
     store         None = nothing is saved
-    keeper        brings back what the model has read of a conversation; None = it is read again
-    attached      texts that go before the next message
-    unsaved       conversations of which the last `save` failed or was broken off
+    keeper        saves and restores the KV cache of a conversation; None: the prompt is read again
+    attached      texts to put before the next message
+    unsaved       conversations whose last `save` failed or was interrupted
     """
 
     client: Client
@@ -76,26 +73,26 @@ class ChatSession:
     # ---- the engine
 
     def ensure_loaded(self, on_event: Callable[[Event], None] | None = None) -> Loaded:
-        """Load the model unless a living engine holds it already."""
+        """Load the model unless the running engine has it loaded."""
         if self.loaded is None or not self.client.alive:
             self.loaded = None
             self.loaded = self.client.load(self.request, on_event)
         return self.loaded
 
     def stop(self) -> None:
-        """Ask the reply to end, also one that has not begun; safe from another thread. It ends with "cancelled"."""
+        """Stop the reply, also one that has not begun; callable from any thread. Its reason is "cancelled"."""
         self._stopping = True
         if self._running is not None:
             self.client.cancel(self._running)
 
     def clear_stop(self) -> None:
-        """From here on `stop` means what is streamed next."""
+        """Forget an earlier `stop`: the next one stops what is streamed next."""
         self._stopping = False
 
     def save_snapshot(self) -> None:
-        """Keep what the model has read of the conversation, before the client is closed; an interrupt breaks it off.
+        """Save the KV cache of the conversation, before the client is closed; an interrupt cancels it.
 
-        For an end that is no error; the conversation itself is saved already. `keeper.told` says what went wrong.
+        The conversation itself is saved already. Errors are in `keeper.take_notice`.
         """
         if self.keeper is not None:
             self.keeper.save(self.client)
@@ -104,12 +101,12 @@ class ChatSession:
 
     @property
     def conversation(self) -> Conversation:
-        """The tree of what was said."""
+        """The tree of turns."""
         return self.record.conversation
 
     @property
     def messages(self) -> list[Message]:
-        """The system prompt, and the turns of the current branch as far as they are answered."""
+        """The system prompt and the answered turns of the current branch."""
         return [*messages_of(self.conversation, []), *self.conversation.messages()]
 
     @property
@@ -122,50 +119,52 @@ class ChatSession:
         self.conversation.system = text or None
 
     def set_think(self, think: str) -> None:
-        """Whether, or how much, the model thinks. Raises LocalqError (exit 2) where it has no such choice."""
+        """Set thinking: "auto", "on", "off" or a level. Raises LocalqError (exit 2) for a mode it lacks."""
         thinking.variables(self.tokenizer.chat_template, think)
         self.think = think
 
     def clear(self) -> None:
-        """Begin anew in the same conversation; the system prompt stays, what was said is a branch of its own."""
+        """Start over in the same conversation; the system prompt is kept, earlier turns stay on their branch."""
         self.conversation.head = None
         self.attached.clear()
 
     def ask(self, text: str) -> Replies:
-        """Add a user turn and stream the answer: Pieces, then one Reply. After an error `regenerate` tries again."""
+        """Add a user turn and stream the answer: pieces, then one Reply. After an error `regenerate` tries again."""
         turn = self.conversation.add_user("\n\n".join([*self.attached, text]))
         self.attached.clear()
-        self.try_save()  # a process that is killed while it loads or answers has kept the question
+        self.try_save()  # saved before the load: a process that is killed then has kept the question
         return self._answer(turn)
 
     def regenerate(self) -> Replies:
-        """Answer the last user turn again; the reply it had stays beside the new one."""
+        """Answer the last user turn again; its earlier reply stays as another version."""
         turn = self.conversation.last_user()
         if turn is None:
-            raise usage_error("/regen", "there is no message to answer again", "Say something first.")
+            raise usage_error("/regen", "there is no message to answer", "Send a message first.")
         return self._answer(turn)
 
     def edit(self, text: str, turn: int | None = None) -> Replies:
-        """Say `text` in place of a message of the user (None = the last) and stream the answer."""
+        """Replace a user message (None: the last) with `text` and stream the answer."""
         added = self.conversation.edit_user(text, turn)
         self.try_save()
         return self._answer(added)
 
     def continue_reply(self) -> Replies:
-        """Go on with the last reply where it stopped. Its pieces are what is new, its end is all of it; the shorter one
-        stays beside it, and alone where nothing is added."""
-        reply = self.conversation.final_reply("/continue", "go on with")
+        """Continue the last reply where it stopped: pieces are the new text, the final Reply is all of it.
+
+        The shorter reply stays as another version; where nothing is added, it is the only one.
+        """
+        reply = self.conversation.final_reply("/continue", "continue")
         turn = self.conversation.turns[reply].parent
         assert turn is not None
         return self._answer(turn, reply)
 
     def _answer(self, turn: int, extended: int | None = None) -> Replies:
-        """Answer the message `turn`, or go on with its reply `extended`."""
+        """Answer the message `turn`, or continue its reply `extended`."""
         self.clear_stop()
         return self._answering(turn, extended)
 
     def _answering(self, turn: int, extended: int | None) -> Replies:
-        record = self.record  # the reply belongs here, whatever conversation is gone on with meanwhile
+        record = self.record  # the reply belongs here, also after a switch to another conversation
         conversation, before, think = record.conversation, record.conversation.head, self.think
         begun, exact = self._reading.reply_start(conversation, extended, think, self.grammar is not None)
         conversation.head, ended = turn, False
@@ -192,28 +191,30 @@ class ChatSession:
                     self.keeper.record_reply(part.stats)
                 if begun and not incoming.grown:
                     conversation.head = before
-                    nothing = ("the model adds nothing",) if part.reason == "stop" else ()
+                    nothing = ("the model added nothing",) if part.reason == "stop" else ()
                     yield dataclasses.replace(part, notices=(*part.notices, *nothing))
                     continue
                 message = Message("assistant", incoming.raw, part.reason == "stop")
-                told = self._said(record, message, turn, part.stats)
+                unsaved = self._add_reply(record, message, turn, part.stats)
                 if not incoming.is_over() and (exact or not begun):
-                    self._reading.exact = ExactIds(conversation, len(conversation.turns) - 1, think, exact + incoming.ids)
-                yield dataclasses.replace(part, notices=(*part.notices, *told))
+                    self._reading.exact = ExactIds(
+                        conversation, len(conversation.turns) - 1, think, exact + incoming.ids
+                    )
+                yield dataclasses.replace(part, notices=(*part.notices, *unsaved))
         finally:
-            if incoming.grown and not ended:  # nothing is lost: what had arrived stays, marked as cut
-                self._said(record, Message("assistant", incoming.raw, complete=False), turn)
+            if incoming.grown and not ended:  # keep what arrived, marked as incomplete
+                self._add_reply(record, Message("assistant", incoming.raw, complete=False), turn)
             elif not ended and before != turn:
                 conversation.head = before  # a reply that is not replaced stays where it was
 
-    def _said(self, record: Record, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
+    def _add_reply(self, record: Record, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
         record.conversation.add(message, turn, stats)
         return tuple(filter(None, (self.try_save(record),)))
 
     # ---- what the model reads
 
     def prompt(self) -> list[int]:
-        """Token ids of what the model would read for the current branch as it stands."""
+        """Token ids of the prompt for the current branch."""
         return self._reading.ids(self.prompt_messages(), self.think)
 
     def prompt_text(self) -> str:
@@ -227,8 +228,10 @@ class ChatSession:
     # ---- keeping
 
     def switch_to(self, record: Record) -> None:
-        """Leave this conversation, which is saved, for another. What its answers keep to holds with every model, the
-        other settings with the same."""
+        """Switch to another conversation; this one is saved already.
+
+        Stop strings and grammar are those saved with it; the other settings only if it used the same model.
+        """
         if (chosen := record.settings) is not None:
             self.stop_strings, self.grammar = chosen.stop, chosen.grammar
             if record.model == self.record.model:
@@ -238,7 +241,7 @@ class ChatSession:
         self.attached.clear()
 
     def save(self, record: Record | None = None) -> None:
-        """Save this conversation, or `record`, where there is a store. Raises LocalqError where that fails."""
+        """Save this conversation, or `record`, if there is a store. Raises LocalqError where that fails."""
         record = record or self.record
         if self.store is not None and record.conversation.turns:
             if record is self.record:
@@ -254,12 +257,12 @@ class ChatSession:
             self.save(each)
 
     def try_save(self, record: Record | None = None) -> str:
-        """`save`; where it fails, what to tell: the turns are kept here and saved with the next that can be."""
+        """`save`; return a notice where it fails (else ""): the turns are kept and saved with a later turn."""
         try:
             self.save(record)
             self.save_unsaved()
         except LocalqError as error:
-            return f"not saved, and tried again with the next turn: {error}"
+            return f"not saved (will retry with the next turn): {error}"
         return ""
 
     # ---- a reply
@@ -270,7 +273,7 @@ class ChatSession:
         return self.stream(self.generate_request(prompt, incoming), incoming)
 
     def generate_request(self, prompt: list[int], incoming: ReplyDecoder) -> Generate:
-        """For the continuation of `prompt` (token ids), which `incoming` will take."""
+        """The request for a continuation of `prompt` (token ids), to be decoded by `incoming`."""
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.has_dry else []
         return Generate(
             next(self.request_ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), self.max_tokens,
@@ -279,10 +282,10 @@ class ChatSession:
         )  # fmt: skip
 
     def stream(self, generate: Generate, incoming: ReplyDecoder) -> Replies:
-        """Stream what is requested; `stop` ends it."""
-        warned_before = self.last is not None and self.last.stats.context_fill >= prompts.WARNING
+        """Stream the reply to a request; `stop` ends it."""
+        warned_before = self.last is not None and self.last.stats.context_fill >= WARNING
         self._running = generate.id
-        if self._stopping:  # while there was nothing to cancel yet
+        if self._stopping:  # `stop` came before the request
             self.client.cancel(generate.id)
         try:
             for part in reply_stream.stream(self.client, generate, incoming, warned_before):

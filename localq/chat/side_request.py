@@ -1,6 +1,6 @@
-"""What a model is asked besides the conversation: nothing of it is kept there.
+"""One-off requests to the loaded model; they do not enter the conversation.
 
-What the model has read of the conversation is displaced, and read again, or brought back, for the next reply.
+They overwrite the KV cache of the conversation, which is read again, or restored, for the next reply.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from localq.worker.messages import Generate
 
 
 def ask(session: ChatSession, text: str, max_tokens: int) -> Replies:
-    """Stream an answer to `text` alone, sampled as replies are. Little thought, no stop strings."""
+    """Stream an answer to `text` alone, with the session's sampling, minimal thinking, no stop strings."""
     tokenizer = session.tokenizer
-    told = Message("user", text).to_dict(tokenizer.chat_template)
-    prompt = tokenizer.chat_ids([told], **thinking.minimal_variables(tokenizer.chat_template))
+    message = Message("user", text).to_dict(tokenizer.chat_template)
+    prompt = tokenizer.chat_ids([message], **thinking.minimal_variables(tokenizer.chat_template))
     request = session.generate_request(prompt, reply_stream.reply_decoder(tokenizer, prompt))
     generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
     yield from _beside(session, generate, reply_stream.reply_decoder(tokenizer, prompt))
 
 
 def measure(session: ChatSession, prompt: list[int], tokens: int) -> Replies:
-    """Stream exactly `tokens` tokens behind `prompt` (token ids), greedy; `session.last` stays as it was."""
-    last, incoming = session.last, ReplyDecoder(session.tokenizer.stream())  # no mark ends it
+    """Stream exactly `tokens` tokens after `prompt` (token ids), greedy; `session.last` is unchanged."""
+    last, incoming = session.last, ReplyDecoder(session.tokenizer.stream())  # channel marks do not end it
     try:
         generate = Generate(next(session.request_ids), prompt, Sampling(), [], tokens)
         yield from _beside(session, generate, incoming)

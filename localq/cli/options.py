@@ -202,7 +202,7 @@ Context = Annotated[
 Vram = Annotated[
     str | None,
     typer.Option(
-        "--vram", metavar="SIZE", help="GPU memory to use at most: 24, 12GiB.", rich_help_panel=help_page.MEMORY
+        "--vram", metavar="SIZE", help="GPU memory limit, such as 24 or 12GiB.", rich_help_panel=help_page.MEMORY
     ),
 ]
 KvBits = Annotated[

@@ -1,1 +1,13 @@
-"""Tokenizers, chat templates, grammars and reply channels. Torch-free."""
+"""Text of models: tokenizers, chat templates, thoughts and channels of replies, grammars, Markdown. No torch.
+
+tokenizer           text <-> ids, chat prompts, stop tokens; tokenizer_files: reading them safely. Open this file first
+tokenizer_like      the protocol that prompts and replies use
+template            chat templates, rendered in a limited child process (template_child)
+thinking, harmony   thought and answer of a reply: `<think>` tags, channels of gpt-oss
+grammar, gbnf       constraints of answers, and llama.cpp's grammar notation
+token_windows       windows of token ids for perplexity
+markdown/           Markdown split into blocks while it streams
+
+Called by `chat`, `worker`, `bench`, `quantize` and both front ends. Not here: masks of a grammar over the vocabulary
+(`worker.token_masks`), the prompt of a conversation (`chat.prompt`).
+"""

@@ -1,8 +1,8 @@
-"""llama.cpp's grammars (GBNF) as llguidance's dialect of Lark. Torch-free.
+"""Translation of llama.cpp's grammars (GBNF) into llguidance's dialect of Lark.
 
-GBNF describes characters; Lark describes lexemes, each of which takes as much as it can. `ws ::= [ \\n]*` as one lexeme
-would swallow the newline that a rule wants behind it, and the reply could never end. So every character becomes a
-lexeme of its own here, which is exact, and slower than a grammar that is written in Lark (README has figures).
+GBNF describes characters; Lark describes lexemes, which are greedy. `ws ::= [ \\n]*` as one lexeme would consume the
+newline that a rule expects after it, and the reply could not end. So every character becomes a lexeme of its own, which
+is exact, and slower than a grammar written in Lark.
 
 The dialect is that of llama.cpp's grammars/README.md, without its `<token>` notation.
 """
@@ -34,19 +34,19 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def is_gbnf(text: str) -> bool:
-    """`text` has a rule in GBNF's notation at the beginning of a line."""
+    """Whether a line of `text` begins with a GBNF rule."""
     return any(_HEAD.match(line) for line in text.splitlines())
 
 
 def to_lark(text: str) -> str:
-    """The same language in Lark; `root` becomes `start`. Raises LocalqError (exit 2) with the line that is wrong."""
+    """Return the grammar in Lark; `root` becomes `start`. Raises LocalqError (exit 2) with the line of the error."""
     if len(text) > MAX_TEXT:
-        raise usage_error("the grammar", f"it has more than {MAX_TEXT:,} characters", "Write it in Lark, or shorter.")
+        raise usage_error("the grammar", f"it has more than {MAX_TEXT:,} characters", "Shorten it, or write it in Lark.")
     return _Translation(text).lark()
 
 
 class _Translation:
-    """One grammar, read from left to right. `depth`: parentheses that are open."""
+    """Translation of one grammar, from left to right. depth: open parentheses."""
 
     def __init__(self, text: str) -> None:
         heads = dict.fromkeys(found[1] for line in text.splitlines() if (found := _HEAD.match(line)))
@@ -54,11 +54,11 @@ class _Translation:
         self.text, self.place, self.depth = text, 0, 0
         self.done: set[str] = set()
         self.out: list[str] = []
-        self.repeatable = False  # what was read last is an item
-        self.empty = False  # an alternative has begun and has nothing yet
+        self.repeatable = False  # the last token is an item
+        self.empty = False  # an alternative has begun and is empty so far
 
     def lark(self) -> str:
-        """All of it."""
+        """Return the whole grammar in Lark."""
         readers: dict[str, Callable[[str], None]] = {
             "head": self.head, "name": self.name, "literal": self.literal, "characters": self.characters,
             "repeat": self.repeat, "sign": self.sign,
@@ -66,40 +66,40 @@ class _Translation:
         while self.place < len(self.text):
             found = _TOKENS.match(self.text, self.place)
             if found is None or found.lastgroup is None:
-                raise self.failure(f"{self.text[self.place : self.place + 20]!r} is not understood")
+                raise self.failure(f"syntax error at {self.text[self.place : self.place + 20]!r}")
             if found.lastgroup != "space":
                 if not self.out and found.lastgroup != "head":
-                    raise self.failure("it does not begin with a rule")
+                    raise self.failure("a rule is expected")
                 readers[found.lastgroup](found[found.lastgroup])
             self.place = found.end()
         self.end_rule()
         if "root" not in self.done:
-            raise self.failure("there is no rule `root`")
+            raise self.failure("the rule `root` is missing")
         return "".join(self.out) + "\n"
 
     def failure(self, why: str) -> LocalqError:
-        """An error at the place that is read now."""
+        """An error with the current line number."""
         line = self.text.count("\n", 0, self.place) + 1
         return usage_error("the grammar", f"line {line}: {why}", "Correct the grammar.")
 
     def end_alternative(self) -> None:
-        """Lark wants a word for nothing."""
+        """End an alternative; Lark has a token for an empty one."""
         if self.empty:
             self.add('""')
 
     def end_rule(self) -> None:
-        """A rule is whole, or nothing was read yet."""
+        """End a rule."""
         self.end_alternative()
         if self.depth:
-            raise self.failure("a parenthesis is not closed")
+            raise self.failure("missing )")
 
     def add(self, item: str) -> None:
-        """Something that can be repeated."""
+        """Write an item, which can be repeated."""
         self.out.append(" " + item)
         self.repeatable, self.empty = True, False
 
     def begin(self, sign: str) -> None:
-        """Something that an alternative follows."""
+        """Write a sign after which an alternative begins."""
         self.out.append(sign)
         self.repeatable, self.empty = False, True
 
@@ -108,34 +108,34 @@ class _Translation:
         name = token.removesuffix("::=").rstrip()
         self.end_rule()
         if name not in self.rules:
-            raise self.failure(f"the rule `{name}` does not begin a line")
+            raise self.failure(f"the rule `{name}` must begin a line")
         if name in self.done:
-            raise self.failure(f"the rule `{name}` is there twice")
+            raise self.failure(f"the rule `{name}` is defined twice")
         self.done.add(name)
         self.begin(f"\n{self.rules[name]}:")
 
     def name(self, token: str) -> None:
         """The name of a rule."""
         if token not in self.rules:
-            raise self.failure(f"there is no rule `{token}`")
+            raise self.failure(f"unknown rule `{token}`")
         self.add(self.rules[token])
 
     def literal(self, token: str) -> None:
-        """A text, of single characters."""
+        """A literal, as single characters."""
         self.add(f"({' '.join(_quoted(letter) for letter, _ in self.letters(token))})" if token else '""')
 
     def characters(self, token: str) -> None:
-        """A class of characters, as a regular expression in which every character is a number."""
+        """A character class, as a regular expression of code points."""
         negated = token.startswith("^")
         letters = self.letters(token[negated:])
         if not letters:
-            raise self.failure("a class of characters is empty")
+            raise self.failure("empty character class")
         parts, place = [], 0
         while place < len(letters):
             is_range = letters[place + 1 : place + 2] == [("-", True)] and place + 2 < len(letters)
             first, last = letters[place][0], letters[place + 2 * is_range][0]
             if last < first:
-                raise self.failure(f"the range {first}-{last} is empty")
+                raise self.failure(f"invalid range {first}-{last}")
             parts.append(f"\\x{{{ord(first):x}}}-\\x{{{ord(last):x}}}")
             place += 3 if is_range else 1
         self.add(f"/[{'^' * negated}{''.join(parts)}]/")
@@ -143,7 +143,7 @@ class _Translation:
     def repeat(self, token: str) -> None:
         """* + ? {m} {m,} {m,n}"""
         if not self.repeatable:
-            raise self.failure(f"there is nothing that {token} could repeat")
+            raise self.failure(f"nothing to repeat before {token}")
         self.out.append("".join(token.split()))
         self.repeatable = False
 
@@ -158,25 +158,25 @@ class _Translation:
             self.end_alternative()
             self.begin(" |")
         elif not self.depth:
-            raise self.failure("a parenthesis is closed that was not opened")
+            raise self.failure("unexpected )")
         else:
             self.depth -= 1
             self.end_alternative()
             self.add(")")
 
     def letters(self, escaped: str) -> list[tuple[str, bool]]:
-        """The characters that `escaped` stands for; True: written without a backslash."""
+        """The characters of `escaped`; True: written without a backslash."""
         out, place = [], 0
         while place < len(escaped):
             found = _CHARACTER.match(escaped, place)
             if found is None:
-                raise self.failure(f"the escape {escaped[place : place + 2]} is not known")
+                raise self.failure(f"unknown escape {escaped[place : place + 2]}")
             out.append((self.letter(found), found.lastgroup == "plain"))
             place = found.end()
         return out
 
     def letter(self, found: re.Match[str]) -> str:
-        """The character that one escape, or no escape, stands for."""
+        """The character of one escape, or of none."""
         kind = str(found.lastgroup)
         if kind == "control":
             return _CONTROLS[found[kind]]
@@ -184,7 +184,7 @@ class _Translation:
             return found[kind]
         code = int(found[kind], 16)
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-            raise self.failure(f"{found[0]} is no character")
+            raise self.failure(f"{found[0]} is not a character")
         return chr(code)
 
 

@@ -1,8 +1,8 @@
-"""What a reply must look like: a JSON schema, a grammar or a regular expression, and whether it is one. Torch-free.
+"""Constraints of a reply: a JSON schema, a grammar or a regular expression, checked and compiled by llguidance.
 
-llguidance knows what they mean; it is imported only where there is one (60 ms). What is hostile ends in an error: the
-text has a limit (`MAX_BYTES`), the time to build what it describes another (`MAX_SECONDS`: forty expressions that must
-all match would take hours), and llguidance limits the work for one token.
+llguidance is imported only where there is a constraint (60 ms). Hostile input ends in an error: its size is limited
+(`MAX_BYTES`), the time to compile it too (`MAX_SECONDS`: forty expressions that must all match would take hours), and
+llguidance limits the work for one token.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_BYTES = {"json_schema": 2**18, "lark": 2**16, "gbnf": 2**16, "regex": 2**16}
 MAX_SECONDS = 10.0
-MAX_SAID = 240  # characters of llguidance's words
-STEP_ITEMS = 1_000_000  # that one mask may take, 50 ms; llguidance's 50,000 are too few for GBNF
-# Between the parts of JSON: nothing, a space, or a line with its indentation. Without a bound small models write
-# whitespace for ever. A schema's own "x-guidance" goes before this.
+MAX_SAID = 240  # characters of a message of llguidance
+STEP_ITEMS = 1_000_000  # items of one mask, 50 ms; llguidance's default of 50,000 is too low for GBNF
+# Whitespace between parts of JSON: none, a space, or a line end with indentation. Without a limit small models write
+# whitespace for ever. A schema's own "x-guidance" has precedence.
 _WHITESPACE: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
 _CALLED = {
     "json_schema": "the JSON schema",
@@ -45,29 +45,29 @@ _BOM = "\ufeff"  # begins texts that some editors write
 
 @dataclass(frozen=True)
 class Grammar:
-    """What every reply must be. kind: "json_schema", "lark" (in llguidance's dialect), "gbnf" or "regex"."""
+    """A constraint of replies. kind: "json_schema", "lark" (llguidance's dialect), "gbnf" or "regex"."""
 
     kind: str
     text: str
 
     def __post_init__(self) -> None:
         if self.kind not in _CALLED:
-            raise usage_error(str(self.kind)[:40], "there is no such kind of grammar", f"Kinds: {', '.join(_CALLED)}.")
+            raise usage_error(str(self.kind)[:40], "unknown kind of grammar", f"Kinds: {', '.join(_CALLED)}.")
         try:
             size = len(self.text.encode())
         except (UnicodeEncodeError, AttributeError):
-            raise usage_error(self.label, "it is no text", "Write it in UTF-8.") from None
+            raise usage_error(self.label, "it is not valid text", "Write it in UTF-8.") from None
         if size > MAX_BYTES[self.kind]:
-            why = f"it is longer than {MAX_BYTES[self.kind] // 1024} KiB"
-            raise usage_error(self.label, why, "Use a shorter one.")
+            why = f"it is larger than {MAX_BYTES[self.kind] // 1024} KiB"
+            raise usage_error(self.label, why, "Shorten it.")
 
     @property
     def label(self) -> str:
-        """What an error about it names."""
+        """Its name in an error."""
         return _CALLED[self.kind]
 
     def __str__(self) -> str:
-        """One line for people: the kind and how it begins."""
+        """One line for users: the kind and the beginning of the text."""
         start = " ".join(sanitize(self.text[:400]).split())
         return f"{self.kind} {start[:60]}{'...' if len(start) > 60 else ''}"
 
@@ -76,7 +76,7 @@ class Grammar:
 
 
 def json_schema(value: str) -> Grammar:
-    """Of `json` (any JSON), a schema that begins with {, or the path of a file (with or without @)."""
+    """A constraint from "json" (any JSON), a schema that begins with {, or a file path (with or without @)."""
     value = value.removeprefix(_BOM)
     if value.strip() == "json":
         return Grammar("json_schema", ANY_JSON)
@@ -84,14 +84,14 @@ def json_schema(value: str) -> Grammar:
 
 
 def grammar(value: str) -> Grammar:
-    """Of a grammar, which has a colon, or the path of a file (with @ where it has one too). GBNF is told by its ::=."""
+    """A constraint from a grammar (it has a colon) or a file path (with @ if that has one too); ::= means GBNF."""
     value = value.removeprefix(_BOM)
     text = value if ":" in value and not value.startswith("@") else _content(value)
     return Grammar("gbnf" if gbnf.is_gbnf(text) else "lark", text)
 
 
 def regex(pattern: str) -> Grammar:
-    """Of a pattern that the whole reply must match."""
+    """A constraint from a pattern that the whole reply must match."""
     return Grammar("regex", pattern)
 
 
@@ -103,9 +103,9 @@ def _content(value: str) -> str:
 
 
 def check(wanted: Grammar) -> list[str]:
-    """Warnings about `wanted`. Raises LocalqError (exit 2) where it is malformed or allows no reply.
+    """Warnings about a grammar. Raises LocalqError (exit 2) where it is malformed or allows no reply.
 
-    Needs no model: what a grammar says of a model's own tokens is found out with the model (`worker.grammar`).
+    Needs no model: tokens of a model that a grammar names are checked with the model (`worker.token_masks`).
     """
     import llguidance  # start-up cost: only where there is a grammar
 
@@ -118,14 +118,14 @@ def check(wanted: Grammar) -> list[str]:
     needs_model = [line for line in said if line.startswith("no tokenizer")]
     if not needs_model:
         found = matcher(wanted, llguidance.LLTokenizer("byte"))
-        found.compute_bitmask()  # finds out whether there is any first byte
+        found.compute_bitmask()  # fails if no first byte is allowed
         if found.is_error():
             refuse(wanted, found.get_error())
     return [_one_line(line) for line in said if line not in needs_model]
 
 
 def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
-    """What follows a reply in `wanted`, over the tokens of `vocabulary`. Raises LocalqError (exit 2)."""
+    """A matcher of a grammar over the tokens of `vocabulary`. Raises LocalqError (exit 2)."""
     from llguidance import LLMatcher  # start-up cost
 
     compiled = compile_grammar(wanted)
@@ -136,7 +136,7 @@ def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def matches(wanted: Grammar, text: str) -> bool:
-    """Whether `text`, the beginning of a reply, is a whole one. What only a model can tell counts as no."""
+    """Whether `text` is a whole reply of the grammar. A grammar that needs the model's tokens counts as no."""
     import llguidance  # start-up cost: only where there is a grammar
 
     try:
@@ -151,12 +151,12 @@ def _in_time(wanted: Grammar, work: Callable[[], T]) -> T:
     try:
         return run_with_timeout(MAX_SECONDS, work)
     except TimeoutError:
-        why = f"it takes more than {MAX_SECONDS:.0f} s to build"
-        raise usage_error(wanted.label, why, "Make it simpler.") from None
+        why = f"it takes more than {MAX_SECONDS:.0f} s to compile"
+        raise usage_error(wanted.label, why, "Simplify it.") from None
 
 
 def compile_grammar(wanted: Grammar) -> str:
-    """`wanted` in llguidance's own form. Raises LocalqError (exit 2) where that shows what is wrong already."""
+    """The grammar in llguidance's form. Raises LocalqError (exit 2) for errors found on the way."""
     from llguidance import LLMatcher  # start-up cost
 
     if wanted.kind == "json_schema":
@@ -174,26 +174,26 @@ def compile_grammar(wanted: Grammar) -> str:
 
 @functools.cache
 def limits() -> LLParserLimits:
-    """llguidance's own, but for what GBNF needs, and without the state of its parser in messages."""
+    """llguidance's limits, raised for GBNF, and without the parser state in messages."""
     from llguidance import LLParserLimits  # start-up cost
 
     return LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
 
 
 def refuse(wanted: Grammar, said: str, place: str = "") -> NoReturn:
-    """Raise llguidance's words about `wanted` as a LocalqError (exit 2). `place`: where in a reply it fails."""
+    """Raise llguidance's message as a LocalqError (exit 2). place: where in a reply it fails."""
     why, next_step = _one_line(said), "Correct it."
     if said.startswith("NoExtensionBias"):
-        why, next_step = "it allows no reply at all", "Make it less strict."
+        why, next_step = "no reply can match it", "Make it less strict."
     elif "Unimplemented keys" in said:
-        next_step = 'Leave them out, or write "x-guidance": {"lenient": true} into it, which ignores them.'
+        next_step = 'Remove them, or add "x-guidance": {"lenient": true}, which ignores them.'
     elif any(word in said for word in ("too big", "too large", "Too many", "too many", "max is")):
-        next_step = "Make it simpler."
+        next_step = "Simplify it."
     raise usage_error(wanted.label, f"{place}{why}", next_step)
 
 
 def _one_line(said: str) -> str:
-    """What matters of a message: its first line, or what a regular expression's own error says, without the listing."""
+    """The first line of a message, or the error of a regular expression without its listing."""
     lines = [line.strip() for line in said.split("\n") if line.strip() and "<non-verbose/>" not in line]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = re.sub(r"^.*\(in regex\): ", "", sanitize((named or lines or ["it is not valid"])[0]))
@@ -203,10 +203,10 @@ def _one_line(said: str) -> str:
 
 
 def _parsed(wanted: Grammar) -> Any:
-    """The schema, whose mistakes Python names by their line."""
+    """The parsed schema; Python's JSON errors name the line."""
     try:
         return json.loads(wanted.text)
     except RecursionError:
-        raise usage_error(wanted.label, "it is too deeply nested", "Make it simpler.") from None
+        raise usage_error(wanted.label, "it is too deeply nested", "Simplify it.") from None
     except ValueError as error:
-        raise usage_error(wanted.label, f"it is no JSON ({error})", "Correct it.") from error
+        raise usage_error(wanted.label, f"it is not valid JSON: {error}", "Correct it.") from error

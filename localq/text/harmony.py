@@ -1,60 +1,45 @@
-"""The channels of gpt-oss: what a reply in OpenAI's "harmony" format says to whom. Torch-free.
+"""Channels of gpt-oss replies, in OpenAI's "harmony" format.
 
-reply     messages behind `<|start|>assistant`, which the prompt has: HEADER <|message|> text, with <|end|><|start|>
-          between two. A header is `<|channel|>NAME`, perhaps with a recipient (`to=functions.NAME`, in front of the
-          channel too) and a type (`<|constrain|>json`)
-thought   every message but the answer: `analysis`, `commentary` (a call of a tool, and what is said before one; localq
-          offers no tools), and channels that are not known
-answer    the first message of the channel `final`, or without a channel and a recipient. Marks in it are plain text:
-          what a model explains of this format is no message of its own
-stored    the raw text, which the prompt goes on with to the letter. A `<|` that the model wrote as text in a thought
-          has a zero-width space in it, so that only marks are marks
+reply     messages after `<|start|>assistant`, which is in the prompt: HEADER <|message|> text, with <|end|><|start|>
+          between two. A header is `<|channel|>NAME`, optionally with a recipient (`to=functions.NAME`, also before the
+          channel) and a type (`<|constrain|>json`)
+thought   every message but the answer: `analysis`, `commentary` (tool calls and the text before them; localq offers
+          no tools), and unknown channels
+answer    the first message of the channel `final`, or one without channel and recipient. Marks in it are plain text,
+          such as in an explanation of this format
+stored    the raw text, which a prompt can continue exactly. A `<|` that the model wrote as text in a thought gets a
+          zero-width space, so that only marks are marks
 
 Format: the published chat template of openai/gpt-oss-120b, and OpenAI's articles/openai-harmony.md. The package
-`openai-harmony` is not used: 8 MB of Rust beside pydantic, for a format that is read here in two pages; and it reads
-ids of its own vocabulary only, which it fetches from another host when first used, where the model's own files are
-here.
+`openai-harmony` is not used: it adds 8 MB of Rust and pydantic, and reads only ids of its own vocabulary, which it
+downloads on first use.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+
+from localq.text.tokenizer_like import TokenizerLike
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 MARKS = (START, CHANNEL, MESSAGE, END, "<|constrain|>", "<|call|>", "<|return|>")
 FINAL = f"{CHANNEL}final{MESSAGE}"
-_NEXT = f"{END}{START}assistant"  # ends a message and begins another
-_FIRST = (CHANNEL, START, MESSAGE)  # one of which a reply in this format begins with
+_NEXT = f"{END}{START}assistant"  # between two messages
+_FIRST = (CHANNEL, START, MESSAGE)  # a reply in this format begins with one of these
 _TO = "to="
 _LEAD = re.compile(rf"\s*(?:{_TO}[^\s<]{{0,200}}\s*)?")
 _NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w*)")
-_BROKEN = "<\u200b|"  # of a text that is no mark
-
-
-class Detokenizer(Protocol):
-    """What is needed of `tokenizer.Detokenizer`."""
-
-    def push(self, ids: Sequence[int]) -> str: ...
-    def finish(self) -> str: ...
-
-
-class Tokenizer(Protocol):
-    """What is needed of `tokenizer.Tokenizer`. mark_ids: id -> the one of `MARKS` that it is."""
-
-    @property
-    def mark_ids(self) -> dict[int, str]: ...
-    def stream(self) -> Detokenizer: ...
+_BROKEN = "<\u200b|"  # replaces <| where it is not a mark
 
 
 def is_template(template: str | None) -> bool:
-    """Does the model with this chat template speak in channels?"""
+    """Whether a model with this chat template uses channels."""
     return all(mark in (template or "") for mark in (START, CHANNEL, MESSAGE))
 
 
 def begins_reply(text: str) -> bool | None:
-    """Is `text` the beginning of a reply in channels? None = more of it must come."""
+    """Whether `text` begins a reply in channels; None: too short to know."""
     lead = _LEAD.match(text)
     rest = text[lead.end() :] if lead else text
     if any(rest.startswith(mark) for mark in _FIRST):
@@ -63,20 +48,20 @@ def begins_reply(text: str) -> bool | None:
 
 
 def is_answer(header: str) -> bool:
-    """Is the message with this header, up to its `<|message|>`, for the user?"""
+    """Whether the message with this header, up to its `<|message|>`, is the answer."""
     name = _NAME.search(header)
     return (name is None or name[1] == "final") and _TO not in header
 
 
 def escape_marks(text: str) -> str:
-    """`text` for a template of this kind, which refuses marks in what was said, or would take them for its own."""
+    """`text` with channel marks escaped: the template refuses them in messages, or takes them for its own."""
     for mark in MARKS:
         text = text.replace(mark, _BROKEN + mark[2:])
     return text
 
 
 def continuation(content: str) -> str:
-    """A stored reply as it is put behind a prompt, to go on with: marks in its answer are plain text there too."""
+    """A stored reply to be continued after a prompt, with marks in its answer escaped."""
     if begins_reply(content) is not True:
         return content
     channels = Channels()
@@ -85,13 +70,13 @@ def continuation(content: str) -> str:
 
 
 def format_reply(thought: str, answer: str, thinking: bool) -> str:
-    """A reply in channels, to go on with. thinking: the thought goes on."""
-    said = f"{CHANNEL}analysis{MESSAGE}{escape_marks(thought)}" if thought or thinking else ""
-    return said if thinking else f"{said}{_NEXT if said else ''}{FINAL}{answer}"
+    """A reply in channels, to be continued. thinking: the thought has not ended."""
+    start = f"{CHANNEL}analysis{MESSAGE}{escape_marks(thought)}" if thought or thinking else ""
+    return start if thinking else f"{start}{_NEXT if start else ''}{FINAL}{answer}"
 
 
 class Channels:
-    """Text in, (thought, answer) out, as `thinking.Splitter` does. Messages of a thought have an empty line between."""
+    """Text in, (thought, answer) out, as `thinking.ThoughtSplitter`; an empty line between messages of a thought."""
 
     closing = FINAL
 
@@ -99,10 +84,10 @@ class Channels:
         self.head, self.thinking = "", True
         self._held = self._header = ""
         self._in_header = True
-        self._given = self._parted = False  # something of the thought was given out; something of another message
+        self._given = self._parted = False  # part of the thought was returned; part of an earlier message
 
     def push(self, text: str) -> tuple[str, str]:
-        """What is certain now of the thought, and of the answer behind it."""
+        """Add text; return what is final now of thought and answer."""
         if not self.thinking:
             return "", text
         self._held += text
@@ -121,13 +106,13 @@ class Channels:
         return thought
 
     def _rest(self) -> str:
-        """The answer, if it is there."""
+        """The answer, once it has begun."""
         answer = "" if self.thinking else self._held
         self._held = self._held[len(answer) :]
         return answer
 
     def finish(self) -> tuple[str, str]:
-        """What was held back; the reply is over. Half a header is no part of it."""
+        """End the reply; return the held text, without an unfinished header."""
         held, self._held = self._held, ""
         if self._in_header or not self.thinking:
             return "", ""
@@ -158,17 +143,17 @@ class Channels:
 
 
 class ChannelDetokenizer:
-    """Ids in, text out, with the marks of a model that speaks in channels: only tokens are marks.
+    """Ids in, text with channel marks out; only special tokens become marks.
 
-    over   the answer has ended, whatever comes
+    over   the answer has ended, whatever follows
     """
 
-    def __init__(self, tokenizer: Tokenizer, begun: str = "", before: Sequence[int] = ()) -> None:
-        """begun: the text of the reply that the prompt has already; before: the last ids of the prompt then."""
+    def __init__(self, tokenizer: TokenizerLike, begun: str = "", before: Sequence[int] = ()) -> None:
+        """begun: start of the reply in the prompt; before: the last ids of that prompt."""
         self._tokenizer, self._marks = tokenizer, tokenizer.mark_ids
         self.over = False
-        self._lead = ""  # of a reply of which it is not known what it begins with
-        self._header: str | None = None  # of the message that begins; None = in its text
+        self._lead = ""  # text of a reply whose form is not known yet
+        self._header: str | None = None  # of the current message; None: in its text
         self._thought, self._begun, self._framed = False, bool(begun), begins_reply(begun) is True
         self._last = ""
         self._new()
@@ -176,11 +161,11 @@ class ChannelDetokenizer:
             self._go_on(begun, before)
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text that is certain now."""
+        """Add ids; return the text that is final now."""
         return "".join(self._one(id) for id in ids if not self.over)
 
     def finish(self) -> str:
-        """What was held back; the reply is over."""
+        """End the reply; return the held text."""
         lead, self._lead = self._lead, ""
         return "" if self.over else lead + self._text(self._inner.finish())
 
@@ -202,7 +187,7 @@ class ChannelDetokenizer:
         return self._text(self._inner.push([id])) if mark is None else self._mark(mark)
 
     def _mark(self, mark: str) -> str:
-        """Between messages; in an answer the end of it. A reply that began with text has no marks."""
+        """A mark between messages; in an answer it is its end. A reply that began with text has no marks."""
         if self._begun and not self._framed:
             return ""
         if self._framed and self._header is None and not self._thought:
@@ -231,7 +216,7 @@ class ChannelDetokenizer:
         return text
 
     def _unmarked(self, text: str) -> str:
-        """`text` of a thought, in which nothing looks like a mark."""
+        """`text` of a thought, with what looks like a mark escaped."""
         if not text:
             return ""
         broken = text.replace("<|", _BROKEN)
@@ -242,7 +227,7 @@ class ChannelDetokenizer:
 
 
 def _unfinished(text: str) -> int:
-    """Characters at the end of `text` that may be the beginning of a mark: the longest such end."""
+    """Length of the longest end of `text` that may begin a mark."""
     longest = max(map(len, MARKS)) - 1
     return next((size for size in range(longest, 0, -1) if any(each.startswith(text[-size:]) for each in MARKS)
                  and size <= len(text)), 0)  # fmt: skip

@@ -1,8 +1,8 @@
-"""Chat templates, rendered in a child process that is allowed little: time, memory and output are limited.
+"""Chat templates, rendered in a child process with limited time, memory and output.
 
-A template is a program from a stranger. Jinja's immutable sandbox keeps it from Python's insides; the child keeps a
-loop of 10^9 or a string of a gigabyte from taking the front end along. The child is kept between renders, because
-starting one costs a tenth of a second; after a limit it is killed and the next render starts a new one. Torch-free.
+A template is a program from a stranger. Jinja's immutable sandbox keeps it away from Python's internals; the child
+keeps a loop of 10^9 steps or a string of a gigabyte from stopping the front end. The child is reused, because starting
+one takes 0.1 s; when it exceeds a limit it is killed, and the next render starts another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PUT_TOGETHER = re.compile(r"""<\|['"]""")  # '<|' + message['role'] + '|>'
 
 
 def escape_marks(template: str | None, text: str) -> str:
-    """`text` for a model with this chat template, without what frames its turns."""
+    """`text` with the template's turn marks broken by a zero-width space, so that they are plain text."""
     marks = _marks(template or "")
     return marks.sub(lambda found: found[0][0] + BREAK + found[0][1:], text) if marks else text
 
@@ -57,10 +57,10 @@ def render(
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:
-    """The text of a conversation. `messages`: {"role": str, "content": str}; `special_tokens`: bos_token and others.
+    """Render a conversation. messages: {"role": str, "content": str}; special_tokens: bos_token and others.
 
-    Raises LocalqError: exit 1 with the template's own words where it refuses the conversation (raise_exception),
-    exit 8 where it is malformed, tries to escape or exceeds a limit.
+    Raises LocalqError: exit 1 with the template's message where it refuses the conversation (raise_exception),
+    exit 8 where it is malformed, tries to escape the sandbox or exceeds a limit.
     """
     size = _bytes(template)
     if size > MAX_TEMPLATE_BYTES:
@@ -69,7 +69,7 @@ def render(
     request = {
         "template": template,
         "variables": {
-            "tools": None,  # defined but empty, as transformers has them: templates test for either
+            "tools": None,  # defined but empty, as in transformers: templates test for both
             "documents": None,
             **variables,
             **(special_tokens or {}),
@@ -90,32 +90,32 @@ def _bytes(text: str) -> int:
 
 
 def _check(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Text only, and so little of it that the limits of the template are not met by an honest one."""
+    """Refuse messages that are not text, or so long that an honest template exceeds its limits."""
     size = 0
     for message in messages:
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
-            raise usage_error("chat", "a message needs a role and a content, both text", "Send plain text.")
+            raise usage_error("chat", "a message must have a role and a content, both text", "Send plain text.")
         size += _bytes(content)
     if size > MAX_CONVERSATION_BYTES:
         why = f"the conversation has {size} bytes, more than {MAX_CONVERSATION_BYTES}"
-        raise usage_error("chat", why, "Start anew with /clear, or send less.")
+        raise usage_error("chat", why, "Start over with /clear, or send a shorter message.")
 
 
 def _bad(why: str) -> LocalqError:
     return bad_file(
-        "chat template", why, "The model's files are damaged or hostile; `localq run` completes plain text."
+        "chat template", why, "The template is unusual, damaged or hostile; `localq run` completes plain text without it."
     )
 
 
 def _refused(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:
     has_system = any(message["role"] == "system" for message in messages)
-    next_step = "Remove the system prompt (/system off)." if has_system else "Start anew with /clear."
-    return LocalqError("chat template", f"the model's template refuses this conversation: {words}", next_step)
+    next_step = "Remove the system prompt (/system off)." if has_system else "Start over with /clear."
+    return LocalqError("chat template", f"it refuses this conversation: {words}", next_step)
 
 
 class _Child:
-    """The rendering process: started when first needed, one request at a time, killed when it overstays."""
+    """The rendering process: started on the first request, one request at a time, killed on a limit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class _Child:
                 process = self._process = self._start()
             try:
                 answer = self._exchange(process, line)
-            except BaseException:  # also Ctrl-C: an answer that nobody read would be taken for the next one's
+            except BaseException:  # also Ctrl-C: an unread answer would be taken for the next one
                 self.stop()
                 raise
             return answer
@@ -157,13 +157,13 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C at the terminal is not meant for it
+            start_new_session=True,  # so that Ctrl-C does not reach it
         )
-        # Ready: the time of starting Python is not the template's.
+        # Ready: the start of Python does not count as rendering time.
         if not _readable(process, time.monotonic() + 30) or _line(process) != b"ready\n":
             process.kill()
             process.wait()
-            raise LocalqError("chat template", "the rendering process did not start", "See `localq doctor`.")
+            raise LocalqError("chat template", "the rendering process did not start", "Run `localq doctor`.")
         return process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any]:
@@ -173,12 +173,12 @@ class _Child:
             process.stdin.write(line)
             process.stdin.flush()
         except BrokenPipeError:
-            raise _bad("rendering it ended the rendering process") from None
+            raise _bad("it ended the rendering process") from None
         if not _readable(process, deadline):
-            raise _bad(f"rendering it takes more than {WALL_SECONDS:g} s")
+            raise _bad(f"rendering takes more than {WALL_SECONDS:g} s")
         raw = _line(process)
         if not raw.endswith(b"\n"):
-            raise _bad("rendering it exceeded the limit of time, memory or output")
+            raise _bad("rendering exceeds the limit of time, memory or output")
         answer: dict[str, Any] = json.loads(raw)
         return answer
 

@@ -1,4 +1,4 @@
-"""The process that renders chat templates: reads one JSON request a line, writes one JSON answer a line.
+"""The process that renders chat templates: one JSON request a line on stdin, one JSON answer a line on stdout.
 
 Jinja's environment is set up as transformers does it (utils/chat_template_utils.py): trimmed blocks, loop controls,
 `tojson`, `raise_exception`, `strftime_now`, and `generation` blocks that only mark what the model wrote.
@@ -32,24 +32,24 @@ class Refused(Exception):
 
 
 class GenerationMark(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` renders its body; the marks matter to training only."""
+    """`{% generation %} ... {% endgeneration %}` renders its body; the tags matter to training only."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """The body of the block."""
+        """Return the body of the block."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
 
 
 def raise_exception(message: str) -> None:
-    """What templates call to refuse a conversation."""
+    """Refuse a conversation; called by templates."""
     raise Refused(str(message))
 
 
 def strftime_now(format: str) -> str:
-    """The date as templates want it."""
+    """The current date in the given format; called by templates."""
     return datetime.datetime.now().strftime(format)
 
 
@@ -65,7 +65,7 @@ def tojson(
 
 
 class TemplateNamespace(jinja2.utils.Namespace):
-    """A namespace that takes no name with an underscore in front: nothing of Python's own can be set on it."""
+    """A namespace that refuses names with a leading underscore, so that no Python internals can be set on it."""
 
     def __init__(*args: Any, **values: Any) -> None:  # so that a value may be named "self"
         self, *rest = args
@@ -81,16 +81,16 @@ class TemplateNamespace(jinja2.utils.Namespace):
     @staticmethod
     def _check(name: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"a namespace takes no name such as {name[:40]!r}")
+            raise SecurityError(f"invalid name in a namespace: {name[:40]!r}")
 
 
 def make_dict(*args: Any, **values: Any) -> dict[Any, Any]:
-    """`dict` as a function: the class itself would hand out its attributes."""
+    """`dict` as a function: the class itself would expose its attributes."""
     return dict(*args, **values)
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox with what chat templates may use."""
+    """The sandbox with the functions that chat templates use."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationMark, "jinja2.ext.loopcontrols"]
     )
@@ -102,30 +102,30 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=KEPT_TEMPLATES)
 def compile_template(sandbox: ImmutableSandboxedEnvironment, text: str) -> jinja2.Template:
-    """The template of `text`. It keeps nothing between renders: the sandbox lets it change no object that lasts."""
+    """The compiled template; it keeps no state between renders, as the sandbox is immutable."""
     return sandbox.from_string(text)
 
 
 def answer(sandbox: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> dict[str, Any]:
-    """{"text"} or {"error", "refused"}."""
+    """Render a request: {"text"}, or {"error", "refused"}."""
     try:
         pieces, size = [], 0
         for piece in compile_template(sandbox, request["template"]).generate(**request["variables"]):
             size += len(piece.encode("utf-8", "surrogatepass"))
             if size > MAX_OUTPUT_BYTES:
-                return {"error": f"it writes more than {MAX_OUTPUT_BYTES} bytes"}
+                return {"error": f"its output exceeds {MAX_OUTPUT_BYTES} bytes"}
             pieces.append(piece)
     except Refused as words:
         return {"error": str(words)[:MAX_WORDS], "refused": True}
     except (RecursionError, MemoryError) as error:
-        return {"error": f"it exceeds the limit of memory or depth ({type(error).__name__})"}
-    except Exception as error:  # a template can raise whatever Python's own objects do
+        return {"error": f"it exceeds the limit of memory or recursion ({type(error).__name__})"}
+    except Exception as error:  # a template can raise any exception of Python objects
         return {"error": f"{type(error).__name__}: {str(error)[:MAX_WORDS]}"}
     return {"text": "".join(pieces)}
 
 
 def limit_time() -> None:
-    """Allow CPU_SECONDS from now; the kernel ends the process after that."""
+    """Allow CPU_SECONDS from now; the kernel then kills the process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     allowed = int(used.ru_utime + used.ru_stime) + CPU_SECONDS + 1
     resource.setrlimit(resource.RLIMIT_CPU, (allowed, resource.RLIM_INFINITY))

@@ -1,14 +1,14 @@
-"""Thought and answer: which part of a reply the model wrote for itself, told apart while it streams. Torch-free.
+"""Thought and answer of a reply, split while it streams.
 
-form     A reply that begins with `<think>` is a thought up to the first `</think>`, and an answer from there on (Qwen3,
-         DeepSeek-R1 and its distillations, QwQ, Phi-4-reasoning, SmolLM3). Everywhere else the tags are plain text.
-         Some templates write the opening tag themselves where the reply begins: `opened`
-stored   The raw text is kept, with the tag that the prompt had, because the model's own template decides what it reads
-         of earlier thoughts: most drop all up to `</think>`, SmolLM3 keeps it
-shown    thought and answer without the tags and without the empty lines around them
+form     A reply that begins with `<think>` is a thought up to the first `</think>`, then an answer (Qwen3, DeepSeek-R1
+         and its distillations, QwQ, Phi-4-reasoning, SmolLM3). Elsewhere the tags are plain text. Some templates end
+         the prompt with the opening tag: `opened_thought`
+stored   The raw text, with the tag from the prompt, because the model's template decides what prompts have of earlier
+         thoughts: most drop all up to `</think>`, SmolLM3 keeps it
+shown    Thought and answer without the tags and the empty lines around them
 
-The channels of gpt-oss are another form, `harmony.py`: a reply that begins with one of its marks is read there. What
-one model said is given to another in the form of that one (`in_form_of`).
+gpt-oss uses channels instead (`harmony`). A reply of one model is converted for the template of another
+(`convert_for`).
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from typing import Any
 from localq.errors import usage_error
 from localq.sampling import THINK_CHOICES, THINK_LEVELS
 from localq.text import harmony
-from localq.text import template as frames
+from localq.text import template as templates
 
 TAGS = OPENING, CLOSING = "<think>", "</think>"
-TAIL_TOKENS = 16  # of a prompt, in which an opening tag must lie to open the reply
+TAIL_TOKENS = 16  # an opening tag within these last tokens of a prompt opens the reply
 _OPENED = re.compile(re.escape(OPENING) + r"\s*\Z")
-_NO_THOUGHT = re.compile(rf"{re.escape(OPENING)}\s*{re.escape(CLOSING)}\s*\Z")  # of a prompt for a reply without one
+_NO_THOUGHT = re.compile(rf"{re.escape(OPENING)}\s*{re.escape(CLOSING)}\s*\Z")  # end of a prompt for a reply without a thought
 
 
 class ThoughtSplitter:
-    """Text in, (thought, answer) out; the pieces together do not depend on how the text was cut.
+    """Text in, (thought, answer) out; the result does not depend on how the text is cut into pieces.
 
     head      the raw text before the answer: tags, thought, empty lines. head + answer is the raw reply
-    thinking  whether the thought goes on
-    closing   what ends it
+    thinking  the thought has not ended
+    closing   the mark that ends it
     """
 
     closing = CLOSING
 
     def __init__(self, opened: str = "", channels: bool = True) -> None:
-        """opened: what the prompt has of the reply already (`opened`). channels: False of a model that does not speak
-        in them: what looks like their marks is text, and is kept so that it stays text."""
+        """opened: start of the reply in the prompt (`opened_thought`). channels: False for a model without channels:
+        text that looks like their marks is escaped, so that it stays text."""
         self.head, self.thinking, self._may = opened, bool(opened), channels
-        self._begun = bool(opened)  # what the reply begins with is known
+        self._begun = bool(opened)  # the form of the reply is known
         self._answering = False  # the answer has begun
-        self._thought = False  # something of the thought was given out
+        self._thought = False  # part of the thought was returned
         self._held = ""
-        self._channels: harmony.Channels | None = None  # of a reply in that form
+        self._channels: harmony.Channels | None = None  # for a reply in channels
 
     def push(self, text: str) -> tuple[str, str]:
-        """What is certain now of the thought, and of the answer behind it."""
+        """Add text; return what is final now of thought and answer."""
         if self._answering:
             return "", text
         self._held += text
@@ -60,7 +60,7 @@ class ThoughtSplitter:
         return thought, self._begin_answer() if self._begun and not self.thinking else ""
 
     def finish(self) -> tuple[str, str]:
-        """What was held back; the reply is over. A thought that was cut stays open."""
+        """End the reply; return the held text. A thought that was cut stays open."""
         if self._channels is not None:
             parts = self._channels.finish()
             self.head = self._channels.head
@@ -94,7 +94,7 @@ class ThoughtSplitter:
         return parts
 
     def _more_thought(self) -> str:
-        """The thought as far as it is certain: an end of white space, or of half a tag, waits."""
+        """The final part of the thought; white space or half a tag at its end is held back."""
         at = self._held.find(CLOSING)
         certain = self._held[:at] if at >= 0 else self._held[: len(self._held) - _beginning(self._held)]
         piece = certain.rstrip()
@@ -106,7 +106,7 @@ class ThoughtSplitter:
         return given
 
     def _begin_answer(self) -> str:
-        """The answer from its first line on; behind a thought, empty lines before it are not part of it."""
+        """The beginning of the answer, without the empty lines after a thought."""
         start = self._held.lstrip("\n") if self.head else self._held
         self.head += self._held[: len(self._held) - len(start)]
         self._held, self._answering = "", bool(start)
@@ -114,20 +114,20 @@ class ThoughtSplitter:
 
 
 def opened_thought(tail: str) -> str:
-    """The beginning of the reply that a prompt ending in `tail` has already: "<think>" and white space, or nothing."""
+    """Start of the reply at the end of a prompt: "<think>" and white space, or ""."""
     found = _OPENED.search(tail)
     return found[0] if found else ""
 
 
 def split_reply(content: str) -> tuple[str, str]:
-    """(thought, answer) of a stored reply."""
+    """Return (thought, answer) of a stored reply."""
     splitter = ThoughtSplitter()
     pieces = splitter.push(content), splitter.finish()
     return "".join(thought for thought, _ in pieces), "".join(answer for _, answer in pieces)
 
 
 def close_thought(content: str) -> str:
-    """`content` as most templates take it: in tags, and a thought that was cut ends there: what follows is none."""
+    """A stored reply in tags, with an unfinished thought closed, as most templates expect it."""
     content = convert_for(None, content)
     splitter = ThoughtSplitter()
     splitter.push(content)
@@ -135,7 +135,7 @@ def close_thought(content: str) -> str:
 
 
 def convert_for(template: str | None, content: str) -> str:
-    """A stored reply in the form of the model with this chat template, to go on with: in channels, or in tags."""
+    """A stored reply in the form that this chat template uses, channels or tags, to be continued."""
     in_channels = harmony.begins_reply(content) is True
     if in_channels == harmony.is_template(template):
         return content
@@ -150,16 +150,14 @@ def convert_for(template: str | None, content: str) -> str:
 
 
 def template_content(template: str | None, role: str, content: str) -> str:
-    """What a chat template is given of a stored message: what frames turns is plain text in it. One of channels gets
-    answers alone."""
+    """Content of a stored message for a chat template, with turn marks escaped; for channels the answer only."""
     if harmony.is_template(template):
         return harmony.escape_marks(split_reply(content)[1] if role == "assistant" else content)
-    return frames.escape_marks(template, close_thought(content) if role == "assistant" else content)
+    return templates.escape_marks(template, close_thought(content) if role == "assistant" else content)
 
 
 def continue_prompt(prompt: str, begun: str) -> str:
-    """`prompt` with the stored beginning of a reply behind it, whose thought takes the place of the one that the prompt
-    opens, or of the empty one that it has."""
+    """Append the start of a stored reply to `prompt`; its thought replaces one that the prompt opens or has empty."""
     opening, none = opened_thought(prompt), _NO_THOUGHT.search(prompt)
     if begun.lstrip().startswith(OPENING):
         return prompt[: none.start() if none else len(prompt) - len(opening)] + begun
@@ -167,7 +165,7 @@ def continue_prompt(prompt: str, begun: str) -> str:
 
 
 def minimal_variables(template: str | None) -> dict[str, Any]:
-    """What a chat template is given so that the model thinks as little as it can."""
+    """Variables of a chat template for as little thinking as possible."""
     text = template or ""
     if "enable_thinking" in text:
         return {"enable_thinking": False}
@@ -175,16 +173,16 @@ def minimal_variables(template: str | None) -> dict[str, Any]:
 
 
 def validate(think: str) -> str:
-    """`think`, or LocalqError (exit 2) where it is none of THINK_CHOICES."""
+    """Return `think`. Raises LocalqError (exit 2) where it is not in THINK_CHOICES."""
     if think not in THINK_CHOICES:
-        raise usage_error("think", f"'{think}' is not allowed", f"Use one of {', '.join(THINK_CHOICES)}.")
+        raise usage_error("think", f"invalid value '{think}'", f"Use one of {', '.join(THINK_CHOICES)}.")
     return think
 
 
 def variables(template: str | None, think: str) -> dict[str, Any]:
-    """What a chat template is given so that the model thinks as `think` says: "auto", "on", "off" or a level.
+    """Variables of a chat template for thinking "auto" (none: the model's default), "on", "off" or a level.
 
-    Empty for "auto", which is the model's own way. Raises LocalqError (exit 2) where the template has no such choice.
+    Raises LocalqError (exit 2) where the template has no such mode.
     """
     text = template or ""
     switch, level = "enable_thinking" in text, "reasoning_effort" in text
@@ -193,20 +191,17 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
     if think in THINK_LEVELS and level:
         return {"reasoning_effort": think} | ({"enable_thinking": True} if switch else {})
     if think in THINK_LEVELS:
-        step = (
-            "--think and --no-think turn it on and off." if switch else "Leave it out: the model does as it was made."
-        )
-        raise usage_error(f"think {think}", "the model's template knows no levels of thinking", step)
+        step = "Use --think or --no-think." if switch else "Remove --think."
+        raise usage_error(f"think {think}", "this model has no thinking levels", step)
     if switch:
         return {"enable_thinking": think == "on"}
     if think == "on" and (level or OPENING in text or CLOSING in text):
-        return {}  # it has no choice: it thinks
+        return {}  # this model always thinks
     if level:
-        raise usage_error("think off", "the model always thinks", "--think low is the least.")
-    why = "the model's template has no such switch"
-    raise usage_error(f"think {think}", why, "Leave it out: the model does as it was made.")
+        raise usage_error("think off", "this model always thinks", "The minimum is --think low.")
+    raise usage_error(f"think {think}", "this model has no thinking mode", "Remove --think.")
 
 
 def _beginning(text: str) -> int:
-    """Characters at the end of `text` that may be the beginning of the closing tag: the longest such end."""
+    """Length of the longest end of `text` that may begin the closing tag."""
     return next((size for size in range(len(CLOSING) - 1, 0, -1) if text.endswith(CLOSING[:size])), 0)

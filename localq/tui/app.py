@@ -219,7 +219,7 @@ class LocalqApp(ChatApp):
 
     # ---- what screens ask for
 
-    def edited(self, text: str, otherwise: str) -> str:
+    def edit_text(self, text: str, otherwise: str) -> str:
         """`text` as the user leaves it in an editor; the app stands back meanwhile. Raises LocalqError."""
         error: LocalqError | None = None
         result = text

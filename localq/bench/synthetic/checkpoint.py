@@ -27,7 +27,6 @@ from localq.models.decoder import Decoder
 from localq.models.layers import RMSNorm
 
 DEFAULT = "nf4"
-MADE = (*FORMATS, *format_facts.full_precision())  # formats of random weights
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 
 
@@ -85,8 +84,9 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
     entry = catalog.find(base if separator else name)
     published = format_facts.of(entry.default_format)
     format = format if separator else published.name if published.experts_only else DEFAULT
-    if format not in MADE:
-        raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(MADE)}.")
+    made = (*FORMATS, *format_facts.full_precision())
+    if format not in made:
+        raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(made)}.")
     if reason := format_facts.unsupported(entry.arch, format):
         raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists others.")
     if entry.arch.experts and not getattr(FORMATS.get(format), "SAMPLES_EXPERTS", True):

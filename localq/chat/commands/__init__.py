@@ -1,5 +1,10 @@
-"""The slash commands of a chat, for every front end. Each takes the session, its argument and the front end it is typed
-into, and returns what to tell, or a reply that streams."""
+"""Slash commands of a chat, for every front end: `COMMANDS`, `HELP` and `parse`.
+
+A command takes the session, its argument and the host (the front end it is typed into); it returns a notice, a reply
+that streams, or `SwitchModel`. Here are the short commands; in the modules beside it: sessions (save, resume, export),
+texts (edit, undo, copy, files), models (fit, show), bench, completion (of commands and file names).
+A command is added as a line in `COMMANDS` and in `HELP`. Not here: drawing, and the keys of a front end.
+"""
 
 from __future__ import annotations
 
@@ -26,36 +31,37 @@ from localq.wording import memory_lines, stats_line
 
 HELP = """\
 /help                  this list
-/clear, /new           begin anew in this conversation, or in another; the system prompt stays
-/regen                 answer the last message again; the reply it had stays
-/edit [TEXT]           say the last message otherwise; without TEXT in $VISUAL or $EDITOR. /edit -a changes the reply
-/continue              go on with the last reply, where it was cut or stopped
-/undo                  take back the last message and its reply; right behind /compact, that
-/n [NUMBER]            list the replies that the last message has had, and what else was said here and was taken back,
-                       edited or cleared; or go on with one of them
-/read FILE, /glob PAT  put a text file, or all that fit a pattern, before your next message; @FILE in a message does too
-/copy [N|code]         copy the last reply, the N-th last, or the last block of code, as it was written
-/markdown [on|off]     whether replies are drawn as Markdown, or printed as they are written
-/sessions [TEXT]       list conversations, or search them; /sessions rm N removes one, /sessions restore N undoes that
-/resume N|TITLE        go on with another conversation
-/save [NAME]           name this conversation; it is saved after every turn anyway, unless --no-save was given
-/export md|json [FILE] write it to FILE, or print it
-/system [TEXT]         show or set the system prompt; @FILE reads it, "off" removes it
+/clear                 start over in this conversation; the system prompt is kept
+/new                   start a new conversation; the system prompt is kept
+/regen                 regenerate the last reply; the previous one is kept (/n)
+/edit [TEXT]           edit and resend the last message; without TEXT in $VISUAL or $EDITOR. /edit -a edits the reply
+/continue              continue the last reply where it stopped
+/undo                  remove the last message and its reply; right after /compact, undo that
+/n [NUMBER]            list the other versions of the last exchange, including undone, edited and cleared ones; with
+                       NUMBER switch to one
+/read FILE, /glob PAT  attach a text file, or all that match a pattern, to your next message; @FILE in a message too
+/copy [N|code]         copy the last reply, the N-th last, or the last code block, unformatted
+/markdown [on|off]     render replies as Markdown, or print them unformatted
+/sessions [TEXT]       list or search conversations; /sessions rm N deletes one, /sessions restore N undoes that
+/resume N|TITLE        switch to another conversation
+/save [NAME]           name this conversation; it is saved after every turn anyway, except with --no-save
+/export md|json [FILE] write the conversation to FILE, or print it
+/system [TEXT]         show or set the system prompt; @FILE reads it from a file, "off" removes it
 /set [NAME VALUE]      list or change sampling settings, max_tokens, stop, think and grammar
-/think [on|off|LEVEL]  whether, or how much, the model thinks before it answers; "auto" leaves it to the model
-/grammar [KIND ...]    what answers keep to: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" ends it
+/think [on|off|LEVEL]  thinking before the answer: on, off, a level, or "auto" (the model's default)
+/grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" ends it
 /tokens                how full the context is
-/compact [off]         make room: the model sums up the oldest turns and reads that in their place; nothing is lost
+/compact [off]         replace the oldest turns in the prompt with a summary; the turns are kept, "off" undoes it
 /show prompt|template|info|params
-                       the text that the model reads, the template that makes it, the model, or how replies are made
-/model [NAME]          the models on this machine; or go on with another one in this conversation
-/fit [NAME]            which formats of this model, or of another, fit this GPU, with how much context
-/bench                 measure how fast the model reads and writes; the conversation stays as it is
-/stats                 speed of the last reply, this conversation, model, device and memory
-/exit                  leave (Ctrl-D does too)
+                       the prompt text, the chat template, the model, or the sampling settings
+/model [NAME]          list the models on this machine; with NAME continue this conversation with another model
+/fit [NAME]            which formats of this model, or of another, fit this GPU, and with how much context
+/bench                 measure prefill and decode speed; the conversation is not changed
+/stats                 speed of the last reply and of this conversation, model, device and memory
+/exit                  quit (also Ctrl-D)
 
-Ctrl-C stops a reply and keeps it. A line ending in \\, or lines between two lines of triple quotes, make one message;
-Alt-Enter and Ctrl-J start a new line, Ctrl-G opens the message in $VISUAL or $EDITOR. Two slashes send one."""
+Ctrl-C stops a reply; its text is kept. End a line with \\, or put lines between triple quotes, for a message of several
+lines; Alt-Enter and Ctrl-J start a new line, Ctrl-G opens the message in $VISUAL or $EDITOR. // sends one slash."""
 ALIASES = {
     "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
     "/load": "/model", "/tps": "/stats", "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
@@ -70,14 +76,14 @@ _SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens"
 
 
 def show_help(session: ChatSession, argument: str, host: Host) -> str:
-    """The list of commands."""
+    """List the commands."""
     return HELP
 
 
 def clear(session: ChatSession, argument: str, host: Host) -> str:
-    """Forget the conversation."""
+    """Start over in this conversation."""
     session.clear()
-    return session.try_save() or "cleared"
+    return session.try_save() or "cleared; /n lists what was here"
 
 
 def system(session: ChatSession, argument: str, host: Host) -> str:
@@ -85,7 +91,7 @@ def system(session: ChatSession, argument: str, host: Host) -> str:
     if argument:
         session.system = None if argument == "off" else system_text(argument)
         session.try_save()
-    return f"system: {session.system}" if session.system else "no system prompt"
+    return f"system prompt: {session.system}" if session.system else "no system prompt"
 
 
 def set_value(session: ChatSession, argument: str, host: Host) -> str:
@@ -102,7 +108,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
             return f"stop = {text.strip()}"
         if name not in (*_SETTABLE, "stop"):
             known = ", ".join((*_SETTABLE, "stop", *_LISTED_TOO))
-            raise usage_error(name, "there is no such setting", f"Settings: {known}.")
+            raise usage_error(name, "unknown setting", f"Settings: {known}.")
         if not text.strip():
             return f"{name} = {values[name]}"
         unset = text.strip() == "none" and name in ("seed", "max_tokens")
@@ -118,36 +124,36 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
 
 
 def think(session: ChatSession, argument: str, host: Host) -> str:
-    """Show or set whether, or how much, the model thinks."""
+    """Show or set thinking: on, off, a level or auto."""
     if argument:
         session.set_think(thinking.validate(argument))
         session.try_save()
-    return f"think = {session.think}" + (" (as the model was made)" if session.think == "auto" else "")
+    return f"think = {session.think}" + (" (the model's default)" if session.think == "auto" else "")
 
 
 def grammar(session: ChatSession, argument: str, host: Host) -> str:
-    """Show, set or remove what answers keep to."""
+    """Show, set or remove the grammar of answers."""
     kind, _, text = argument.partition(" ")
     if kind == "off":
         session.grammar = None
     elif kind:
         if kind not in _GRAMMARS or not (text.strip() or kind == "json"):
             how = "Write /grammar json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN or off."
-            raise usage_error("/grammar", f"{argument[:40]} is not understood", how)
+            raise usage_error("/grammar", f"invalid argument {argument[:40]!r}", how)
         wanted = _GRAMMARS[kind](text.strip() or "json")
         warnings = grammars.check(wanted)
         session.grammar = wanted
         session.try_save()
-        return "\n".join([f"answers keep to {wanted}", *warnings])
+        return "\n".join([f"answers follow {wanted}", *warnings])
     session.try_save()
-    return f"answers keep to {session.grammar}" if session.grammar else "answers are free"
+    return f"answers follow {session.grammar}" if session.grammar else "no grammar"
 
 
-_LISTED_TOO = {"think": think, "grammar": grammar}  # by /set, and have commands of their own
+_LISTED_TOO = {"think": think, "grammar": grammar}  # settings of /set that have their own commands
 
 
 def stats(session: ChatSession, argument: str, host: Host) -> str:
-    """The last reply's figures, those of the conversation, and what the engine holds."""
+    """Speed of the last reply and of the conversation, and the memory of the engine."""
     roof = roofline.of_loaded(session.loaded) if session.loaded is not None else None
     last = session.last
     lines = [stats_line(last.stats, roof.text(last.stats) if roof else "") if last else "no reply yet"]
@@ -165,12 +171,12 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
 
 
 def ask_with_files(session: ChatSession, text: str, before: str = "") -> tuple[tuple[str, ...], Replies]:
-    """What a front end does with a message: (what to tell of the files that it names, the reply).
+    """Send a message with the files that it mentions; returns (notices about the files, the reply).
 
-    before   goes before it as it is: who wrote it is not known, so it must not put files of this machine into a prompt
+    before   text put before it unchanged: it may come from a stranger, so its @words must not read files
     """
     message = expand_mentions(text)
-    return message.told, session.ask("\n\n".join(filter(None, (before, message.text))))
+    return message.notices, session.ask("\n\n".join(filter(None, (before, message.text))))
 
 
 COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchModel]] = {
@@ -205,13 +211,11 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchMod
 
 
 def parse(line: str) -> tuple[str, str]:
-    """(command, argument) of a line that begins with a slash; an unknown command is an error, never a message."""
+    """Return (command, argument) of a line that begins with a slash. Raises LocalqError for an unknown command."""
     name, _, argument = line.partition(" ")
     name = ALIASES.get(name, name)
     if name not in COMMANDS and name != "/exit":
         near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES, "/exit"], n=3)
         meant = f"Did you mean {', '.join(near)}? " if near else ""
-        raise LocalqError(
-            name, "there is no such command", f"{meant}/help lists them; // sends a slash.", ExitCode.USAGE
-        )
+        raise LocalqError(name, "unknown command", f"{meant}See /help; // sends a slash.", ExitCode.USAGE)
     return name, argument.strip()

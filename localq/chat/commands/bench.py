@@ -1,7 +1,7 @@
-"""`/bench`: how fast the loaded model reads and writes here and now, without leaving the conversation.
+"""`/bench`: prefill and decode speed of the loaded model, without leaving the conversation.
 
-Random tokens from an empty context, greedy, as the engine times them. `localq bench` is the thorough measurement: it
-has a baseline, depths, conditions.
+Random tokens from an empty context, greedy, timed by the engine. `localq bench` measures more: a baseline, several
+depths, the conditions.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from localq.errors import LocalqError, usage_error
 from localq.planner.speed import roofline
 from localq.stats import Stats
 
-READ, WRITTEN = 512, 128  # tokens of a run, less where the context is short
+READ, WRITTEN = 512, 128  # tokens of a run; fewer in a short context
 RUNS = 3
 WARM_READ, WARM_WRITTEN = 32, 4
-LIMIT_S = 10.0  # after so long no other run begins
-RUN_S = 2.5  # for each of reading and writing, about
-LEAST = 64  # tokens of context
+LIMIT_S = 10.0  # no run starts later than this
+RUN_S = 2.5  # about, for each of prefill and decode
+LEAST = 64  # tokens of context that a measurement needs
 
 
 def bench(session: ChatSession, argument: str, host: Host) -> Replies:
-    """Stream a measurement; what it says is in the notices of its end."""
+    """Stream a measurement; the result is in the notices of the last part."""
     if argument:
-        why = f"it takes nothing, not '{argument[:20]}'"
+        why = f"unexpected argument '{argument[:20]}'"
         raise usage_error("/bench", why, "`localq bench MODEL -p LIST -n LIST -d LIST` measures other lengths.")
     session.clear_stop()
     return _measuring(session)
@@ -41,12 +41,12 @@ def _measuring(session: ChatSession) -> Replies:
     loaded = session.ensure_loaded()
     size = loaded.context_size
     if size < LEAST:
-        why = f"a context of {size} tokens is too short to measure in"
+        why = f"a context of {size} tokens is too short for a measurement"
         raise usage_error("/bench", why, "Use a larger one (--ctx).")
     written = min(WRITTEN, size // 4)
     lengths = _Lengths(WARM_READ, WARM_WRITTEN)
     ids, runs, began_s = random.Random(0), list[Stats](), 0.0
-    yield ReplyPiece("", Stats(context_size=size), "measuring; a stop ends it")
+    yield ReplyPiece("", Stats(context_size=size), "measuring; stop to cancel")
     for run in range(1 + RUNS):  # the first is to warm up
         if run > 1 and time.monotonic() - began_s >= LIMIT_S:
             break
@@ -58,15 +58,15 @@ def _measuring(session: ChatSession) -> Replies:
             else:
                 yield dataclasses.replace(part, text="", thinking=False)
         if end is None or end.reason == "cancelled":
-            yield Reply("", MEASURED, end.stats if end else Stats(), ("stopped: nothing was measured",))
+            yield Reply("", MEASURED, end.stats if end else Stats(), ("stopped; nothing measured",))
             return
         if end.stats.decode_s <= 0 or end.stats.prefill_s <= 0:
-            raise LocalqError("/bench", "the engine told no times", "`localq bench` measures without a conversation.")
+            raise LocalqError("/bench", "the engine reported no times", "Use `localq bench`.")
         if run == 0:
             lengths, began_s = _lengths(end.stats, min(READ, size - 2 * written), written), time.monotonic()
         else:
             runs.append(end.stats)
-    yield Reply("", MEASURED, runs[-1], _told(session, runs))
+    yield Reply("", MEASURED, runs[-1], _result(session, runs))
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class _Lengths:
 
 
 def _lengths(warm: Stats, read: int, written: int) -> _Lengths:
-    """At most so many, and fewer where a run of them would take long, by what warming up took."""
+    """At most `read` and `written` tokens, fewer where the warm-up shows that a run would take long."""
     allowed = int(warm.prefilled_tokens / warm.prefill_s * RUN_S), int(warm.tokens_per_s * RUN_S)
     return _Lengths(max(WARM_READ, min(read, allowed[0])), max(2 * WARM_WRITTEN, min(written, allowed[1])))
 
 
-def _told(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
-    """What came of it."""
+def _result(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
+    """The result as two notices."""
     last, loaded = runs[-1], session.loaded
     roof = roofline.of_loaded(loaded) if loaded is not None else None
     allowed = f" = {said}" if roof is not None and (said := roof.text(last)) else ""
@@ -92,11 +92,10 @@ def _told(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
     written = [each.tokens_per_s for each in runs]
     model = f"{loaded.name} ({loaded.format}) on {loaded.device_name}: " if loaded is not None else ""
     figures = (
-        f"{model}reads {_rate(read)} ({last.prefilled_tokens} tokens), writes {_rate(written)}{allowed} "
-        f"({last.generated_tokens} tokens); {len(runs)} run{'s' if len(runs) > 1 else ''}, greedy, "
-        "from an empty context"
+        f"{model}prefill {_rate(read)} ({last.prefilled_tokens} tokens), decode {_rate(written)}{allowed} "
+        f"({last.generated_tokens} tokens); {len(runs)} run{'s' if len(runs) > 1 else ''}, greedy, empty context"
     )
-    kept = "nothing of it is kept; before the next reply the conversation is read again. `localq bench` measures more"
+    kept = "the conversation is unchanged and is read again before the next reply; `localq bench` measures more"
     return figures, kept
 
 

@@ -1,4 +1,4 @@
-"""What can stand where a word was begun: commands behind a slash at the beginning, names of files behind an @."""
+"""Completion of commands after a slash, and of file names after an @."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from localq.chat import commands
 from localq.sanitize import sanitize
 
-MOST = 50  # that are listed
-LOOKED_AT = 5_000  # entries of a folder
-_WHAT = 23  # column of the help, in which stands what a command does
+MOST = 50  # completions in the list
+LOOKED_AT = 5_000  # entries read of a folder
+_WHAT = 23  # column of the help where descriptions begin
 
 
 def command_usages() -> dict[str, tuple[str, str]]:
-    """Command -> (how it is written, what it does), from the help of the commands."""
+    """Command -> (usage, description), from the help of the commands."""
     found: dict[str, tuple[str, str]] = {}
     names: list[str] = []
     for line in commands.HELP.split("\n\n")[0].split("\n"):
@@ -23,26 +23,28 @@ def command_usages() -> dict[str, tuple[str, str]]:
             usage, what = (line[:_WHAT].strip(), line[_WHAT:]) if line[_WHAT - 1 : _WHAT] == " " else (line, "")
             names = re.findall(r"/[\w?]+", usage)
             found.update((name, (next(each for each in usage.split(", ") if name in each), what)) for name in names)
-        else:  # it goes on
+        else:  # a continued description
             found.update((name, (found[name][0], f"{found[name][1]} {line.strip()}".strip())) for name in names)
     return found
 
 
 def command_help() -> dict[str, str]:
-    """Command -> what it does; an alias says what it stands for."""
+    """Command -> description; an alias names its command."""
     known = {name: what for name, (_, what) in command_usages().items()}
-    return known | {alias: f"as {name}" for alias, name in commands.ALIASES.items()}
+    return known | {alias: f"same as {name}" for alias, name in commands.ALIASES.items()}
 
 
 def command_completions(word: str) -> list[tuple[str, str]]:
-    """(command, what it does) of those that begin with `word`; nothing where it is one, so that Enter sends it."""
+    """(command, description) of those that begin with `word`; empty for a whole command, so that Enter sends it."""
     known = command_help()
     return [] if word in known else [(name, what) for name, what in known.items() if name.startswith(word)][:MOST]
 
 
 def file_completions(word: str) -> list[tuple[str, str]]:
-    """("@path", kind) of the files and folders that begin with `word`, which begins with an @; nothing where it is a
-    file, so that Enter sends it. Reads the disk."""
+    """("@path", kind) of files and folders that begin with `word` ("@..."). Reads the disk.
+
+    Empty where `word` is a file, so that Enter sends it.
+    """
     given = word[1:]
     folder, _, begun = given.rpartition("/")
     place = Path(folder or ("/" if given.startswith("/") else ".")).expanduser()

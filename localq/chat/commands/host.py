@@ -1,4 +1,4 @@
-"""What slash commands need of the front end that they are typed into."""
+"""`Host`: what slash commands need from the front end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Protocol
 
 
 class Host(Protocol):
-    """The line chat, the TUI, or a test."""
+    """A front end: the line chat, the TUI, or a test."""
 
     def copy(self, text: str) -> str:
-        """Put `text` on the clipboard; returns what to tell."""
+        """Put `text` on the clipboard; return a notice."""
 
-    def edited(self, text: str, otherwise: str) -> str:
-        """`text` as the user leaves it in an editor. `otherwise`: what to do where there is none (LocalqError)."""
+    def edit(self, text: str, otherwise: str) -> str:
+        """Return `text` as edited by the user. Raises LocalqError, with the advice `otherwise` without one."""
 
-    def draws(self, wanted: bool | None) -> bool:
-        """Whether replies are drawn as Markdown, from now on as `wanted` where that is not None."""
+    def set_markdown(self, wanted: bool | None) -> bool:
+        """Turn Markdown rendering on or off (None: leave it); return whether it is on."""
 
     def show(self, text: str, remark: str) -> str:
-        """Print a text that is the answer itself, such as an export; returns what to tell besides."""
+        """Show a long text, such as an export; return the notice below it."""

@@ -1,4 +1,4 @@
-"""Slash commands about models: what is loaded, what fits here, and going on with another one."""
+"""Slash commands about models: `/model`, `/fit`, `/show info` and `/show params`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from localq.wording import memory_lines, table_lines
 
 @dataclass(frozen=True)
 class SwitchModel:
-    """The answer of `/model NAME`: the front end opens `name` and goes on with the same conversation. Where that fails,
-    it goes on with the model that it had."""
+    """Result of `/model NAME`: the front end opens `name` and continues the conversation with it.
+
+    If that fails, it continues with the current model.
+    """
 
     name: str
     format: str | None = None
 
 
 def model(session: ChatSession, argument: str, host: Host) -> str | SwitchModel:
-    """Say which model this is and which are on this machine, or go on with another."""
+    """Name the current model and those on this machine, or switch to another."""
     name, _, format = argument.partition(" ")
     if name:
-        catalog.resolve(name)  # a wrong name is answered while the model at hand still is loaded
+        catalog.resolve(name)  # a wrong name is an error before the current model is unloaded
         return SwitchModel(name, format.strip() or None)
     from localq.files import local_models  # start-up cost: only asked for here
 
     rows = [[each.name, each.format] for each in local_models.list_local() if each.complete]
-    held = [f"this is {session.record.model or session.request.options.name}"]
+    held = [f"current model: {session.record.model or session.request.options.name}"]
     return "\n".join([*held, *(["on this machine:", *table_lines(["MODEL", "FORMAT"], rows)] if rows else [])])
 
 
 def fit(session: ChatSession, argument: str, host: Host) -> str:
-    """Which formats of this model, or of another, fit this machine's GPU, with how much context."""
+    """List which formats of this model, or of another, fit this GPU, and with how much context."""
     from localq.planner import budget, fit_rows, placement
     from localq.planner import card as planner_card  # start-up cost: only asked for here
 
@@ -57,19 +59,19 @@ def fit(session: ChatSession, argument: str, host: Host) -> str:
         for row in found
     ]
     memory = looked.memory
-    held = f"GPU memory {memory.total / 2**20:,.0f} MiB, {memory.desktop / 2**20:,.0f} MiB of it taken, this chat too"
+    held = f"GPU memory {memory.total / 2**20:,.0f} MiB, {memory.desktop / 2**20:,.0f} MiB in use (including this chat)"
     headers = ["MODEL", "FORMAT", "CONTEXT", "TOK/S", "FITS"]
     return "\n".join([*told, held, *table_lines(headers, rows, frozenset({2, 3}))])
 
 
 def info(session: ChatSession) -> str:
-    """What is known of the model: `/show info`."""
+    """Facts of the model, for `/show info`."""
     from localq.planner import model_facts  # start-up cost: only asked for here
 
     name = session.record.model or session.request.options.name
     try:
         lines = model_facts.lines(model_facts.of_name(name, settings.load()))
-    except LocalqError as error:  # the files went after they were loaded
+    except LocalqError as error:  # the files were removed after loading
         lines = [str(error)]
     if session.loaded is not None:
         loaded = session.loaded
@@ -82,7 +84,7 @@ def info(session: ChatSession) -> str:
 
 
 def parameters(session: ChatSession) -> str:
-    """How replies are made: `/show params`, and `/set` alone."""
+    """The sampling settings, for `/show params` and `/set`."""
     values = {**dataclasses.asdict(session.sampling), "max_tokens": session.max_tokens}
     values |= {"stop": " | ".join(session.stop_strings) or None, "think": session.think}
     values["grammar"] = session.grammar
@@ -90,6 +92,6 @@ def parameters(session: ChatSession) -> str:
 
 
 def unknown_page(name: str) -> LocalqError:
-    """For `/show NAME`."""
-    named = f", not '{name[:20]}'" if name else ""
-    return usage_error("/show", f"it shows `info`, `params`, `prompt` or `template`{named}", "Name one of them.")
+    """Error for an unknown NAME of `/show NAME`."""
+    why = f"unknown page '{name[:20]}'" if name else "no page given"
+    return usage_error("/show", why, "Use /show info, params, prompt or template.")

@@ -1,4 +1,4 @@
-"""Slash commands about texts: what the model reads, what it said, and files that are put into a message."""
+"""Slash commands about texts: the prompt, replies and their versions, and attached files."""
 
 from __future__ import annotations
 
@@ -21,61 +21,60 @@ MOST_FILES = 100  # of /glob
 
 
 def regenerate(session: ChatSession, argument: str, host: Host) -> Replies:
-    """Answer the last message again."""
+    """Regenerate the last reply."""
     return session.regenerate()
 
 
 def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
-    """Say the last message otherwise, in words given here or in an editor; `-a` changes the reply instead."""
+    """Edit and resend the last message, with the text given here or in an editor; `-a` edits the reply."""
     option, _, rest = argument.partition(" ")
     conversation = session.conversation
     if option == "-a":
         old = conversation.turns[conversation.final_reply("/edit -a", "edit")].message.content
-        text = rest.strip() or host.edited(old, "Write the reply behind it: /edit -a TEXT.")
+        text = rest.strip() or host.edit(old, "Give the text: /edit -a TEXT.")
         conversation.edit_reply(text)
-        return session.try_save() or "the reply is changed, and /continue goes on behind it; the old one stays (/n)"
+        return session.try_save() or "reply changed; /continue continues it, /n lists the previous version"
     last = conversation.last_user()
     old = "" if last is None else conversation.turns[last].message.content
-    return session.edit(argument or (host.edited(old, "Write the message behind it: /edit TEXT.") if old else ""))
+    return session.edit(argument or (host.edit(old, "Give the text: /edit TEXT.") if old else ""))
 
 
 def undo(session: ChatSession, argument: str, host: Host) -> str:
-    """Take back the last message and its reply; right behind /compact, that."""
+    """Remove the last message and its reply; right after /compact, undo that."""
     conversation = session.conversation
     summary, _ = conversation.model_context()
     if summary is not None and summary.made_at == conversation.head:
-        return _unsummarised(session)
-    said = session.conversation.undo()
-    words = " ".join(said.split())
-    return session.try_save() or f"taken back: {words if len(words) <= 60 else words[:57] + '...'}"
+        return _remove_summary(session)
+    words = " ".join(session.conversation.undo().split())
+    return session.try_save() or f"removed: {words if len(words) <= 60 else words[:57] + '...'}"
 
 
 def compact(session: ChatSession, argument: str, host: Host) -> str | Replies:
-    """Have the model sum up the oldest turns and read that in their place; `off` takes it back."""
+    """Replace the oldest turns of the prompt with a summary by the model; `off` undoes it."""
     if argument == "off":
-        return _unsummarised(session)
+        return _remove_summary(session)
     if argument:
-        raise usage_error("/compact", f"it takes nothing, or `off`, not '{argument[:20]}'", "/compact alone sums up.")
+        raise usage_error("/compact", f"unexpected argument '{argument[:20]}'", "Use /compact or /compact off.")
     return compaction.compact(session)
 
 
-def _unsummarised(session: ChatSession) -> str:
+def _remove_summary(session: ChatSession) -> str:
     if not session.conversation.remove_summary():
-        raise usage_error("/compact off", "nothing is summed up here", "/compact sums up the oldest turns.")
-    return session.try_save() or "the model reads the turns themselves again"
+        raise usage_error("/compact off", "this conversation is not compacted", "/compact summarizes the oldest turns.")
+    return session.try_save() or "summary removed; the prompt has the original turns again"
 
 
 def extend(session: ChatSession, argument: str, host: Host) -> Replies:
-    """Go on with the last reply where it stopped."""
+    """Continue the last reply where it stopped."""
     return session.continue_reply()
 
 
 def alternatives(session: ChatSession, argument: str, host: Host) -> str:
-    """List the replies that the last message has had, and what else was said here, or go on with one of them."""
+    """List the other versions of the last exchange, or switch to one of them."""
     conversation = session.conversation
     found = conversation.alternatives()
     if not found:
-        raise usage_error("/n", "nothing else was said here", "Say something first.")
+        raise usage_error("/n", "there are no other versions", "/regen and /edit create them.")
     if argument:
         taken = found[_number(argument, len(found), "/n") - 1]
         conversation.switch_to(taken)
@@ -95,24 +94,24 @@ def alternatives(session: ChatSession, argument: str, host: Host) -> str:
 def tokens(session: ChatSession, argument: str, host: Host) -> str:
     """How full the context is."""
     if not session.conversation.path():
-        return "nothing said yet"
+        return "the conversation is empty"
     used, read = len(session.prompt()), len(session.prompt_messages())
-    line = f"the model reads {used} tokens ({read} messages"
-    line += ", the system prompt among them)" if session.system else ")"
+    line = f"prompt: {used} tokens ({read} messages"
+    line += " including the system prompt)" if session.system else ")"
     if session.loaded is not None:
         size = session.loaded.context_size
-        line += f", {used / size:.0%} of its context of {size}"
+        line += f", {used / size:.0%} of the context of {size}"
     path, (summary, turns) = session.conversation.path(), session.conversation.model_context()
     unread = len(turns) + bool(session.system) - read
     if summary is not None:
-        line += f"\nthe oldest {len(path) - len(turns)} messages are summed up (/compact off reads them again)"
-    which = "others" if summary is not None else "messages"
-    left_out = f"\nthe oldest {unread} {which} were left out when the context was full; the next reads what fits"
+        line += f"\nthe oldest {len(path) - len(turns)} messages are replaced by a summary (/compact off undoes it)"
+    which = "other messages" if summary is not None else "messages"
+    left_out = f"\nthe oldest {unread} {which} were left out because the context was full"
     return line + (left_out if unread else "")
 
 
 def show(session: ChatSession, argument: str, host: Host) -> str:
-    """The text that the model reads, the template that makes it, the model, or how replies are made."""
+    """The prompt text, the chat template, facts of the model, or the sampling settings."""
     if argument == "info":
         return models.info(session)
     if argument == "params":
@@ -122,77 +121,73 @@ def show(session: ChatSession, argument: str, host: Host) -> str:
     if argument != "prompt":
         raise models.unknown_page(argument)
     if not session.conversation.path():
-        return "nothing said yet"
+        return "the conversation is empty"
     return host.show(session.prompt_text(), f"({len(session.prompt())} tokens)")
 
 
 def copy(session: ChatSession, argument: str, host: Host) -> str:
-    """Copy the last answer, the N-th last one, or the last block of code."""
+    """Copy the last answer, the N-th last one, or the last code block."""
     replies = [message.answer for message in session.messages if message.role == "assistant"]
     if not replies:
-        raise usage_error("/copy", "there is no reply yet", "Say something first.")
+        raise usage_error("/copy", "there is no reply yet", "Send a message first.")
     if argument == "code":
         blocks = transcript.code_blocks(replies[-1])
         if not blocks:
-            raise usage_error("/copy code", "there is no code in the last reply", "/copy takes all of it.")
+            raise usage_error("/copy code", "the last reply has no code block", "/copy copies the whole reply.")
         return host.copy(blocks[-1])
     back = _number(argument, len(replies), "/copy") if argument else 1
     if not replies[-back]:
-        raise usage_error("/copy", "this reply is a thought without an answer", "/continue goes on with it.")
+        raise usage_error("/copy", "this reply has thinking but no answer", "Continue it with /continue.")
     return host.copy(replies[-back])
 
 
 def markdown(session: ChatSession, argument: str, host: Host) -> str:
-    """Show or set whether replies are drawn as Markdown."""
+    """Show or set whether replies are rendered as Markdown."""
     if argument not in ("", "on", "off"):
-        raise usage_error(
-            "/markdown", f"'{argument[:20]}' is neither on nor off", "/markdown off prints them as written."
-        )
-    drawn = host.draws(None if not argument else argument == "on")
-    return "replies are drawn as Markdown" if drawn else "replies are printed as they are written"
+        raise usage_error("/markdown", f"unexpected argument '{argument[:20]}'", "Use /markdown on or /markdown off.")
+    drawn = host.set_markdown(None if not argument else argument == "on")
+    return "replies are rendered as Markdown" if drawn else "replies are printed unformatted"
 
 
 def read(session: ChatSession, argument: str, host: Host) -> str:
-    """Put a file before the next message."""
+    """Attach a file to the next message."""
     if not argument:
-        raise usage_error("/read", "there is no file", "/read FILE puts it before your next message.")
+        raise usage_error("/read", "no file given", "Use /read FILE.")
     attached = read_attachment(Path(argument))
     session.attached.append(attached.text)
-    return f"{attached.told} go before your next message"
+    return f"attached to your next message: {attached.summary}"
 
 
 def glob_files(session: ChatSession, argument: str, host: Host) -> str:
-    """Put all text files that fit a pattern before the next message; those that are no text are named."""
+    """Attach all text files that match a pattern to the next message; other files are named."""
     if not argument:
-        raise usage_error(
-            "/glob", "there is no pattern", "/glob src/**/*.py puts those files before your next message."
-        )
+        raise usage_error("/glob", "no pattern given", "Example: /glob src/**/*.py")
     try:
         files = sorted(set(itertools.islice(matching_files(argument), MOST_FILES + 1)))
     except (ValueError, RecursionError) as error:
-        raise usage_error("/glob", f"the pattern cannot be used ({error})", "/glob src/*.py") from error
+        raise usage_error("/glob", f"invalid pattern ({error})", "Example: /glob src/*.py") from error
     if not files:
-        raise usage_error("/glob", f"no file fits {argument[:60]!r}", "** stands for all folders below.")
+        raise usage_error("/glob", f"no file matches {argument[:60]!r}", "** matches all folders below.")
     if len(files) > MOST_FILES:
-        raise usage_error("/glob", f"more than {MOST_FILES} files fit", "Give a narrower pattern.")
+        raise usage_error("/glob", f"more than {MOST_FILES} files match", "Use a narrower pattern.")
     lines, attached = [], []
     for path in files:
         try:
             each = read_attachment(path, str(path))
         except LocalqError as error:
-            lines.append(f"left out: {error}")
+            lines.append(f"skipped: {error}")
             continue
         attached.append(each.text)
-        lines.append(each.told)
+        lines.append(each.summary)
     size = sum(len(text.encode()) for text in attached)
     if size > MOST_TEXT_BYTES:
         why = f"{len(attached)} files have {human_bytes(size)} together, more than {human_bytes(MOST_TEXT_BYTES)}"
         raise usage_error("/glob", why, "Give a narrower pattern.")
     session.attached += attached
-    return "\n".join([*lines, f"{len(attached)} files go before your next message"])
+    return "\n".join([*lines, f"{len(attached)} files attached to your next message"])
 
 
 def _number(text: str, most: int, command: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= most):
-        raise usage_error(command, f"'{text[:20]}' is none of 1 to {most}", f"{command} takes a number.")
+        raise usage_error(command, f"'{text[:20]}' is not a number from 1 to {most}")
     return int(text)

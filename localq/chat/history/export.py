@@ -1,4 +1,4 @@
-"""A conversation as a document, to keep or to pass on: Markdown for people, JSON for programs."""
+"""Export of a conversation as Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ FORMATS = ("md", "json")
 
 
 def export(session: Record, format: str) -> str:
-    """The path that is read by the model, as "md" or "json"; without characters that act on a terminal."""
+    """The current branch as "md" or "json", without terminal control characters."""
     return markdown(session) if format == "md" else as_json(session)
 
 
 def markdown(session: Record) -> str:
-    """A heading for each turn; what was said stands as it was said, since replies are Markdown themselves.
-
-    A thought is folded: a <details> that readers of Markdown show closed.
-    """
+    """A heading for each turn and its text unchanged, since replies are Markdown; a thought is a closed <details>."""
     parts = [f"# {session.name() or 'Conversation'}", f"Model: {session.model}"]
     conversation = session.conversation
     if conversation.system:
@@ -63,12 +60,12 @@ def as_json(session: Record) -> str:
         ],
     }
     text = json.dumps(body, ensure_ascii=False, indent=2)
-    # Escaped, not dropped: a program that reads the file gets what was said.
+    # Escaped, not dropped: a program that reads the file gets the original text.
     return (text if sanitize(text) == text else json.dumps(body, indent=2)) + "\n"
 
 
 def code_blocks(text: str) -> list[str]:
-    """What stands between fences of three or more backticks or tildes, a block that was cut included."""
+    """Contents of fenced code blocks, an unclosed one included."""
     blocks: list[str] = []
     lines: list[str] = []
     fence = ""

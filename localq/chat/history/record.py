@@ -1,4 +1,4 @@
-"""What is kept of a conversation besides what was said: the model, a title, the settings of its replies."""
+"""`Record`: a conversation as it is saved, with its model, title and settings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from localq.text.grammar import Grammar
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How replies are made. max_tokens None = until a stop token; stop: strings that an answer ends before.
+    """Settings of the replies. max_tokens None: until a stop token; stop: stop strings.
 
     think    "auto", "on", "off" or a level
-    grammar  that every answer keeps to
+    grammar  constraint of every answer
     """
 
     sampling: Sampling
@@ -30,7 +30,7 @@ class ChatSettings:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
-        """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for values that are none."""
+        """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for invalid values."""
         think, grammar = thinking.validate(fields.get("think", "auto")), fields.get("grammar")
         chosen = Sampling(**fields["sampling"]), fields["max_tokens"], validate(fields["stop"])
         return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None)
@@ -38,8 +38,7 @@ class ChatSettings:
 
 @dataclass
 class Record:
-    """A conversation with what belongs to it. `id` is None, and `rows` (of its turns and summaries) are empty, until it
-    is saved."""
+    """A conversation with its model, title and settings. Until it is saved, `id` is None and the `rows` are empty."""
 
     conversation: Conversation = field(default_factory=Conversation)
     model: str = ""
@@ -50,7 +49,7 @@ class Record:
     summary_rows: dict[TurnSummary, int] = field(default_factory=dict)
 
     def name(self) -> str:
-        """Its title, or what the user said first."""
+        """Its title, or the first words of its first message."""
         return self.title or self.conversation.title()
 
 
@@ -68,7 +67,7 @@ class RecordSummary:
 def from_rows(
     id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]], summaries: list[tuple[Any, ...]]
 ) -> Record:
-    """The conversation `id` from its rows in the file (`sessions`). Raises several errors where they make none."""
+    """The conversation `id` from its rows in the database. Raises ValueError and others for inconsistent rows."""
     title, model, system, settings, head = found
     place = {row[0]: index for index, row in enumerate(turns)}
     read = [
@@ -84,7 +83,9 @@ def from_rows(
         before = "assistant" if turn.parent is None else read[turn.parent].message.role
         if {before, turn.message.role} != {"user", "assistant"} or (turn.parent or 0) > index:
             raise ValueError("turns that do not follow each other")
-    known_rows = {TurnSummary(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries}
+    known_rows = {
+        TurnSummary(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries
+    }
     if any(read[each.upto].message.role != "assistant" for each in known_rows):
         raise ValueError("a summary that ends within an exchange")
     conversation = Conversation(read, None if head is None else place[head], system, list(known_rows))

@@ -1,8 +1,7 @@
-"""Where snapshots of the KV cache lie, how much disk they may take, and which go first: the least recently used.
+"""Snapshot files of the KV cache: their places, the disk space they may take, and eviction of the least recently used.
 
-`<cache>/sessions/<conversation>-<its database>.kv`, one for each conversation at most; `engine.snapshot` is what is in
-them. All of them can be made again by reading the conversation, so nothing here is worth an error that stops a chat.
-Torch-free.
+`<cache>/sessions/<conversation>-<database>.kv`, at most one for each conversation; their format is `engine.snapshot`.
+A lost snapshot only costs reading the conversation again, so errors here never stop a chat.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from localq.wording import human_bytes
 
 SUFFIX, PART = ".kv", ".part"
 NOT_KEPT = "snapshot not kept"
-YOUNG_S = 60.0  # a part of less than this may belong to a process that has not locked it yet
+YOUNG_S = 60.0  # a younger part may belong to a process that has not locked it yet
 
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """A snapshot on disk. used_s: when it was written or last taken up, seconds since 1970."""
+    """A snapshot on disk. used_s: time of writing or last use, in Unix seconds."""
 
     path: Path
     bytes: int
@@ -36,7 +35,7 @@ class SnapshotFile:
 
 @dataclass(frozen=True)
 class UnusedFile:
-    """A file to remove, and what it is; of no repository."""
+    """A file to remove, and what it is. repo: empty, as `prune` also lists files of repositories."""
 
     path: Path
     bytes: int
@@ -45,7 +44,7 @@ class UnusedFile:
 
 
 def snapshot_path(database: Path, id: int) -> Path:
-    """Of the conversation `id` of a `SessionStore` at `database`: another one has conversations of the same numbers."""
+    """Path for the conversation `id` of the store at `database`; other stores use the same numbers."""
     mark = hashlib.sha256(os.fsencode(database.absolute())).hexdigest()[:12]
     return places.snapshots_dir() / f"{id}-{mark}{SUFFIX}"
 
@@ -56,25 +55,25 @@ def list_snapshots() -> list[SnapshotFile]:
 
 
 def mark_used(path: Path) -> None:
-    """Note that a snapshot was taken up. Raises nothing."""
+    """Note that a snapshot was used. Raises nothing."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a snapshot if there is one. Raises nothing: what stays is never used wrongly."""
+    """Remove a snapshot if there is one. Raises nothing: one that stays is checked before use."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def make_room(path: Path, needed_bytes: int, cap_bytes: int) -> None:
-    """Let one of `needed_bytes` be written to `path`: all together then take `cap_bytes` at most.
+    """Remove old snapshots so that `path` can take `needed_bytes` and all together at most `cap_bytes`.
 
-    Raises LocalqError: exit 3 where the cap alone is less, 9 where the disk has no room. Then nothing was removed.
+    Raises LocalqError, with nothing removed: exit 3 where the cap is smaller, 9 where the disk is full.
     """
     if needed_bytes > cap_bytes:
-        why = f"it takes {human_bytes(needed_bytes)}, and {human_bytes(cap_bytes)} are allowed"
-        raise LocalqError(NOT_KEPT, why, "`localq config set snapshots SIZE` allows more.", ExitCode.DOES_NOT_FIT)
+        why = f"it takes {human_bytes(needed_bytes)}; the limit is {human_bytes(cap_bytes)}"
+        raise LocalqError(NOT_KEPT, why, "Raise the limit: `localq config set snapshots SIZE`.", ExitCode.DOES_NOT_FIT)
     with disk.disk_errors(path.parent):
         for part in abandoned_parts():
             part.path.unlink(missing_ok=True)
@@ -85,7 +84,7 @@ def make_room(path: Path, needed_bytes: int, cap_bytes: int) -> None:
 
 
 def to_evict(found: list[SnapshotFile], cap_bytes: int) -> list[SnapshotFile]:
-    """Which of `found`, the least recently used first, must go so that the rest takes `cap_bytes` at most."""
+    """Those of `found` (least recently used first) to remove so that the rest takes at most `cap_bytes`."""
     left, going = sum(each.bytes for each in found), []
     for each in found:
         if left <= cap_bytes:
@@ -96,8 +95,11 @@ def to_evict(found: list[SnapshotFile], cap_bytes: int) -> list[SnapshotFile]:
 
 
 def unused_files(database: Path, ids: set[int] | None, cap_bytes: int) -> list[UnusedFile]:
-    """What can go: parts that nobody writes, snapshots of conversations of `database` that are not among `ids` (None =
-    unknown), and what is more than `cap_bytes` of the others. Raises LocalqError (exit 9)."""
+    """Files that can be removed. Raises LocalqError (exit 9).
+
+    Abandoned parts, snapshots of conversations of `database` that are not in `ids` (None: unknown), and of the others
+    what exceeds `cap_bytes`.
+    """
     mark = snapshot_path(database, 0).name.partition("-")[2]
     with disk.disk_errors(places.snapshots_dir()):
         parts, found = abandoned_parts(), list_snapshots()
@@ -108,20 +110,20 @@ def unused_files(database: Path, ids: set[int] | None, cap_bytes: int) -> list[U
     left = [each for each in found if each not in gone]
     return [
         *(UnusedFile(each.path, each.bytes, "unfinished snapshot") for each in parts),
-        *(UnusedFile(each.path, each.bytes, "snapshot of a conversation that is gone") for each in gone),
-        *(UnusedFile(each.path, each.bytes, "snapshot beyond the size allowed") for each in to_evict(left, cap_bytes)),
+        *(UnusedFile(each.path, each.bytes, "snapshot of a deleted conversation") for each in gone),
+        *(UnusedFile(each.path, each.bytes, "snapshot over the size limit") for each in to_evict(left, cap_bytes)),
     ]
 
 
 def free(unused: UnusedFile) -> int:
-    """Remove it; the bytes freed. Raises LocalqError (exit 9)."""
+    """Remove a file; return the bytes freed. Raises LocalqError (exit 9)."""
     with disk.disk_errors(unused.path):
         unused.path.unlink(missing_ok=True)
     return unused.bytes
 
 
 def abandoned_parts() -> list[SnapshotFile]:
-    """What processes that died have written in part: a living one holds a lock. Raises OSError."""
+    """Partial files of processes that died; a running process holds a lock. Raises OSError."""
     return [each for each in _files(PART) if time.time() - each.used_s > YOUNG_S and not _held(each.path)]
 
 

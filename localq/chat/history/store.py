@@ -1,17 +1,17 @@
-"""Conversations on disk: `<data>/sessions.db`, an SQLite file that survives kill -9 and power cuts between two states.
+"""Conversations on disk: `<data>/sessions.db`, an SQLite file that survives kill -9 and power cuts.
 
-schema    sessions (title, model, system, settings as JSON, head = a row of turns, used = a count that grows with every
-          save, so that a clock that jumps does not reorder them), turns (one row each, with the row of its parent) and
-          summaries (what is read in place of the turns up to one; an older file gets that table, and older versions
-          leave it alone); `PRAGMA user_version` is the version, `application_id` says that the file is ours
-journal   rollback (DELETE), synchronous=EXTRA: a save is one transaction a turn, so nobody waits, the file is whole on
-          its own and works on network disks. Not WAL: up to SQLite 3.51.2, which Python still comes with, two processes
-          on one file can damage it (the WAL-reset bug)
-locks     none between two calls: each opens the file, does one transaction and closes it, from any thread. Two
-          processes in one conversation add branches to the same tree; nothing is overwritten
-privacy   mode 0600; what is deleted is overwritten with zeros
+schema    sessions (title, model, system, settings as JSON, head = a row of turns, used = a counter that grows with
+          every save, so that a clock change does not reorder them), turns (one row each, with the row of its parent)
+          and summaries (text used in prompts in place of the turns up to one; the table is added to older files, and
+          older versions ignore it); `PRAGMA user_version` is the version, `application_id` identifies the file
+journal   rollback (DELETE), synchronous=EXTRA: a save is one transaction a turn; the file is complete on its own and
+          works on network disks. Not WAL: up to SQLite 3.51.2, which Python still ships, two processes on one file
+          can damage it (the WAL-reset bug)
+locks     none between calls: each opens the file, does one transaction and closes it, from any thread. Two processes
+          in one conversation add branches to the same tree; nothing is overwritten
+privacy   mode 0600; deleted rows are overwritten with zeros
 
-A file of a newer version, of something else, or a damaged one is a LocalqError (exit 8), and is left as it is.
+A damaged file, one of a newer version or of another program is a LocalqError (exit 8), and is left unchanged.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from localq.errors import ExitCode, LocalqError, bad_file
 
 SCHEMA = 1
 APPLICATION_ID = 0x6C6F7171  # "loqq"
-BUSY_S = 10.0  # for another process to end its transaction, which takes milliseconds
-_ONE_AT_A_TIME = threading.RLock()  # the threads of this process; other processes wait at the lock of the file
-KEPT_S = 86400.0  # a deleted conversation can be restored for so long
+BUSY_S = 10.0  # wait for the transaction of another process, which takes milliseconds
+_ONE_AT_A_TIME = threading.RLock()  # for threads; other processes wait at the file lock
+KEPT_S = 86400.0  # how long a deleted conversation can be restored
 _TABLES = """
 CREATE TABLE sessions (id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT NOT NULL, model TEXT NOT NULL, system TEXT,
   settings TEXT NOT NULL, head INTEGER, used INTEGER NOT NULL, changed_s REAL NOT NULL, deleted_s REAL);
@@ -47,20 +47,18 @@ CREATE INDEX turns_session ON turns (session);
 """
 _SUMMARIES = """CREATE TABLE IF NOT EXISTS summaries (id INTEGER PRIMARY KEY AUTOINCREMENT, session INTEGER NOT NULL,
   upto INTEGER NOT NULL, made_at INTEGER NOT NULL, content TEXT NOT NULL)"""
-_WITHOUT = "`localq chat --no-save` works without it."
-_DAMAGED = (
-    f"Nothing in it was changed. Move it away, or mend it: `sqlite3 FILE .recover` reads what is left. {_WITHOUT}"
-)
+_WITHOUT = "Without saving: `localq chat --no-save`."
+_DAMAGED = f"The file is unchanged. Move it away, or recover its content with `sqlite3 FILE .recover`. {_WITHOUT}"
 
 
 class ConversationStore:
-    """The file at `path`. Every method may be called from any thread, and raises LocalqError where it fails."""
+    """The database at `path`. Methods may be called from any thread and raise LocalqError."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or places.sessions_file()
 
     def check(self) -> None:
-        """Make the file if there is none; raise where it cannot be used. Forgets what was deleted long ago."""
+        """Create the file if there is none; raise where it cannot be used. Purges old deleted conversations."""
         with self._transaction() as db:
             old = (time.time() - KEPT_S,)
             db.execute("DELETE FROM turns WHERE session IN (SELECT id FROM sessions WHERE deleted_s < ?)", old)
@@ -68,19 +66,19 @@ class ConversationStore:
             db.execute("DELETE FROM summaries WHERE session NOT IN (SELECT id FROM sessions)")
 
     def save(self, session: Record) -> None:
-        """Write what is new, all of it or nothing. A conversation that was deleted meanwhile is saved anew.
+        """Write the new turns in one transaction. A conversation deleted meanwhile is saved as a new one.
 
-        Ctrl-C comes through and the save goes on: what was written is always known, and never written twice.
+        Ctrl-C does not interrupt a save, so turns are never written twice.
         """
         processes.run_to_completion(lambda: self._save(session))
 
     def _save(self, session: Record) -> None:
-        with _ONE_AT_A_TIME:  # up to the rows: another thread that saves the same conversation goes on behind them
+        with _ONE_AT_A_TIME:  # includes the rows: another thread continues after them
             session.id, session.rows, session.summary_rows = self._saved(session)
 
     def _saved(self, session: Record) -> tuple[int, list[int], dict[TurnSummary, int]]:
-        """Save it; returns its id and the rows of its turns and summaries."""
-        now = session.conversation  # it may grow meanwhile: what points at turns is read before them
+        """Save; return the id and the rows of turns and summaries."""
+        now = session.conversation  # it may grow meanwhile: references to turns are read before the turns
         conversation = Conversation(head=now.head, system=now.system, summaries=list(now.summaries))
         conversation.turns = list(now.turns)
         with self._transaction() as db:
@@ -114,8 +112,8 @@ class ConversationStore:
             found = db.execute(query, (id,)).fetchone()
             columns = "id, parent, role, content, complete, created_s, stats"
             turns = db.execute(f"SELECT {columns} FROM turns WHERE session = ? ORDER BY id", (id,)).fetchall()
-            told = "SELECT id, upto, made_at, content FROM summaries WHERE session = ? ORDER BY id"
-            summaries = db.execute(told, (id,)).fetchall()
+            query = "SELECT id, upto, made_at, content FROM summaries WHERE session = ? ORDER BY id"
+            summaries = db.execute(query, (id,)).fetchall()
         if found is None:
             raise _unknown(str(id))
         with self._damage_named():
@@ -134,9 +132,9 @@ class ConversationStore:
             return [RecordSummary(int(id), str(title), str(model), int(n), float(s)) for id, title, model, n, s in rows]
 
     def find(self, wanted: str | None) -> Record:
-        """The conversation with this number, this title, or else the last used with it in its title; None = the last.
+        """The conversation with this number or title, else the last used whose title contains it; None: the last.
 
-        A number is no part of a title. Raises LocalqError (exit 2) where there is none.
+        A number matches no part of a title. Raises LocalqError (exit 2) where there is none.
         """
         is_number = wanted is not None and wanted.isascii() and wanted.isdigit() and len(wanted) < 19
         if wanted is not None and is_number:
@@ -155,11 +153,11 @@ class ConversationStore:
         return self.load(found[0])
 
     def rename(self, id: int, title: str) -> None:
-        """Give it another title. Raises LocalqError (exit 2) where there is none."""
+        """Set the title of a conversation. Raises LocalqError (exit 2) where there is none."""
         self._change(id, "UPDATE sessions SET title = ? WHERE id = ? AND deleted_s IS NULL", _clean(title))
 
     def delete(self, id: int) -> None:
-        """Put it away; `restore` brings it back within KEPT_S, then it is gone for good. Its snapshot goes at once."""
+        """Delete a conversation; `restore` undoes it within KEPT_S. Its snapshot is removed at once."""
         self._change(id, "UPDATE sessions SET deleted_s = ? WHERE id = ? AND deleted_s IS NULL", time.time())
         snapshot_files.remove(snapshot_files.snapshot_path(self.path, id))
 
@@ -182,7 +180,7 @@ class ConversationStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """An open file within one transaction, which ends with the block, or was never there where that raises."""
+        """An open database in one transaction: committed at the end of the block, rolled back if it raises."""
         with _ONE_AT_A_TIME, self._named():
             self._private()
             with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)) as db:
@@ -201,10 +199,10 @@ class ConversationStore:
     def _private(self) -> None:
         disk.make_folder(self.path.parent)
         with contextlib.suppress(FileExistsError):
-            # Only a file that was not there: closing any other would give up the locks that this process has on it.
+            # Only a new file: closing an existing one would release the locks that this process holds on it.
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         if self.path.stat().st_mode & 0o077:
-            self.path.chmod(0o600)  # SQLite gives its journal the same
+            self.path.chmod(0o600)  # SQLite copies the mode to its journal
 
     def _versioned(self, db: sqlite3.Connection) -> None:
         (version,), (ours,) = (db.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id"))
@@ -214,10 +212,10 @@ class ConversationStore:
             db.execute(f"PRAGMA user_version = {SCHEMA}")
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         elif ours != APPLICATION_ID:
-            raise bad_file(str(self.path), "it holds no conversations of localq", f"Move it away. {_WITHOUT}")
+            raise bad_file(str(self.path), "not a conversation database of localq", f"Move it away. {_WITHOUT}")
         elif version != SCHEMA:
-            why = f"it was written by a newer localq (version {version} of the file, this one knows {SCHEMA})"
-            raise bad_file(str(self.path), why, f"Use that localq. Nothing in it was changed. {_WITHOUT}")
+            why = f"it was written by a newer localq (file version {version}; supported: {SCHEMA})"
+            raise bad_file(str(self.path), why, f"Update localq. The file is unchanged. {_WITHOUT}")
         db.execute(_SUMMARIES)
 
     @contextlib.contextmanager
@@ -228,7 +226,7 @@ class ConversationStore:
             raise disk.disk_error(self.path, error) from error
         except sqlite3.Error as error:
             raise _sqlite_error(self.path, error) from error
-        except UnicodeDecodeError as error:  # SQLite's own words quote a damaged schema
+        except UnicodeDecodeError as error:  # SQLite's message quotes a damaged schema
             raise bad_file(str(self.path), "it is damaged (a malformed schema)", _DAMAGED) from error
 
     @contextlib.contextmanager
@@ -252,9 +250,9 @@ def _insert(db: sqlite3.Connection, session: int, parent: int | None, turn: Turn
 def _save_summaries(
     db: sqlite3.Connection, session: int, conversation: Conversation, rows: list[int], known: dict[TurnSummary, int]
 ) -> None:
-    """Write those that are new, remove those that were taken back; `known` is the row of each, and kept up to date."""
+    """Write new summaries and remove undone ones. known: summary -> row, updated."""
     for summary in [each for each in known if each not in conversation.summaries]:
-        one = "SELECT upto FROM summaries WHERE id = ?"  # another process may have summed up the same turns
+        one = "SELECT upto FROM summaries WHERE id = ?"  # another process may have summarized the same turns
         db.execute(f"DELETE FROM summaries WHERE session = ? AND upto = ({one})", (session, known.pop(summary)))
     for summary in [each for each in conversation.summaries if each not in known]:
         values = (session, rows[summary.upto], rows[summary.made_at], _clean(summary.text))
@@ -262,22 +260,22 @@ def _save_summaries(
 
 
 def _clean(text: str) -> str:
-    """Lone surrogates are no text, and SQLite takes none."""
+    """`text` without lone surrogates, which SQLite refuses."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _unknown(wanted: str | None) -> LocalqError:
     what = "--continue" if wanted is None else wanted
-    why = "no conversation was saved yet" if wanted is None else "there is no such conversation"
-    return LocalqError(what, why, "/sessions in `localq chat` lists them.", ExitCode.USAGE)
+    why = "no saved conversations" if wanted is None else "no such conversation"
+    return LocalqError(what, why, "List them with /sessions in `localq chat`.", ExitCode.USAGE)
 
 
 def _sqlite_error(path: Path, error: sqlite3.Error) -> LocalqError:
     kind = getattr(error, "sqlite_errorname", "") or ""
     if kind.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        why = f"another process has been writing to it for {BUSY_S:g} s"
-        return LocalqError(str(path), why, f"End that one. {_WITHOUT}")
+        why = f"locked by another process for {BUSY_S:g} s"
+        return LocalqError(str(path), why, f"End that process. {_WITHOUT}")
     if kind.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-        step = f"Check the free space and the permissions. {_WITHOUT}"
-        return LocalqError(str(path), f"it cannot be written ({error})", step, ExitCode.DISK)
+        step = f"Check free space and permissions. {_WITHOUT}"
+        return LocalqError(str(path), f"cannot write it ({error})", step, ExitCode.DISK)
     return bad_file(str(path), f"it is damaged ({error})", _DAMAGED)

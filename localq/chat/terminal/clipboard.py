@@ -1,6 +1,6 @@
-"""The escape sequence (OSC 52) that puts a text on the clipboard of the terminal that the user sits at, over SSH too.
+"""The escape sequence (OSC 52) that copies a text to the clipboard of the user's terminal, also over SSH.
 
-The text travels as base64, so nothing in it acts on the terminal. A terminal does not answer whether it took it.
+The text is base64, so nothing in it acts on the terminal. Terminals do not confirm the copy.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ TOO_LONG = "too long for the terminal's clipboard"
 
 
 def copy_sequence(text: str) -> str | None:
-    """The escape sequence that copies `text`; None where it is too long for terminals."""
+    """The escape sequence that copies `text`; None where it is too long."""
     raw = text.encode("utf-8", "replace")
     return None if len(raw) > MOST_BYTES else f"\x1b]52;c;{base64.b64encode(raw).decode()}\x07"
 
 
 def copied_notice(text: str) -> str:
-    """What to tell of it."""
-    return f"copied {len(text)} characters, if the terminal allows it (tmux: `set -s set-clipboard on`)"
+    """The notice after a copy."""
+    return f"copied {len(text)} characters (the terminal must allow it; in tmux: `set -s set-clipboard on`)"

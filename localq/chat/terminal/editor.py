@@ -1,4 +1,4 @@
-"""Letting the user change a text in an editor of their own: $VISUAL, or $EDITOR."""
+"""Edit a text in the user's editor: $VISUAL, or $EDITOR."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from localq.errors import ExitCode, LocalqError, usage_error
 
 
 def edit(text: str, otherwise: str) -> str:
-    """`text` as it comes back from the editor. `otherwise`: what to do without one.
-
-    Raises LocalqError where there is none, it fails, or nothing was changed.
+    """Return `text` as edited. Raises LocalqError where no editor is set (with the advice `otherwise`), it fails, or
+    nothing was changed.
     """
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not command or not sys.stdin.isatty():
-        why = "the variables VISUAL and EDITOR are not set" if not command else "there is no terminal to edit at"
+        why = "$VISUAL and $EDITOR are not set" if not command else "no terminal to edit in"
         raise usage_error("editor", why, otherwise)
     try:
         descriptor, name = tempfile.mkstemp(prefix="localq-", suffix=".md")  # mode 0600
@@ -30,10 +29,10 @@ def edit(text: str, otherwise: str) -> str:
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
-        why = f"the text cannot be put into a temporary file ({error.strerror or error})"
+        why = f"cannot write a temporary file ({error.strerror or error})"
         raise LocalqError("editor", why, otherwise, ExitCode.DISK) from error
     if not result.strip() or result == text.rstrip("\n"):
-        raise usage_error("editor", "nothing was changed", "The conversation is as it was.")
+        raise usage_error("editor", "the text is unchanged or empty", "The conversation is unchanged.")
     return result
 
 
@@ -41,7 +40,7 @@ def _run(command: str, name: str) -> str:
     try:
         code = subprocess.run([*shlex.split(command), name], check=False).returncode
         if code != 0:
-            raise LocalqError(command, f"it ended with code {code}", "The conversation is as it was.")
+            raise LocalqError(command, f"it failed with exit code {code}", "The conversation is unchanged.")
         return Path(name).read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # not found; quotes that do not close
-        raise LocalqError(command, f"it cannot be run ({error})", "Set VISUAL or EDITOR.") from error
+        raise LocalqError(command, f"cannot run it ({error})", "Set VISUAL or EDITOR.") from error

@@ -1,7 +1,7 @@
-"""What was typed at the prompt of a chat, kept in a file that only the user can read: both front ends share it.
+"""History of the prompt, in a private file that both front ends share.
 
-Its format is that of prompt_toolkit's `FileHistory`: before each text an empty line and a comment with the time, then
-its lines, each behind a "+".
+The format is that of prompt_toolkit's `FileHistory`: for each text an empty line, a comment with the time, and its
+lines, each after a "+".
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from localq import places
 from localq.sanitize import sanitize
 
-MOST = 10_000  # texts that are read back
+MOST = 10_000  # texts read from the file
 
 
 def is_enabled() -> bool:
-    """False where LOCALQ_NOHISTORY asks for none."""
+    """False where LOCALQ_NOHISTORY is set."""
     return not os.environ.get("LOCALQ_NOHISTORY")
 
 
 def open_file() -> Path:
-    """The file, made if it was not there. Raises OSError where that cannot be."""
+    """Path of the history file, created if missing. Raises OSError."""
     path = places.state_dir() / "history"
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -33,14 +33,14 @@ def open_file() -> Path:
 
 
 def append(path: Path, text: str) -> None:
-    """Put `text` at the end of the file, without characters that act on a terminal. Raises OSError."""
+    """Append `text` to the file, without terminal control characters. Raises OSError."""
     lines = "".join(f"+{line}\n" for line in sanitize(text).split("\n"))
     with open(path, "ab") as file:
         file.write(f"\n# {datetime.datetime.now()}\n{lines}".encode("utf-8", "replace"))
 
 
 def read(path: Path) -> list[str]:
-    """The texts in the file, the oldest first, at most the newest MOST; bytes that are no text are replaced."""
+    """The newest MOST texts of the file, the oldest first; invalid bytes are replaced."""
     found: list[str] = []
     lines: list[str] = []
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
@@ -56,7 +56,7 @@ def read(path: Path) -> list[str]:
 
 
 class InputHistory:
-    """Going back and forth in what was typed. path None = it is forgotten with the process."""
+    """Moves through earlier texts. path None: kept in memory only."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -67,16 +67,16 @@ class InputHistory:
         self._draft = ""
 
     def add(self, text: str) -> None:
-        """The newest; the same twice is one."""
+        """Add the newest text; one equal to the last is not repeated."""
         if text.strip() and self.entries[-1:] != [text]:
             self.entries.append(text)
-            with contextlib.suppress(OSError):  # a full disk takes no line more, and none of the chat
+            with contextlib.suppress(OSError):  # a full disk loses history, but does not stop the chat
                 if self.path is not None:
                     append(self.path, text)
         self._place = len(self.entries)
 
     def older(self, draft: str) -> str | None:
-        """The text before; `draft` is what stands there now. None at the oldest."""
+        """The previous text; None at the oldest. draft: the current text of the prompt."""
         if self._place == 0:
             return None
         if self._place == len(self.entries):
@@ -85,7 +85,7 @@ class InputHistory:
         return self.entries[self._place]
 
     def newer(self) -> str | None:
-        """The text after; at the end what was being written. None there."""
+        """The next text, at the end the draft; None after that."""
         if self._place >= len(self.entries):
             return None
         self._place += 1

@@ -170,8 +170,8 @@ class _Conversion:
             self.say(line)
         counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens"
         where = device_name(choice.device)
-        what = "errors" if self.mix is None else "errors and bits"
-        self.say(f"{files.name}: weighting {what} on {counted}, on {where}. To skip: --calibration none.")
+        what = "weighting errors" if self.mix is None else "weighting errors and choosing bits"
+        self.say(f"{files.name}: {what} on {counted}, on {where}. To skip: --calibration none.")
         return CalibrationText(ids, choice.device)
 
     def _around(self, files: ModelFiles, ready: PrequantizedLayers, shards: Shards | None = None) -> Path:

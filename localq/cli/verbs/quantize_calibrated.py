@@ -97,7 +97,7 @@ class CalibrationOptions:
             raise usage_error(option, why, f"Use it with --format {', '.join(owners)}.")
         decided = given.keys() - {"--layers", *(_OF_TRAINING if self.best else ())}
         if self.layers is not None and (decided or format != "vq2"):
-            why = f"existing layers already decide {min(decided, default='the format')}"
+            why = f"{min(decided, default='the format')} is fixed by the existing layers"
             step = f"Use --format vq2 alone, or train the layers further with {', '.join(_OF_TRAINING)}."
             raise usage_error(f"--layers {self.layers}", why, step)
         if self.bits is not None and format != "vq2":

@@ -34,7 +34,17 @@ from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.linear import SlabLinear
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
-from localq.formats.mxfp4.codec import BLOCK, NOT_A_NUMBER, VALUES, Packed, dequantize, quantize, sample
+from localq.formats.mxfp4.codec import (
+    BLOCK,
+    NOT_A_NUMBER,
+    VALUES,
+    Packed,
+    dequantize,
+    join,
+    joined_bytes,
+    quantize,
+    sample,
+)
 from localq.formats.mxfp4.kernel import Mxfp4Operand
 from localq.kernels import gemv
 
@@ -49,6 +59,8 @@ __all__ = [
     "dequantize",
     "from_checkpoint",
     "is_quantized",
+    "join",
+    "joined_bytes",
     "layout",
     "placed_bytes",
     "quant_method",

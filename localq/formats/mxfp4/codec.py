@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +118,21 @@ def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
     codes = random.codes(out, columns // 2)
     powers = random.integers(0, 2**15, out, columns // BLOCK, dtype=torch.int16) < larger * 2**15
     return Packed(codes, powers.to(torch.uint8).add_(BIAS + exponent))
+
+
+def join(shape: tuple[int, int], parts: Iterable[tuple[slice, Packed]]) -> Packed:
+    """One matrix [out, in] of parts, each with its rows, on the CPU."""
+    out, columns = shape
+    codes = torch.empty(out, columns // 2, dtype=torch.uint8)
+    scales = torch.empty(out, columns // BLOCK, dtype=torch.uint8)
+    for rows, packed in parts:
+        codes[rows], scales[rows] = packed.codes, packed.scales
+    return Packed(codes, scales)
+
+
+def joined_bytes(weights: int) -> list[int]:
+    """Bytes of each tensor of such a matrix: codes and scales."""
+    return [weights // 2, weights // BLOCK]
 
 
 @functools.cache

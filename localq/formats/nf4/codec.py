@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -168,6 +168,25 @@ def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
     codes, absmax = random.codes(out, columns // 2), random.codes(blocks)  # of a map that spans -1 to 1
     tables = (dynamic_map().to(device), torch.tensor(unit, device=device))
     return Packed(codes, absmax, nested, *tables, shape, torch.float16)
+
+
+def join(shape: tuple[int, int], parts: Iterable[tuple[slice, Packed]]) -> Packed:
+    """One matrix [out, in] of parts, each with its rows, on the CPU.
+
+    Each part has its own mean of scales, and one matrix has only one: the scales are decoded to f32, 4.5 bits per
+    weight, with bit-identical weights.
+    """
+    out, columns = shape
+    codes = torch.empty(out, columns // 2, dtype=torch.uint8)
+    scales, dtype = torch.empty(out, columns // BLOCK), torch.bfloat16
+    for rows, packed in parts:
+        codes[rows], scales[rows], dtype = packed.codes, absmax_f32(packed), packed.dtype
+    return Packed(codes, scales.view(-1), None, None, None, shape, dtype)
+
+
+def joined_bytes(weights: int) -> list[int]:
+    """Bytes of each tensor of such a matrix: codes and scales in f32."""
+    return [weights // 2, 4 * weights // BLOCK]
 
 
 # ---- dequantize

@@ -282,7 +282,7 @@ class ChatScreen(ChatLayout):
     @on(Composer.EditorRequested)
     def _open_editor(self) -> None:
         try:
-            self.composer.put(self.app.edited(self.composer.text, "Write it here."))
+            self.composer.put(self.app.edit_text(self.composer.text, "Write it here."))
         except LocalqError as error:
             self.conversation.post_message(JobFailed(error))
 

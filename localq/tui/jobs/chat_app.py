@@ -21,7 +21,7 @@ class ChatApp(TerminalApp):
         """Exit with `code`; a running reply is stopped and saved first."""
 
     @abstractmethod
-    def edited(self, text: str, otherwise: str) -> str:
+    def edit_text(self, text: str, otherwise: str) -> str:
         """Return `text` as edited in the user's editor. Raises LocalqError, which ends with the advice `otherwise`."""
 
     @abstractmethod

@@ -22,11 +22,11 @@ class TuiHost:
         self._app.call_from_thread(self._app.copy_to_clipboard, text)
         return osc52.copied_notice(text)
 
-    def edited(self, text: str, otherwise: str) -> str:
+    def edit(self, text: str, otherwise: str) -> str:
         """In $VISUAL or $EDITOR, while the TUI stands back."""
-        return self._app.call_from_thread(self._app.edited, text, otherwise)
+        return self._app.call_from_thread(self._app.edit_text, text, otherwise)
 
-    def draws(self, wanted: bool | None) -> bool:
+    def set_markdown(self, wanted: bool | None) -> bool:
         """Always."""
         if wanted is False:
             step = "`localq chat --plain --no-markdown` prints replies as they are written."

@@ -72,8 +72,8 @@ def test_one_that_fails_leaves_the_others(plain, nf4, tmp_path):
     assert [each["model"] for each in results] == [str(plain), str(nf4)]
     assert "wider" in str(error)
     assert error.exit_code == ExitCode.USAGE
+    request = EvaluationRequest(open_model(plain), LoadOptions(device="cpu"), b"", "nothing")
     with pytest.raises(LocalqError, match="the text is empty"):
-        request = EvaluationRequest(open_model(plain), LoadOptions(device="cpu"), b"", "nothing")
         comparison.run_all([request], lambda *_: None)
 
 
@@ -115,8 +115,8 @@ def test_the_context_holds_the_reply(plain):
     (request,) = asked(plain, speed=speed.speed_test())
     assert evaluation._options(request).ctx == speed.CASE.positions > WINDOW
     (short,) = asked(plain, speed=speed.speed_test())
+    request = EvaluationRequest(short.files, LoadOptions(ctx=100), b"", "x", WINDOW, speed=speed.speed_test())
     with pytest.raises(LocalqError, match="is too short for a reply of 128"):
-        request = EvaluationRequest(short.files, LoadOptions(ctx=100), b"", "x", WINDOW, speed=speed.speed_test())
         evaluation._options(request)
 
 

@@ -16,7 +16,7 @@ from localq.engine.load import expert_pieces, weights
 from localq.engine.load.load import load
 from localq.engine.load.shared import SharedTensors
 from localq.engine.step import fused_experts
-from localq.files import format_sizes, stored_format
+from localq.files import format_facts, format_sizes, stored_format
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
 from localq.formats import FORMATS as FORMAT_MODULES
@@ -230,4 +230,6 @@ def test_experts_of_every_other_format_lie_on_a_gpu_as_they_are_stored(format, o
 
 
 def test_of_mixtures_all_formats_but_two_are_linears():
-    assert {*expert_pieces.LINEARS, *expert_pieces.TALL} == FORMAT_MODULES.keys()
+    joined = {name for name, module in FORMAT_MODULES.items() if hasattr(module, "join")}
+    assert {*expert_pieces.LINEARS, *joined} == FORMAT_MODULES.keys()
+    assert joined == {name for name, each in format_facts.FORMATS.items() if each.stacks_experts}

@@ -247,7 +247,7 @@ def test_names_of_files_are_completed(tmp_path, monkeypatch):
 
 def test_the_editor_gives_the_message_back(monkeypatch):
     app = chat_app([])
-    monkeypatch.setattr(app, "edited", lambda text, otherwise: text + " longer")
+    monkeypatch.setattr(app, "edit_text", lambda text, otherwise: text + " longer")
 
     async def script(pilot):
         await pilot.press("h", "i", "ctrl+g")
