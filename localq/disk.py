@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -75,12 +74,16 @@ def total_bytes(paths: Iterable[Path]) -> int:
 
 def sha256_of(path: Path) -> str:
     """Hex sha256 of a file, read once."""
+    import hashlib  # start-up cost: 2 ms, and every verb imports this module
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_blob_sha1_of(path: Path) -> str:
     """Git's hex id of a file's content: sha1 of "blob <size>", NUL, content."""
+    import hashlib  # start-up cost, as above
+
     with path.open("rb") as file:
         digest = hashlib.sha1(f"blob {os.fstat(file.fileno()).st_size}\0".encode(), usedforsecurity=False)
         while chunk := file.read(2**20):

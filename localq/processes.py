@@ -6,7 +6,6 @@ import collections
 import os
 import queue
 import signal
-import sysconfig
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,12 +58,13 @@ def run_to_completion(work: Callable[[], None]) -> None:
 
 def child_environment() -> dict[str, str]:
     """Return the environment for child processes; makes an uninstalled source tree importable despite -P."""
-    child_environment = dict(os.environ)
-    root = places.PACKAGE_PARENT
+    import sysconfig  # start-up cost: only a child process needs it
+
+    environment, root = dict(os.environ), places.PACKAGE_PARENT
     if root != Path(sysconfig.get_path("purelib")).resolve() and root != Path(sysconfig.get_path("platlib")).resolve():
-        inherited = child_environment.get("PYTHONPATH")
-        child_environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else str(root)
-    return child_environment
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else str(root)
+    return environment
 
 
 def exit_reason(code: int) -> str:
