@@ -1,11 +1,11 @@
-"""The GGUF container (versions 2 and 3): metadata and tensor directory, read with bounds on everything.
+"""The GGUF container (versions 2 and 3): metadata and tensor directory, every size bounded.
 
 Layout, little-endian: magic "GGUF", u32 version, u64 tensors, u64 keys; keys as string, u32 type, value; tensors as
 string, u32 dimensions, u64 dimension sizes (fastest first), u32 type, u64 offset; then, aligned, the data. A string is
 u64 length and bytes, an array u32 type, u64 length and values. Source: ggml, docs/gguf.md.
 
-Read here rather than through `gguf.GGUFReader`, which takes seconds for a vocabulary: a front end opens the file at
-every start. Torch-free and numpy-free.
+`gguf.GGUFReader` is not used because it takes seconds for a vocabulary, and a front end reads the file at every start.
+Torch-free and numpy-free.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 from localq.errors import LocalqError, bad_file
 
 MAX_KEYS, MAX_TENSORS, MAX_STRING, MAX_DIMENSIONS = 2**16, 2**17, 2**24, 4
-MAX_VALUES = 2**21  # in all arrays together; the largest vocabularies with merges and types have under a million
-MAX_TEXT = 2**27  # bytes, in all strings together
+MAX_VALUES = 2**21  # of all arrays; the largest vocabularies with merges and types have under a million
+MAX_TEXT = 2**27  # bytes of all strings
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
-# ggml's type number -> (values, bytes) of a block; the table of the `gguf` package, which takes numpy to import.
+# ggml's type number -> (values, bytes) of a block; a copy of the `gguf` package's table, which needs numpy to import.
 BLOCKS = {
     0: (1, 4),
     1: (1, 2),
@@ -67,7 +67,7 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class RawTensor:
-    """One entry of the directory: ggml's type number, the shape as PyTorch writes it (slowest first), file offset."""
+    """One entry of the directory: ggml's type number, shape as in PyTorch (slowest dimension first), file offset."""
 
     type: int
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class RawTensor:
 
 @dataclass(frozen=True)
 class Container:
-    """Everything of a .gguf file but the data."""
+    """Metadata and tensor directory of a .gguf file, without the data."""
 
     path: Path
     values: dict[str, Any]
@@ -85,7 +85,7 @@ class Container:
 
 
 class _Cursor:
-    """Reads forward through the mapped file; anything past its end is a truncated file."""
+    """A position in the mapped file that moves forward; reading past the end is a LocalqError (exit 8)."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at = path, data, 0
@@ -112,7 +112,7 @@ class _Cursor:
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
-        """The next strings; a tight loop, because half of a front end's time with a vocabulary is spent here."""
+        """The next strings. A tight loop: half of the time to read a vocabulary is spent here."""
         data, at, end, length_at, found = self.data, self.at, len(self.data), _LENGTH.unpack_from, []
         for _ in range(count):
             if at + 8 > end:
@@ -120,7 +120,7 @@ class _Cursor:
             (length,) = length_at(data, at)
             if length > MAX_STRING or at + 8 + length > end:
                 raise self.damaged(f"the GGUF header claims {length} bytes of text")
-            # Vocabularies hold tokens that are no UTF-8 by themselves; keys and names never do.
+            # Tokens may be invalid UTF-8 on their own; keys and names are valid.
             found.append(str(data[at + 8 : at + 8 + length], "utf-8", "replace"))
             at += 8 + length
         self.text_left -= at - self.at
@@ -148,8 +148,8 @@ class _Cursor:
 def read_container(path: Path) -> Container:
     """The metadata and tensor directory of `path`. Raises LocalqError (exit 8) for anything malformed.
 
-    The last file is remembered while its size and time stay: configuration, tokenizer and special tokens come from it
-    one after the other. What is returned is shared, and so only to be read.
+    The last file is cached while its size and time are unchanged, because configuration, tokenizer and special tokens
+    are read in turn. Callers share the result and must not change it.
     """
     try:
         state = path.stat()
@@ -193,7 +193,7 @@ def _parse(cursor: _Cursor) -> Container:
         raise cursor.damaged(f"the GGUF header has alignment {alignment!r}")
     start, size = -(-cursor.at // alignment) * alignment, len(cursor.data)
     for name, tensor in tensors.items():
-        # Of an unknown type: at least a byte for 32 values; it is refused by name where it is read.
+        # An unknown type counts as one byte for 32 values here; `read_tensor` refuses it with its name.
         block, block_bytes = BLOCKS.get(tensor.type, (32, 1))
         if tensor.shape[-1] % block and tensor.type in BLOCKS:
             raise cursor.damaged(f"tensor {name!r} has rows of {tensor.shape[-1]} values, stored in blocks of {block}")

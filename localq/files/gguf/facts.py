@@ -8,21 +8,21 @@ from typing import Any
 from localq.errors import LocalqError, bad_file
 from localq.files.gguf.binary import Container
 
-LARGEST = 1e12  # of any number in the metadata, as for config.json
+LARGEST = 1e12  # limit of a float in the metadata, the same as `model_folder.LARGEST_FLOAT`
 
 
 class Facts:
-    """Typed access to the metadata, with errors that name the key."""
+    """Values of the metadata, checked; errors name the key."""
 
     def __init__(self, container: Container) -> None:
         self.container, self.values = container, container.values
         self.architecture = str(self.get("general.architecture", str, required=True))
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None, required: bool = False) -> Any:
-        """The value of `<architecture>.<key>` (or of `key` if it has a known prefix), checked."""
+        """The value of `full(key)`, checked to be of type `kind`. Raises LocalqError (exit 8)."""
         value = self.values.get(self.full(key), default)
         if isinstance(value, list) and value and all(each == value[0] for each in value):
-            value = value[0]  # some writers give one value per layer
+            value = value[0]  # some writers store one value per layer
         if value is None and not required:
             return None
         if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kind):
@@ -38,23 +38,23 @@ class Facts:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive float; stored as f32, and so given in its shortest spelling (1e-05, not 9.99999974e-06)."""
+        """A positive float. Files store f32: returned as its shortest decimal (1e-05, not 9.99999974e-06)."""
         value = self.get(key, (int, float), default, required=True)
-        if not 0 < value < LARGEST:  # NaN ends here too
+        if not 0 < value < LARGEST:  # NaN fails every comparison
             raise self.bad(key, f"has the value {value}")
         return shortest_f32(float(value))
 
     def bad(self, key: str, why: str) -> LocalqError:
-        """What is wrong with a key (exit 8)."""
+        """The error for a key (exit 8)."""
         return bad_file(str(self.container.path), f"the key {self.full(key)} {why}", "Download the file again.")
 
     def full(self, key: str) -> str:
-        """The key as the file has it."""
+        """The key in the file: `<architecture>.<key>`, or `key` itself with a general prefix."""
         return key if key.startswith(("tokenizer.", "general.")) else f"{self.architecture}.{key}"
 
 
 def shortest_f32(value: float) -> float:
-    """The shortest decimal that rounds to the same f32: what the writer meant by it."""
+    """The shortest decimal that rounds to the same f32: the number that the writer started from."""
     for digits in range(6, 10):
         text = float(f"{value:.{digits}g}")
         if struct.unpack("<f", struct.pack("<f", text))[0] == value:

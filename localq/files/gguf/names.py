@@ -1,14 +1,14 @@
-"""GGUF tensor names -> Hugging Face names, and the changes that the conversion to GGUF makes.
+"""GGUF tensor names -> Hugging Face names, and the architectures whose values the conversion to GGUF changes.
 
-The conventions are llama.cpp's (convert_hf_to_gguf.py, gguf-py/gguf/tensor_mapping.py): llama-like models have the rows
-of q and k interleaved for its rotary kernel, and gemma's norms are stored with the 1 added.
+The conventions are those of llama.cpp (convert_hf_to_gguf.py, gguf-py/gguf/tensor_mapping.py): it interleaves the rows
+of q and k of llama-like models for its rotary kernel, and adds 1 to gemma's norms.
 """
 
 from __future__ import annotations
 
 import re
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3")  # `general.architecture`, read here
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3")  # `general.architecture`
 PERMUTED = frozenset({"llama", "smollm3"})
 OFFSET_NORMS = frozenset({"gemma2", "gemma3"})
 
@@ -39,7 +39,7 @@ _PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _OWN = {"gemma2": _GEMMA, "gemma3": _GEMMA, "phi3": _PHI3}
 _BLOCK_NAME = re.compile(r"blk\.(\d{1,3})\.(\w+)\.(weight|bias)", re.ASCII)
 
-# Rotary frequencies stored as tensors: read into the configuration, they are no weights.
+# Rotary factors, stored as tensors: `rope` puts them into the configuration; they are not weights.
 FREQUENCY_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -56,5 +56,5 @@ def hugging_face_name(architecture: str, name: str) -> str | None:
 
 
 def is_frequency_tensor(name: str) -> bool:
-    """True for rotary factors, also in the per-block form of older files."""
+    """True for rotary factors, one tensor or one per block (older files)."""
     return name in FREQUENCY_TENSORS or name.endswith(tuple("." + each for each in FREQUENCY_TENSORS))

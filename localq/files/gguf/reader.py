@@ -1,6 +1,6 @@
 """A .gguf file as a Hugging Face folder: configuration, stop tokens, chat template, tensors by name.
 
-Torch-free and numpy-free; the data itself is read by `tensors.py`, the vocabulary by `vocab.py`.
+Torch-free and numpy-free. `tensors.py` reads the data, `vocab.py` the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from localq.files.gguf.facts import Facts
 from localq.files.gguf.names import ARCHITECTURES, hugging_face_name, is_frequency_tensor
 from localq.files.gguf.rope import rope_scaling
 
-# llama.cpp derives gemma's query scale from the size of the model, as the file has no key for it: the 27B models of
-# both generations (by their layer count) use hidden / heads, the others head_dim.
 MAX_LAYERS = 256
+# The file has no key for gemma's query scale. As in llama.cpp, the layer count decides: the 27B models of both
+# generations use hidden / heads, the others head_dim.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
-# generation_config.json's name -> what follows `general.sampling.`
+# Name in generation_config.json -> key after `general.sampling.`
 _SAMPLING = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -32,7 +32,7 @@ _SAMPLING = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor lies: its GGUF name, ggml's type number, the Hugging Face shape, the offset in the file."""
+    """A tensor's GGUF name, ggml type number, Hugging Face shape, and offset in the file."""
 
     gguf_name: str
     type: int
@@ -42,7 +42,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufModel:
-    """The header of a model. `tensors` is keyed by Hugging Face names; `architecture` is GGUF's."""
+    """The header of a .gguf model. Keys of `tensors` are Hugging Face names; `architecture` is GGUF's name."""
 
     path: Path
     architecture: str
@@ -53,7 +53,7 @@ class GgufModel:
 
 
 def read_header(path: Path) -> GgufModel:
-    """Read and check `path`. Raises LocalqError: exit 8 for a damaged file, 1 for what is not supported, by name."""
+    """Read and check the header of `path`. Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported one."""
     container = read_container(path)
     facts = Facts(container)
     if facts.values.get("split.count", 1) not in (0, 1):
@@ -65,7 +65,9 @@ def read_header(path: Path) -> GgufModel:
             str(path), f"its architecture '{facts.architecture}' is not supported", f"Supported: {known}."
         )
     if facts.get("expert_count", int):
-        raise LocalqError(str(path), "it is a mixture of experts, which is not supported", "Use a dense model.")
+        raise LocalqError(
+            str(path), "it is a mixture of experts, which is not supported in GGUF", "Use the model's safetensors."
+        )
     tensors = _tensors(container, facts.architecture)
     config = _config(facts, tied="lm_head.weight" not in tensors)
     template = facts.values.get("tokenizer.chat_template")
@@ -87,10 +89,10 @@ def _tensors(container: Container, architecture: str) -> dict[str, GgufTensor]:
         renamed = hugging_face_name(architecture, name)
         if renamed is None:
             why = f"it has a tensor {name!r} that {architecture} models do not have"
-            raise LocalqError(str(container.path), why, "This variant is not supported.", ExitCode.FAILURE)
+            raise LocalqError(str(container.path), why, "Use another file of this model.", ExitCode.FAILURE)
         if renamed in found:
-            why = f"its tensors {found[renamed].gguf_name!r} and {name!r} are the same one"
-            raise bad_file(str(container.path), why, "The file is damaged; download it again.")
+            why = f"its tensors {found[renamed].gguf_name!r} and {name!r} both stand for {renamed}"
+            raise bad_file(str(container.path), why, "Download the file again.")
         found[renamed] = GgufTensor(name, raw.type, raw.shape, raw.offset)
     return found
 
@@ -120,7 +122,7 @@ def _config(facts: Facts, tied: bool) -> dict[str, Any]:
     }
     if rotary != head_dim:
         fraction = rotary / head_dim
-        # Readers multiply and cut off: of (30 / 44) * 44, 29 would remain.
+        # Readers compute int(factor * head_dim): int((30 / 44) * 44) is 29, one too few.
         exact = int(fraction * head_dim) == rotary
         config["partial_rotary_factor"] = fraction if exact else math.nextafter(fraction, 1.0)
     for name in ("bos", "eos"):
@@ -129,15 +131,15 @@ def _config(facts: Facts, tied: bool) -> dict[str, Any]:
 
 
 def _family(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
-    """What the architecture states beyond the common keys."""
+    """Keys of config.json beyond the common ones, by architecture."""
     architecture, window = facts.architecture, facts.get("attention.sliding_window", int)
     biased = "blk.0.attn_q.bias" in facts.container.tensors
     if architecture in ("llama", "smollm3"):
         mlp_biased = "blk.0.ffn_up.bias" in facts.container.tensors
         plain = {"hidden_act": "silu", "attention_bias": biased, "mlp_bias": mlp_biased}
-        # The file does not say which layers do not turn: llama.cpp knows that it is every fourth.
+        # The file does not state which layers have no RoPE. As in llama.cpp: every fourth.
         return {**plain, "no_rope_layer_interval": 4} if architecture == "smollm3" else plain
-    if architecture in ("qwen2", "qwen3"):  # a qwen2 has its biases always, and no key for them
+    if architecture in ("qwen2", "qwen3"):  # qwen2 always has biases, and no key for them
         stated = {"attention_bias": biased} if architecture == "qwen3" else {}
         return {"hidden_act": "silu", "use_sliding_window": False, **stated}
     if architecture == "phi3":
@@ -175,7 +177,7 @@ def _gemma(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, An
 
 
 def _generation_config(facts: Facts) -> dict[str, Any]:
-    """Stop tokens (end of sequence, and of turn and message where the file names them), and how to sample."""
+    """Stop tokens (end of sequence, turn and message, as far as stated) and sampling."""
     names = ("eos", "eot", "eom")
     ids = [facts.get(f"tokenizer.ggml.{name}_token_id", int) for name in names]
     stops = list(dict.fromkeys(each for each in ids if each is not None))

@@ -1,4 +1,4 @@
-"""The scaling of a .gguf file's rotary embedding, in the form of config.json. Torch-free and numpy-free."""
+"""The RoPE scaling of a .gguf file, in the form of config.json. Torch-free and numpy-free."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from localq.files.gguf.binary import Container, RawTensor
 from localq.files.gguf.facts import LARGEST, Facts, shortest_f32
 
 _F32 = 0
-_LLAMA3_ORIGINAL = 8192  # positions of Llama 3's pretraining, where the divisors leave it open
-_LOW, _HIGH = 1.0, 4.0  # turns within them between which the divisors pass from all to nothing
+_LLAMA3_ORIGINAL = 8192  # context of Llama 3's pretraining, used where the divisors do not determine it
+_LOW, _HIGH = 1.0, 4.0  # low_freq_factor and high_freq_factor of all published Llama 3 models
 _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
 def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
-    """`rope_scaling` of config.json, None without. `rotary`: columns of a head that turn.
+    """`rope_scaling` of config.json, or None. `rotary`: columns of a head that are rotated.
 
-    Raises LocalqError: exit 8 where the file is malformed, 1 for a scaling that is not known.
+    Raises LocalqError: exit 8 for a malformed file, 1 for an unsupported scaling.
     """
     kind = facts.values.get(f"{facts.architecture}.rope.scaling.type")
     long, short = (_factors(facts, f"rope_factors_{length}.weight", rotary) for length in ("long", "short"))
     if long and short:
-        # Where the pretraining ended: phi3 states it for all files, others only here.
+        # The context of pretraining. Only phi3 files state it outside this scaling.
         original = facts.integer("rope.scaling.original_context_length", facts.integer("context_length"))
         return {
             "rope_type": "longrope",
@@ -39,7 +39,7 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
         return None
     if kind not in ("linear", "yarn"):
         why = f"its RoPE scaling {str(kind)[:40]!r} is not supported"
-        raise LocalqError(str(facts.container.path), why, "Use another file.")
+        raise LocalqError(str(facts.container.path), why, "Use another file of this model.")
     factor = facts.number("rope.scaling.factor")
     if kind == "yarn":
         original = facts.integer("rope.scaling.original_context_length")
@@ -50,10 +50,10 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
 
 
 def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | None:
-    """GGUF stores what Llama 3's scaling divides each frequency by; the parameters are found again and checked.
+    """Parameters of Llama 3's scaling, recovered from the divisors of the frequencies that GGUF stores, and checked.
 
-    Only the ratios of the two borders to the original context show in the divisors, so the borders are taken to be
-    those of all published models, 1 and 4.
+    The divisors determine only the ratios of the two frequency factors to the original context, so the factors are
+    assumed to be 1 and 4, as in all published models.
     """
     factor = round(max(stored), 3)
     if all(divisor == 1.0 for divisor in stored):
@@ -65,7 +65,7 @@ def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | 
         keep = min(max((original / wavelength - _LOW) / (_HIGH - _LOW), 0.0), 1.0)
         expected = factor / (1.0 - keep + keep * factor) if factor >= 1.0 else math.nan
         if not math.isclose(divisor, expected, rel_tol=1e-4):
-            why = "its rope_freqs.weight follows no scaling that is known"
+            why = "its rope_freqs.weight matches no known RoPE scaling"
             raise LocalqError(str(facts.container.path), why, "Use another file of this model.", ExitCode.FAILURE)
     return {
         "rope_type": "llama3",
@@ -77,7 +77,7 @@ def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | 
 
 
 def _original_context(divisors: list[float], wavelengths: list[float], factor: float) -> int:
-    """Solved from the first divisor between 1 and `factor`."""
+    """The context of pretraining, from the first divisor between 1 and `factor`."""
     for divisor, wavelength in zip(divisors, wavelengths, strict=True):
         if 1.0 < divisor < factor:
             keep = (factor / divisor - 1.0) / (factor - 1.0)
@@ -86,7 +86,7 @@ def _original_context(divisors: list[float], wavelengths: list[float], factor: f
 
 
 def _factors(facts: Facts, name: str, rotary: int) -> list[float] | None:
-    """The f32 tensor `name`, one value per pair; older files have one for every block, all the same."""
+    """The f32 tensor `name`, one value per pair of columns. Older files store equal copies, one per block."""
     container = facts.container
     tensor = container.tensors.get(name) or container.tensors.get(f"blk.0.{name}")
     return None if tensor is None else _floats(container, tensor, rotary // 2)
@@ -94,11 +94,11 @@ def _factors(facts: Facts, name: str, rotary: int) -> list[float] | None:
 
 def _floats(container: Container, tensor: RawTensor, count: int) -> list[float]:
     if tensor.type != _F32 or tensor.shape != (count,):
-        why = f"a tensor of RoPE factors has shape {tensor.shape} and type {tensor.type}"
-        raise bad_file(str(container.path), f"{why}, not {count} values of f32", "Download the file again.")
+        why = f"a tensor of RoPE factors has shape {tensor.shape} and type {tensor.type}, not {count} values of f32"
+        raise bad_file(str(container.path), why, "Download the file again.")
     with container.path.open("rb") as file:
         file.seek(tensor.offset)
         values = struct.unpack(f"<{count}f", file.read(4 * count))
-    if not all(0 < value < LARGEST for value in values):  # NaN fails every comparison and so ends here too
+    if not all(0 < value < LARGEST for value in values):  # NaN fails every comparison
         raise bad_file(str(container.path), "a RoPE factor is not a positive number", "Download the file again.")
     return [shortest_f32(value) for value in values]

@@ -1,6 +1,6 @@
 """Tensors of a .gguf file, dequantized to float32 in the Hugging Face layout.
 
-Every type that the `gguf` package can dequantize (`gguf.quants`, its numpy definitions of ggml's formats) is read.
+Supported types: all that the `gguf` package dequantizes (`gguf.quants`, numpy definitions of ggml's formats).
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_JOINED = 9216  # values of rows that are joined, at most: 16 times as many are 590 kB
+_JOINED = 9216  # most values of rows joined into one; 16 such rows in f32 are 590 kB
 
 
 def map_file(model: GgufModel) -> NDArray[np.uint8]:
-    """All bytes of the file, which stay there when it is removed. Raises LocalqError (exit 8)."""
-    import numpy as np  # start-up cost: headers are read without numpy
+    """The file, memory-mapped: stays readable when the file is removed. Raises LocalqError (exit 8)."""
+    import numpy as np  # start-up cost: headers need no numpy
 
     try:
         return np.memmap(model.path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
-        raise bad_file(str(model.path), f"cannot be mapped ({error})", "Download the file again.") from error
+        raise bad_file(str(model.path), f"cannot be memory-mapped ({error})", "Download the file again.") from error
 
 
 def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = None) -> NDArray[np.float32]:
-    """Tensor `name` (Hugging Face) as float32 in its Hugging Face shape. `data`: what `mapped` gave, to read many.
+    """Tensor `name` (Hugging Face) as float32 in its Hugging Face shape. `data`: `map_file(model)`, to read many.
 
-    Raises LocalqError (exit 8, or 1 by type).
+    Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported type.
     """
     tensor = model.tensors.get(name)
     if tensor is None:
@@ -59,20 +59,20 @@ def _dequantized(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) 
     *rows, columns = tensor.shape
     if columns % block:
         raise bad_file(
-            str(model.path), f"tensor {tensor.gguf_name!r} has a row of {columns} values", "Download it again."
+            str(model.path),
+            f"tensor {tensor.gguf_name!r} has rows of {columns} values, stored in blocks of {block}",
+            "Download the file again.",
         )
     shape = (*rows, columns // block * block_bytes)
     end = tensor.offset + math.prod(shape)
     if end > len(file):
-        raise bad_file(
-            str(model.path), f"tensor {tensor.gguf_name!r} is cut off", "The file is truncated; download it again."
-        )
+        raise bad_file(str(model.path), f"tensor {tensor.gguf_name!r} is cut off", "Download the file again.")
     data = file[tensor.offset : end].reshape(shape)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         stored = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
         return np.asarray(data).view(stored).astype(np.float32)
     try:
-        with np.errstate(all="ignore"):  # a scale that is no number shows in the logits, which are checked
+        with np.errstate(all="ignore"):  # a NaN scale shows up in the logits, which are checked
             joined = np.asarray(data).reshape(_joined(math.prod(rows), columns, shape[-1]))
             return dequantize(joined, kind).astype(np.float32, copy=False).reshape(tensor.shape)
     except NotImplementedError:
@@ -80,8 +80,9 @@ def _dequantized(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) 
 
 
 def _joined(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
-    """In what shape rows are handed to `dequantize`: it takes 16 at a time, and where they are short spends half of its
-    time on what it does between them. Blocks do not know of rows.
+    """The shape in which `dequantize` gets the rows: several rows joined into one, up to `_JOINED` values.
+
+    It handles 16 rows at a time, and short rows cost half of its time in overhead. Blocks are independent of rows.
     """
     together = 1
     while rows % (2 * together) == 0 and 2 * together * columns <= _JOINED:
@@ -93,7 +94,7 @@ def _unpermuted(model: GgufModel, values: NDArray[np.float32], heads: int) -> ND
     """Undo the interleaving of the two halves of every head's rows: [heads, half, 2] -> [heads, 2, half]."""
     if values.shape[0] % (2 * heads):
         raise bad_file(
-            str(model.path), f"{values.shape[0]} rows do not divide into {heads} heads", "Download it again."
+            str(model.path), f"{values.shape[0]} rows do not divide into {heads} heads", "Download the file again."
         )
     rest = values.shape[1:]
     return values.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(values.shape)

@@ -1,8 +1,8 @@
 """A `tokenizers.Tokenizer` from the vocabulary of a .gguf file, equal to the model's own tokenizer.json.
 
-Two kinds exist: byte-level BPE (`tokenizer.ggml.model` "gpt2"), whose splitting rule GGUF only names
-(`tokenizer.ggml.pre`), and SentencePiece BPE ("llama"), whose merges follow from the scores. The splitting rules are
-those of the models' published tokenizer.json files. Torch-free.
+Two kinds (`tokenizer.ggml.model`): byte-level BPE ("gpt2"), for which GGUF states only the name of the pre-tokenizer
+(`tokenizer.ggml.pre`), and SentencePiece BPE ("llama"), whose merges follow from the scores. The regular expressions
+of the pre-tokenizers come from the models' published tokenizer.json files. Torch-free.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _cl100k(digits: str) -> str:
-    """The rule of OpenAI's cl100k with another way of grouping digits."""
+    """OpenAI's cl100k rule, with `digits` for groups of digits."""
     return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 
 
 def _cased(contractions: str, digits: str) -> str:
-    """The rule of OpenAI's o200k: words split where upper case begins."""
+    """OpenAI's o200k rule: splits words where upper case begins."""
     head = r"[^\r\n\p{L}\p{N}]?"
     words = f"{head}{_UPPER}*{_LOWER}+{contractions}|{head}{_UPPER}+{_LOWER}*{contractions}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
 
 
-# `tokenizer.ggml.pre` -> regular expression of the splitting rule. None: GPT-2's own, built into the byte-level step.
+# `tokenizer.ggml.pre` -> regular expression of the pre-tokenizer. None: GPT-2's, which the byte-level step contains.
 _RULES: dict[str, str | None] = {
     "gpt-2": None,
     "phi-2": None,
@@ -56,12 +56,16 @@ _RULES: dict[str, str | None] = {
 }
 _SINGLE_DIGITS = frozenset({"smollm"})
 _NFC = frozenset({"qwen2", "deepseek-r1-qwen"})
-_ADDS_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})  # where the file is silent
-# A word in the vocabulary needs no merges. "smaug-bpe" is what SmolLM3 has: Llama 3's vocabulary without its BOS.
+_ADDS_BOS = frozenset(
+    {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+)  # where the file does not state it
+# Whole words of the vocabulary need no merges. "smaug-bpe" (SmolLM3) is Llama 3's vocabulary without BOS.
 _WHOLE_WORDS_FIRST = _ADDS_BOS | {"smaug-bpe"}
 # Gemma's merges follow the order of the tokens, not their scores, and its tokens of spaces are spelled with spaces.
 _GEMMA = frozenset({"gemma2", "gemma3"})
-_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # of Phi-3's tokens; the others swallow the space behind
+_KEEPS_SPACE = frozenset(
+    {"<unk>", "<s>", "<|endoftext|>"}
+)  # special tokens of Phi-3 that keep the space after them; the others swallow it
 
 
 def build_tokenizer(path: Path) -> Tokenizer:
@@ -80,7 +84,7 @@ def build_tokenizer(path: Path) -> Tokenizer:
         _add_ends(tokenizer, container, tokens)
     except LocalqError:
         raise
-    except Exception as error:  # the library raises plain Exception for whatever it does not like
+    except Exception as error:  # the library raises plain Exception
         raise _malformed(container, f"its vocabulary is malformed ({str(error)[:200]})") from error
     return tokenizer
 
@@ -102,12 +106,12 @@ def _tokens(container: Container) -> tuple[list[str], list[int]]:
     if not all(isinstance(token, str) for token in tokens):
         raise _malformed(container, "its vocabulary is not text")
     if max(map(len, tokens)) > MAX_TOKEN or sum(map(len, tokens)) > MAX_VOCABULARY:
-        raise _malformed(container, "its vocabulary is larger than any model's")
+        raise _malformed(container, "its vocabulary is larger than that of any known model")
     return tokens, types
 
 
 def _malformed(container: Container, why: str) -> LocalqError:
-    return bad_file(str(container.path), why, "The file is damaged; download it again.")
+    return bad_file(str(container.path), why, "Download the file again.")
 
 
 def _token(container: Container, tokens: list[str], key: str) -> str | None:
@@ -126,14 +130,16 @@ def _adds(container: Container, end: str) -> bool:
 def _byte_level(container: Container, tokens: list[str]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers  # start-up cost
 
-    rule = container.values.get("tokenizer.ggml.pre")  # old files lack it, and a guess would split wrongly unseen
+    rule = container.values.get(
+        "tokenizer.ggml.pre"
+    )  # old files lack it; a wrong guess would split text wrongly without an error
     if not isinstance(rule, str) or rule not in _RULES:
-        why = f"its splitting rule {str(rule)[:40]!r} is not known"
-        raise LocalqError(str(container.path), why, "Use the model's safetensors.", ExitCode.FAILURE)
+        why = f"its pre-tokenizer {str(rule)[:40]!r} is not supported"
+        raise LocalqError(str(container.path), why, "Use another file, or the model's safetensors.", ExitCode.FAILURE)
     merges = container.values.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
         raise _malformed(container, "its merges are missing or malformed")
-    vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}  # the first of equals wins
+    vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}  # the first of equal tokens wins
     pairs = [tuple(each.split(" ")) for each in merges]
     pairs = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary and "".join(pair) in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rule in _WHOLE_WORDS_FIRST))
@@ -168,7 +174,7 @@ def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
         tokenizer.normalizer = normalizers.Replace(" ", SPACE)
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     elif "[INST]" in vocabulary:
-        # Mistral from v0.3 on: a space before the text as a whole, none behind a special token.
+        # Mistral since v0.3: a space before the whole text, none after a special token.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
         parts.append(decoders.Strip(" ", 1, 0))
     else:
@@ -179,12 +185,12 @@ def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
 
 
 def _spelled(token: str) -> str:
-    """Tokens of several spaces as SentencePiece spells them."""
+    """A token of spaces only, spelled as in SentencePiece."""
     return SPACE * len(token) if token and not token.strip(" ") else token
 
 
 def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best score first (SentencePiece merges the best-scored pair first)."""
+    """All pairs of tokens that join to a token, best score first, as SentencePiece merges them."""
     found: list[tuple[float, int, int, int, str, str]] = []
     for token, index in vocabulary.items():
         for cut in range(1, len(token)):
@@ -196,9 +202,9 @@ def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, 
 
 
 def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int], strips: bool) -> None:
-    """Control, unknown and user-defined tokens are found in the raw text before anything else.
+    """Add the control, unknown and user-defined tokens, which are matched in the raw text first.
 
-    `strips`: most of them take the space behind them along, as Phi-3's do.
+    `strips`: most of them include the space after them, as in Phi-3.
     """
     from tokenizers import AddedToken  # start-up cost
 
@@ -215,8 +221,8 @@ def _add_ends(tokenizer: Tokenizer, container: Container, tokens: list[str]) -> 
 
     ends = {end: _token(container, tokens, end) for end in ("bos", "eos") if _adds(container, end)}
     texts = {end: text for end, text in ends.items() if text}
-    if any(mark in text for text in texts.values() for mark in "$:"):  # the library's signs for texts and types
-        raise _malformed(container, f"its first or last token is called {sorted(texts.values())}")
+    if any(mark in text for text in texts.values() for mark in "$:"):  # the library's template syntax
+        raise _malformed(container, f"its BOS or EOS token is {sorted(texts.values())}, with a '$' or ':'")
     if texts:
         single = [*([texts["bos"]] if "bos" in texts else []), "$A", *([texts["eos"]] if "eos" in texts else [])]
         special = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys(texts.values())]
