@@ -67,7 +67,7 @@ def test_in_latin_1_the_chat_reads_and_writes_that_and_says_what_it_lacks(place,
     assert done.returncode == 0
     assert done.stdout.decode("latin-1") == "café ? ?quoted? ? end\n"
     assert done.stderr.decode("latin-1").count(BECAME) == 1  # once, however much it is
-    assert "saved as 1: Größe" in done.stderr.decode("latin-1")
+    assert "saved as conversation 1: Größe" in done.stderr.decode("latin-1")
     assert kept(place) == ["né ü", SAID]  # nothing of it is lost on the disk
 
 

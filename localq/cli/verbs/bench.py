@@ -264,7 +264,12 @@ PARTS = {**dict.fromkeys(("kernels", "crossover", "patched", "bcq"), _run_part),
 
 
 def _request(
-    arguments: _Arguments, settings: Settings, plan: BenchPlan, against: tuple[str, ...], baseline: bool, ctx: int | None
+    arguments: _Arguments,
+    settings: Settings,
+    plan: BenchPlan,
+    against: tuple[str, ...],
+    baseline: bool,
+    ctx: int | None,
 ) -> BenchRequest:
     """The benchmark of the model: its files, found or fetched, or random weights."""
     vram, reserved = budget.allowed(settings), budget.reserved(settings)

@@ -53,13 +53,13 @@ def test_files_named_with_an_at_go_before_the_message(own_folder):
     (own_folder / "data.bin").write_bytes(b"\0\1")
     message = expand_mentions('compare @a.txt, with @"b c.txt"? and @a.txt')
     assert message.text == 'a.txt:\n\nalpha\n\n\nb c.txt:\n\nbeta\n\ncompare @a.txt, with @"b c.txt"? and @a.txt'
-    assert message.notices == ("a.txt: 6 B go before the message", "b c.txt: 4 B go before the message")
+    assert message.notices == ("attached a.txt: 6 B", "attached b c.txt: 4 B")
     for text in ("mail me@a.txt", "ask @nobody", "@", "in @sub/", 'and @"', "@" + "x" * 5000):
         assert expand_mentions(text) == expand_mentions(text).__class__(text)
     assert expand_mentions("\\@a.txt is a name").text == "@a.txt is a name"
     binary = expand_mentions("what is @data.bin")
     assert binary.text == "what is @data.bin"
-    assert binary.notices == ("@data.bin stays a word: it is no text",)
+    assert binary.notices == ("@data.bin is not attached: not a text file",)
 
 
 def test_a_message_of_a_front_end_takes_files_along(own_folder):
@@ -67,7 +67,7 @@ def test_a_message_of_a_front_end_takes_files_along(own_folder):
     session = session_over(["fine"])
     told, parts = commands.ask_with_files(session, "read @a.txt")
     list(parts)
-    assert told == ("a.txt: 5 B go before the message",)
+    assert told == ("attached a.txt: 5 B",)
     assert session.client.prompts == ["<user>a.txt:\n\nalpha\n\nread @a.txt<assistant>"]
 
 
@@ -77,11 +77,11 @@ def test_glob_reads_all_that_fit_and_names_what_is_no_text(own_folder):
         (own_folder / name).write_bytes(raw)
     session = session_over(["fine"])
     told = command(session, "/glob **/*.py")
-    assert "left out: c.py" in told
-    assert told.endswith("2 files go before your next message")
+    assert "skipped: c.py" in told
+    assert told.endswith("2 files attached to your next message")
     list(session.ask("what?"))
     assert session.client.prompts == ["<user>a.py:\n\na = 1\n\nsub/b.py:\n\nb = 2\n\nwhat?<assistant>"]
-    for line, why in (("/glob", "no pattern"), ("/glob *.none", "no file fits")):
+    for line, why in (("/glob", "no pattern given"), ("/glob *.none", "no file matches")):
         with pytest.raises(LocalqError, match=why):
             command(session, line)
     for number in range(101):
@@ -103,10 +103,10 @@ def test_glob_looks_at_a_limited_number_of_names_and_follows_no_links_to_folders
     session = session_over()
     for pattern in ("**/*.py", "**/**/a.py", "sub/[a].py", "~/*/a.py", f"{own_folder}/**"):
         monkeypatch.setenv("HOME", str(own_folder))
-        assert command(session, f"/glob {pattern}").endswith("1 files go before your next message"), pattern
+        assert command(session, f"/glob {pattern}").endswith("1 files attached to your next message"), pattern
     assert "sub/again/a.py" in command(session, "/glob sub/again/*.py")
     monkeypatch.setattr(attachments, "LOOKED_AT", 2)
-    with pytest.raises(LocalqError, match="more than 2 names would have to be looked at"):
+    with pytest.raises(LocalqError, match="the pattern visits more than 2 files"):
         command(session, "/glob **/*.zzz")
 
 
@@ -116,14 +116,14 @@ def test_glob_looks_at_a_limited_number_of_names_and_follows_no_links_to_folders
 def test_a_thought_alone_is_nothing_to_copy():
     session = session_over(["<think>hm"])
     list(session.ask("x"))
-    with pytest.raises(LocalqError, match="without an answer"):
+    with pytest.raises(LocalqError, match="has thinking but no answer"):
         command(session, "/copy")
 
 
 def test_an_edited_reply_is_gone_on_with():
     session = session_over(["no"], [" if asked"])
     list(session.ask("x"))
-    assert "/continue goes on" in command(session, "/edit -a yes,")
+    assert "/continue continues it" in command(session, "/edit -a yes,")
     list(command(session, "/continue"))
     assert session.messages[-1].content == "yes, if asked"
     assert session.client.prompts[-1] == "<user>x<assistant>yes,"
@@ -134,7 +134,7 @@ def test_near_matches_and_aliases():
     assert commands.parse("/tps") == ("/stats", "")
     with pytest.raises(LocalqError, match="Did you mean /export"):
         commands.parse("/exprot md")
-    with pytest.raises(LocalqError, match=r"no such command. /help"):
+    with pytest.raises(LocalqError, match=r"unknown command. See /help"):
         commands.parse("/zzzzzz")
 
 
@@ -153,7 +153,7 @@ def test_show_params_and_info():
 
 def test_model_names_what_is_here_and_wishes_for_another():
     session = session_over()
-    assert command(session, "/model").startswith("this is smollm2-135m")
+    assert command(session, "/model").startswith("current model: smollm2-135m")
     assert command(session, "/model smollm2-135m nf4") == SwitchModel("smollm2-135m", "nf4")
     with pytest.raises(LocalqError) as caught:
         command(session, "/model no-such-model-at-all")

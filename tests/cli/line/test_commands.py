@@ -29,7 +29,7 @@ def test_every_command_is_in_the_help_and_only_those(start):
 
 def test_an_unknown_command_is_refused_and_two_slashes_send_one(start):
     talk = start("fine")
-    assert "no such command" in talk.refuses("/nonsense and more")
+    assert "unknown command" in talk.refuses("/nonsense and more")
     assert talk.client.prompts == []
     talk.says("//etc/passwd is what?")
     assert talk.client.prompts == ["<user>/etc/passwd is what?<assistant>"]
@@ -43,13 +43,10 @@ def test_edit_regenerate_undo_and_going_back(start):
     assert talk.client.prompts == ["<user>one<assistant>", "<user>two<assistant>", "<user>two<assistant>"]
     assert talk.says("/n")[1] == "  1  b\n* 2  c\n  3  >>> one\n"
     assert talk.says("/n 1")[1] == "b\n"
-    assert "none of 1 to 3" in talk.refuses("/n 4")
-    assert (
-        talk.says("/edit -a  better")[1]
-        == "the reply is changed, and /continue goes on behind it; the old one stays (/n)\n"
-    )
+    assert "is not a number from 1 to 3" in talk.refuses("/n 4")
+    assert talk.says("/edit -a  better")[1] == "reply changed; /continue continues it, /n lists the previous version\n"
     assert [message.content for message in talk.session.messages] == ["two", "better"]
-    assert talk.says("/undo")[1] == "taken back: two\n"
+    assert talk.says("/undo")[1] == "removed: two\n"
     assert talk.session.messages == []
     assert "nothing to undo" in talk.refuses("/undo")
     talk.says("three")
@@ -62,7 +59,7 @@ def test_without_words_edit_opens_the_editor(start, monkeypatch, tmp_path):
     talk = start("a", "b")
     talk.says("one")
     monkeypatch.setattr("sys.stdin", Terminal())
-    assert "VISUAL and EDITOR are not set" in talk.refuses("/edit")
+    assert "$VISUAL and $EDITOR are not set" in talk.refuses("/edit")
     script = tmp_path / "editor.sh"
     script.write_text('#!/bin/sh\nstat -c %a "$2" > mode\nprintf "%s more\\n" "$1$(cat "$2")" > "$2"\n')
     script.chmod(0o755)
@@ -72,7 +69,7 @@ def test_without_words_edit_opens_the_editor(start, monkeypatch, tmp_path):
     assert (tmp_path / "mode").read_text() == "600\n"
     talk.says("/edit -a")
     assert talk.session.messages[-1].content == "said: b more"
-    for editor, why in (("true", "nothing was changed"), ("false", "ended with code 1"), ("/no/such", "cannot run")):
+    for editor, why in (("true", "nothing was changed"), ("false", "ended with code 1"), ("/no/such", "cannot be run")):
         monkeypatch.setenv("VISUAL", editor)
         with pytest.raises(LocalqError, match=why):
             talk.loop.handle("/edit")
@@ -93,7 +90,7 @@ def test_what_was_edited_cleared_or_taken_back_is_gone_back_to(start):
     talk.says("/n 2")
     talk.says("and then")
     assert talk.client.prompts[-1] == "<user>one<assistant>a<user>and then<assistant>"
-    assert "nothing else was said" in start().refuses("/n")
+    assert "there are no other versions" in start().refuses("/n")
 
 
 def test_values_that_a_command_cannot_take_are_refused_and_change_nothing(start):
@@ -104,7 +101,7 @@ def test_values_that_a_command_cannot_take_are_refused_and_change_nothing(start)
     assert talk.says("/set seed none")[1] == "seed = None\n"
     assert talk.says("/set max_tokens none")[1] == "max_tokens = None\n"
     assert "cannot read it" in talk.refuses("/system @a\0b")
-    assert "no regular file" in talk.refuses("/system @/dev/zero")
+    assert "not a regular file" in talk.refuses("/system @/dev/zero")
     assert talk.session.system is None
     assert talk.session.sampling == ChatSession(talk.client, talk.session.request, CharTokenizer()).sampling
 
@@ -116,23 +113,23 @@ def test_everything_that_set_lists_can_be_set_with_it(start):
     for name in listed:
         assert talk.says(f"/set {name}")[1]
     assert talk.says("/set grammar regex [ab]+") == talk.says("/grammar regex [ab]+")
-    assert talk.says("/set grammar")[1] == "answers keep to regex [ab]+\n"
+    assert talk.says("/set grammar")[1] == "answers follow regex [ab]+\n"
     assert talk.refuses("/set think on") == talk.refuses("/think on")
     assert "stop, think, grammar" in talk.refuses("/set nothing 1")
 
 
 def test_tokens_and_the_prompt_are_those_that_the_model_reads(start):
     talk = start("a" * 20)
-    assert talk.says("/tokens")[1] == talk.says("/show prompt")[1] == "nothing said yet\n"
+    assert talk.says("/tokens")[1] == talk.says("/show prompt")[1] == "the conversation is empty\n"
     talk.says("/system Be brief.")
     talk.says("one")
     prompt = "<system>Be brief.<user>one<assistant>" + "a" * 20 + "<assistant>"
     assert talk.says("/show prompt") == (prompt + "\n", f"({len(prompt)} tokens)\n")
     assert talk.says("/tokens")[1] == (
-        f"the model reads {len(prompt)} tokens (3 messages, the system prompt among them), 7% of its context of 1000\n"
+        f"prompt: {len(prompt)} tokens (3 messages including the system prompt), 7% of the context of 1000\n"
     )
     assert talk.says("/show template")[1] == "scripted\n"
-    assert "prompt` or `template" in talk.refuses("/show")
+    assert "/show info, params, prompt or template" in talk.refuses("/show")
     assert "this conversation: 1 replies, 0 tokens" in talk.says("/stats")[1]
 
 
@@ -150,7 +147,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monke
     monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "file" / "data"))
     said: list[str] = []
     store = open_conversation.open_store(Settings(), said.append)
-    assert "not saved so far" in said[0]
+    assert "not saved yet" in said[0]
     talk = start("a", "b")
     talk.session.store = store
     out, told = talk.says("one")
@@ -178,7 +175,7 @@ def test_what_leaves_the_context_is_said_before_the_reply(start):
     talk.says("x" * 12)
     out, told = talk.says("y" * 12)
     assert out == "b" * 10 + "\n"
-    assert told.startswith("(the context is full: the oldest exchange is no longer read")
+    assert told.startswith("(the context is full: the oldest exchange is left out of the prompt")
     assert "the oldest 2 messages were left out" in talk.says("/tokens")[1]
 
 
@@ -201,19 +198,19 @@ def test_a_second_ctrl_c_leaves_and_what_came_of_the_reply_is_kept(start, monkey
 
 def test_the_input_history_is_private_and_can_do_without_a_disk(start, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("localq.places.state_dir", lambda: tmp_path / "state")
-    history = line_editor._kept_history()
+    history = line_editor._history_on_disk()
     history.append_string("secret \x1b[31mwords")
     path = tmp_path / "state" / "history"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "\x1b" not in path.read_text()
-    assert list(line_editor._kept_history().load_history_strings()) == ["secret [31mwords"]
+    assert list(line_editor._history_on_disk().load_history_strings()) == ["secret [31mwords"]
     path.unlink()
     path.parent.rmdir()
     history.append_string("lost, and nothing else")
     path.parent.write_text("in the way")
     capsys.readouterr()
-    line_editor._kept_history().append_string("in memory")
-    assert "cannot be kept" in capsys.readouterr().err
+    line_editor._history_on_disk().append_string("in memory")
+    assert "cannot save the input history" in capsys.readouterr().err
 
 
 def test_a_clock_that_is_far_off_is_no_error(start):

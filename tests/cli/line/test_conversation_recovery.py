@@ -55,11 +55,11 @@ def test_after_kill_9_the_question_is_there_and_can_be_answered(environment, sto
     assert [turn.message.content for turn in conversation.turns] == [LONG.strip()]
     again = localq(environment, "chat", "--continue", "-n", "8", stdin="/regen\n/sessions\n")
     assert again.returncode == 0, again.stderr
-    assert "the last message has no answer: /regen answers it" in again.stderr
+    assert "the last message has no reply; /regen generates one" in again.stderr
     assert len(store.find(None).conversation.messages()) == 2
     assert again.stderr.count(" turns ") == 2
     other = localq(environment, "chat", "--resume", "your name", stdin="/system\n/set max_tokens\n")
-    assert "system: You are Ada." in other.stderr
+    assert "system prompt: You are Ada." in other.stderr
     assert "max_tokens = 8" in other.stderr
 
 

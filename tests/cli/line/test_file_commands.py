@@ -41,19 +41,19 @@ def test_a_conversation_is_named_found_changed_to_and_removed(start):
     talk = start("a", "b", "c")
     assert "nothing to save" in talk.refuses("/save x")
     talk.says("about ships")
-    assert talk.says("/save My \x1b[31mships")[1] == "saved as 1: My [31mships\n"
-    assert talk.says("/new")[1] == "a new conversation\n"
+    assert talk.says("/save My \x1b[31mships")[1] == "saved as conversation 1: My [31mships\n"
+    assert talk.says("/new")[1] == "new conversation\n"
     talk.says("about trees")
     listed = talk.says("/sessions")[1].splitlines()
     assert [line[:6] for line in listed] == ["*    2", "     1"]
     assert listed[1].endswith("2 turns  tiny  My [31mships")
     assert talk.says("/sessions SHIPS")[1].count("\n") == 1
-    assert "no conversation has that" in talk.says("/sessions nothing")[1]
+    assert "no conversation matches" in talk.says("/sessions nothing")[1]
     assert talk.says("/resume ships")[1] == "My [31mships (2 messages)\n>>> about ships\na\n"
     talk.says("more")
     assert talk.client.prompts[-1] == "<user>about ships<assistant>a<user>more<assistant>"
-    assert "the conversation you are in" in talk.refuses("/sessions rm 1")
-    assert "removed" in talk.says("/sessions rm 2")[1]
+    assert "this is the current conversation" in talk.refuses("/sessions rm 1")
+    assert "deleted conversation 2" in talk.says("/sessions rm 2")[1]
     assert [each.id for each in ConversationStore().summaries()] == [1]
     talk.says("/sessions restore 2")
     assert len(ConversationStore().summaries()) == 2
@@ -87,10 +87,10 @@ def test_export_to_a_file_or_stdout_without_a_character_that_acts(start, tmp_pat
     assert [message["role"] for message in body["messages"]] == ["user", "assistant"]
     assert body["messages"][1]["stats"]["prompt_tokens"] > 0
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
-    assert "exists already" in talk.refuses("/export json notes.json")
+    assert "the file exists" in talk.refuses("/export json notes.json")
     assert "No such file" in talk.refuses("/export md no/such/folder.md")
     assert "home directory" in talk.refuses("/export md ~no-such-user")
-    assert "takes `md` or `json`" in talk.refuses("/export pdf")
+    assert "the first argument is `md` or `json`" in talk.refuses("/export pdf")
 
 
 def test_copy_takes_what_was_written(start, monkeypatch):
@@ -98,10 +98,10 @@ def test_copy_takes_what_was_written(start, monkeypatch):
     assert "no reply yet" in talk.refuses("/copy")
     talk.says("one")
     talk.says("two")
-    assert talk.says("/copy 2") == ("first\n", "no terminal with a clipboard: printed instead\n")
+    assert talk.says("/copy 2") == ("first\n", "this terminal has no clipboard: printed instead\n")
     assert talk.says("/copy code")[0] == "last\n"
     for number in ("3", "0", "0000012", "9" * 5000):
-        assert "none of 1 to 2" in talk.refuses(f"/copy {number}")
+        assert "is not a number from 1 to 2" in talk.refuses(f"/copy {number}")
     monkeypatch.setenv("TERM", "xterm")
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
@@ -123,7 +123,7 @@ def test_what_is_too_long_for_a_terminal_is_printed(monkeypatch):
 def test_a_file_goes_before_the_next_message(start, tmp_path):
     talk = start("a")
     (tmp_path / "notes.txt").write_bytes("\ufeffmilk\r\n\x1b[2Jeggs\n".encode())
-    assert talk.says("/read notes.txt")[1] == "notes.txt: 13 B go before your next message\n"
+    assert talk.says("/read notes.txt")[1] == "attached to your next message: notes.txt: 13 B\n"
     talk.says("What is missing?")
     assert talk.client.prompts == ["<user>notes.txt:\n\nmilk\n[2Jeggs\n\n\nWhat is missing?<assistant>"]
 
@@ -135,8 +135,8 @@ def test_files_that_are_no_text_are_refused_at_once(start, tmp_path):
     (tmp_path / "large").write_bytes(b"x" * (2**20 + 1))
     os.mkfifo(tmp_path / "pipe")
     refused = {"binary": "not a text file", "latin": "not UTF-8", "large": "larger than", "pipe": "not a regular file",
-               "none": "No such file", ".": "Is a directory", "a\0b": "cannot read it", "": "no file",
-               "/dev/zero": "no regular file", "~no-such-user.txt": "home directory"}  # fmt: skip
+               "none": "No such file", ".": "Is a directory", "a\0b": "cannot read it", "": "no file given",
+               "/dev/zero": "not a regular file", "~no-such-user.txt": "home directory"}  # fmt: skip
     for name, why in refused.items():
         assert why in talk.refuses(f"/read {name}"), name
     assert talk.session.attached == []

@@ -38,7 +38,7 @@ def press_within(number):
             sys.setprofile(None)
         except KeyboardInterrupt:
             pass
-        assert pressed.told and session.stopped.wait(10), number
+        assert pressed.is_requested and session.stopped.wait(10), number
     return seen >= number
 
 number = 1

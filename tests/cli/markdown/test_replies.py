@@ -126,13 +126,13 @@ def test_the_line_chat_draws_until_it_is_told_not_to(start, page):
     page.takes("stdout")
     assert talk.loop.handle("hi") is None
     assert page.text == DRAWN
-    assert talk.says("/markdown off")[1] == "replies are printed as they are written\n"
+    assert talk.says("/markdown off")[1] == "replies are printed unformatted\n"
     talk.loop.handle("hi")
     assert page.text == f"{DRAWN}\n{SAID}"
-    assert talk.says("/markdown on")[1] == talk.says("/markdown")[1] == "replies are drawn as Markdown\n"
+    assert talk.says("/markdown on")[1] == talk.says("/markdown")[1] == "replies are rendered as Markdown\n"
     talk.loop.handle("hi")
     assert page.text == f"{DRAWN}\n{SAID}\n{DRAWN}"
-    assert "neither on nor off" in talk.refuses("/markdown maybe")
+    assert "unexpected argument 'maybe'" in talk.refuses("/markdown maybe")
 
 
 def test_what_goes_on_with_code_that_was_cut_is_code(start, page):

@@ -15,7 +15,7 @@ import pytest
 from localq.cli.markdown import rows as markdown_rows
 from localq.cli.markdown.stream import MarkdownStream
 from localq.cli.markdown.terminal_rows import TerminalWatch
-from tests.support.cli.hostile_sequences import TerminalWatch as Acting
+from tests.support.cli.hostile_sequences import Watch as Acting
 from tests.support.cli.hostile_sequences import random_text
 from tests.support.cli.markdown_pages import DOCUMENT, Page, cut, printed, thrown
 from tests.support.cli.terminal_stream import tokens

@@ -56,7 +56,7 @@ def test_a_conversation_from_a_pipe_keeps_its_turns_and_reuses_the_prefix(enviro
     result = localq(environment, "chat", "-n", "20", stdin=lines, TERM="dumb")
     assert result.returncode == 0, result.stderr
     assert "Ada" in result.stdout
-    assert "there is no such command" in result.stderr
+    assert "unknown command" in result.stderr
     assert "cached" in result.stderr  # the second prompt begins with the first turn
 
 
