@@ -136,7 +136,7 @@ def test_a_quantized_head_is_dequantized(edit, folder):
     loaded, plain = load(files, CPU), load(open_model(folder), CPU)
     assert loaded.head_bits == "16"
     assert torch.equal(loaded.model.lm_head.weight, plain.model.lm_head.weight)
-    with pytest.raises(LocalqError, match="its files hold the head in AQLM, not in 8 bit") as caught:
+    with pytest.raises(LocalqError, match="the files store the head in AQLM, not in 8 bit") as caught:
         load(files, LoadOptions(device="cpu", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -199,12 +199,12 @@ def put(key: str, tensor: Tensor) -> Any:
 DAMAGED = {
     "no scales": (drop(f"{Q}.scales"), rf"{Q}: the checkpoint lacks {Q}\.scales"),
     "no codebooks": (drop(f"{Q}.codebooks"), rf"{Q}: the checkpoint lacks {Q}\.codebooks"),
-    "no codes": (drop(f"{Q}.codes"), r"1 weights are missing, the first is 'layers\.0\.self_attn\.q_proj\.weight'"),
+    "no codes": (drop(f"{Q}.codes"), r"1 weights are missing \(first: 'layers\.0\.self_attn\.q_proj\.weight'"),
     "codes of another type": (put(f"{Q}.codes", torch.zeros(128, 16, 2)), "codes are float32"),
     "fewer columns": (put(f"{Q}.codes", torch.zeros(128, 15, 2, dtype=torch.int8)), r"has shape \[128, 120\], not"),
     "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "two tensors would become 'layers.0"),
     "a quantized norm": (put("model.norm.codes", torch.zeros(8, 8, 2, dtype=torch.int8)), "two tensors would become"),
-    "a stray codebook": (put(f"{UP}.codebooks", torch.zeros(2, 256, 1, 8)), "no part of this architecture"),
+    "a stray codebook": (put(f"{UP}.codebooks", torch.zeros(2, 256, 1, 8)), "do not belong to this architecture"),
 }  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def test_other_methods_are_refused_by_name(edit, method):
     def change(tensors: Any, config: Any) -> None:
         config["quantization_config"]["quant_method"] = method
 
-    with pytest.raises(LocalqError, match=r"which localq does not read\. Use nf4, mxfp4, aqlm"):
+    with pytest.raises(LocalqError, match=r"which is not supported\. Use nf4, mxfp4, aqlm"):
         load(edit(change), CPU)
 
 

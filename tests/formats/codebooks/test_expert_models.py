@@ -90,7 +90,7 @@ def put_into_tiles(model) -> None:
             module.put_into_tiles()
     for mixture in mixtures(model):
         for stack in (mixture.experts.gate_up_proj, mixture.experts.down_proj):
-            stack.stack = vq_stack([[each.matrix for each in some] for some in stack.parts])
+            stack.stack = vq_stack([[each.tiles for each in some] for some in stack.parts])
 
 
 @every_format
@@ -226,7 +226,7 @@ def test_experts_of_every_other_format_lie_on_a_gpu_as_they_are_stored(format, o
     arch = Architecture.from_config(files.config)
     together = footprint.slab_bytes(max(each.slab_weights for each in stack.linears), 2)
     opened = next(each for each in arch.linears if each.expert and each.name == "gate, up")
-    assert together == 2 * footprint._slab_weights(opened, format)
+    assert together == 2 * footprint._slab_weights(opened, format_facts.of(format))
 
 
 def test_of_mixtures_all_formats_but_two_are_linears():

@@ -8,6 +8,7 @@ are none.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,7 +45,9 @@ def emulated(library, monkeypatch):
     place = torch.full((MEETING,), -1, dtype=torch.int32)
     counts = (ctypes.c_int64 * 4)()
 
-    def run(device, *given, **named):
+    def run(device, x, operands, *, signs=None, **named):
+        rotating = [replace(each, signs=signs) for each in operands]
+
         def launch(*, x, matrices, workspace, y, type, rows, biases, signs, device, stream, **extras):
             all_matrices = (Matrix * len(matrices))(*(matrix_of(each) for each in matrices))
             around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
@@ -63,7 +66,7 @@ def emulated(library, monkeypatch):
             patch.setattr(kernels, "module", lambda: SimpleNamespace(vq_gemv=launch))
             patch.setattr(lookup_kernel, "check_cuda", lambda *given: None)
             patch.setattr(lookup_kernel, "place", lambda tensor: {"device": device, "stream": 0})
-            return lookup_kernel.vq_gemv(*given, **named)
+            return lookup_kernel.vq_gemv(x, rotating, **named)
 
     return run
 

@@ -18,7 +18,7 @@ from tests.support.kernels import emulated_experts
 from tests.support.kernels.emulated_experts import NARROW, ROOMY
 from tests.support.kernels.expert_operands import FORMATS, assert_near, chosen_of, down, gate_up, mxfp4_matrix
 from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
-from tests.support.kernels.row_operands import normed
+from tests.support.kernels.row_operands import biased, normed
 
 
 @pytest.fixture(scope="module")
@@ -229,16 +229,15 @@ def test_dense_matrices(emulated, rows, dtype):
     pairs = [mxfp4_matrix(out, columns, out) for out in outs]
     x = inputs(rows, columns, dtype, seed=rows) / 16 * 2.0 ** -torch.arange(rows)[:, None].to(dtype)
     bias, residual = torch.randn(64).to(dtype), torch.randn(rows, 64).to(dtype)
-    given = {"biases": list(bias.split(outs)), "residual": residual}
+    operands = biased([matrix for matrix, _ in pairs], bias.split(outs))
     emulated.device = {1: narrow("mxfp4", 1, columns), 5: (1, 22_000)}.get(rows, ROOMY)
-    got = mxfp4_kernel.mxfp4_gemv(x, [matrix for matrix, _ in pairs], **given)
+    got = mxfp4_kernel.mxfp4_gemv(x, operands, residual=residual)
     dense = torch.cat([weight for _, weight in pairs])
     for row in range(rows):
         assert_as_good_as_naive(got[row : row + 1], x[row : row + 1], dense, bias.float() + residual[row].float())
     assert emulated.conflicts() == 0
     emulated.device = (1, 22_000) if rows == 5 else ROOMY
-    given["residual"] = residual[-1:]
-    alone = mxfp4_kernel.mxfp4_gemv(x[-1:], [matrix for matrix, _ in pairs], **given)
+    alone = mxfp4_kernel.mxfp4_gemv(x[-1:], operands, residual=residual[-1:])
     assert torch.equal(bits(alone), bits(got[-1:]))
 
 

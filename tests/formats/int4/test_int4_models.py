@@ -153,8 +153,8 @@ def test_packed_linears_give_the_same_logits(folders, method, monkeypatch):
     logits = logits_of(model, plain, ids)
     assert (logits - expected).norm() / expected.norm() < 3e-5
     found = [operand(linear) for linear in linears]
-    assert all(each.matrix.codes.shape == (each.out_features, each.in_features // 2) for each in found)
-    assert [(each.matrix.order is None) for each in found] == [method == "awq"] * 14
+    assert all(each.codes.shape == (each.out_features, each.in_features // 2) for each in found)
+    assert [(each.order is None) for each in found] == [method == "awq"] * 14
     assert not any(each.readable() for each in found)  # on a CPU
     assert fused._format_of(linears[0]) == f" in {method.upper()}"  # what a note about slow decoding names
 
@@ -272,7 +272,7 @@ def test_other_variants_are_refused_by_name(edit, case):
 
 
 DAMAGED = {
-    "no codes": ("awq", lambda held, config: held.pop(f"{Q}.qweight"), "no part of this architecture|missing"),
+    "no codes": ("awq", lambda held, config: held.pop(f"{Q}.qweight"), "do not belong to this architecture|missing"),
     "no scales": ("gptq", lambda held, config: held.pop(f"{Q}.scales"), "lacks model.layers.0"),
     "another width": (
         "awq",
@@ -282,13 +282,13 @@ DAMAGED = {
         r"shape \[128, 256\], not \[128, 128\]",
     ),
     "a bias that is none": (
-        "gptq", lambda held, config: held.update({O_BIAS: torch.ones(128)}), "no part of this architecture"
+        "gptq", lambda held, config: held.update({O_BIAS: torch.ones(128)}), "do not belong to this architecture"
     ),
     "a bias of NaN": (
-        "gptq", lambda held, config: held.update({O_BIAS: torch.zeros(128) / 0}), "no part of this architecture"
+        "gptq", lambda held, config: held.update({O_BIAS: torch.zeros(128) / 0}), "do not belong to this architecture"
     ),
     "an idle bias of AWQ": (
-        "awq", lambda held, config: held.update({O_BIAS: torch.zeros(128)}), "no part of this architecture"
+        "awq", lambda held, config: held.update({O_BIAS: torch.zeros(128)}), "do not belong to this architecture"
     ),
     "plain and quantized": (
         "awq", lambda held, config: held.update({f"{Q}.weight": torch.zeros(128, 128)}), "two tensors would"

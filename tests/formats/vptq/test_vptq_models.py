@@ -188,15 +188,15 @@ def shorter(tensors: dict[str, Tensor], layers: dict[str, Any]) -> None:
 
 
 DAMAGED = {
-    "no indices": (drop(f"{Q}.indices"), r"1 weights are missing, the first is 'layers\.0\.self_attn\.q_proj\.weight'"),
-    "no centroids": (drop(f"{Q}.centroids.weight"), r"weights are missing, the first is 'layers\.0\.self_attn\.q_proj"),
+    "no indices": (drop(f"{Q}.indices"), r"1 weights are missing \(first: 'layers\.0\.self_attn\.q_proj\.weight'"),
+    "no centroids": (drop(f"{Q}.centroids.weight"), r"weights are missing \(first: 'layers\.0\.self_attn\.q_proj"),
     "no block": (lambda tensors, layers: layers.pop(Q), rf"{Q}: .* says nothing about it"),
     "a block of another name": (renamed, rf"{Q}: .* says nothing about it"),
     "blocks in each other's place": (swapped, r"'model\.layers\.0\.\S+_proj' has shape"),
     "another shape": (shorter, r"shape \[121, 128\], not \[128, 128\]"),
     "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "two tensors would become 'layers.0"),
-    "a stray codebook": (put(f"{UP}.centroids.weight", torch.zeros(1, 64)), "no part of this architecture"),
-    "a stray permutation": (put(f"{UP}.perm", torch.zeros(128)), "no part of this architecture"),
+    "a stray codebook": (put(f"{UP}.centroids.weight", torch.zeros(1, 64)), "do not belong to this architecture"),
+    "a stray permutation": (put(f"{UP}.perm", torch.zeros(128)), "do not belong to this architecture"),
 }  # fmt: skip
 
 
