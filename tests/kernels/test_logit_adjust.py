@@ -10,7 +10,8 @@ import random
 import pytest
 import torch
 
-from localq.engine.sampler import NON_FINITE, SamplerState, adjust, repeated_lengths
+from localq.engine import sampler
+from localq.engine.sampler import NON_FINITE, SamplerState, repeated_lengths
 from localq.engine.selftest import replies as selftest_replies
 from localq.engine.step.state import StepState
 from localq.kernels.logit_adjust import adjust, adjust_bytes, dry_match, dry_match_bytes
@@ -66,7 +67,7 @@ def test_matches_and_scores(length):
     logits = torch.randn(vocab)
     scores = logits.cuda()
     adjust(scores, states[1])
-    assert torch.equal(scores.cpu(), adjust(logits, states[0]))
+    assert torch.equal(scores.cpu(), sampler.adjust(logits, states[0]))
     assert not states[1].matches.any()
 
 
