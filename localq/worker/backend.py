@@ -34,7 +34,7 @@ class Backend(Protocol):
     """The work of the engine process: `TorchBackend`, or a scripted one in tests."""
 
     @property
-    def watched(self) -> bool:
+    def can_hang(self) -> bool:
         """True when steps run on a device that can hang."""
 
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
@@ -68,7 +68,7 @@ class TorchBackend:
         self._vocabulary: Vocabulary | None = None  # of the loaded model, once a reply has had a grammar
 
     @property
-    def watched(self) -> bool:
+    def can_hang(self) -> bool:
         """True on a GPU."""
         return self._engine is not None and self._engine.model.device.type == "cuda"
 

@@ -109,7 +109,7 @@ class Server:
                 if isinstance(request, Load):
                     self.send(backend.load(request, lambda *report: self.send(Loading(*report))))
                 elif isinstance(request, Profile):
-                    self._beat(backend.watched)
+                    self._beat(backend.can_hang)
                     self.send(dataclasses.replace(backend.profile(request), id=request.id))
                 elif isinstance(request, SaveCache):  # not watched: its time depends on the disk
                     self.send(dataclasses.replace(backend.save_cache(request), id=request.id))
@@ -139,7 +139,7 @@ class Server:
     def _generate(self, request: Generate, backend: Backend) -> None:
         batch: list[int] = []
         stats, sent = Stats(), 0.0
-        watched = backend.watched
+        watched = backend.can_hang
         self._beat(watched)
         try:
             for step in backend.generate(request, lambda: request.id in self._cancelled):

@@ -153,7 +153,7 @@ def test_other_weights_kernels_and_devices_are_refused_by_name(written, monkeypa
     assert "a different version of the kernels" in str(refusal(path, model))
     monkeypatch.undo()
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SSE")
-    assert "another kind of device" in str(refusal(path, model))
+    assert "a different kind of device" in str(refusal(path, model))
 
 
 def test_a_context_that_is_too_small_is_named(written, loaded):

@@ -222,8 +222,8 @@ def test_what_is_asked_for_and_is_not_there(source_of, made_of, tmp_path) -> Non
     llama, out = source_of("llama"), tmp_path / "out"
     _refused("shorter than one window", ExitCode.USAGE, llama, out, windows=[])
     _refused("not a scheme of vq2", ExitCode.USAGE, llama, out, scheme="s5l16")
-    _refused("no codebooks to begin with", ExitCode.USAGE, llama, out, scheme="s2l16")
-    _refused("quantized already .vq2", ExitCode.USAGE, made_of("llama").folder, out)
+    _refused("no initial codebooks", ExitCode.USAGE, llama, out, scheme="s2l16")
+    _refused("already quantized .vq2", ExitCode.USAGE, made_of("llama").folder, out)
     assert not out.exists()
 
 

@@ -95,4 +95,4 @@ def test_it_is_not_quantized_again_and_odd_rows_are_told(source: Path, made: Pat
     notes: list[str] = []
     by_tensor.convert(TensorwiseRequest(open_model(odd), "mxfp4", tmp_path / "out"), say=notes.append)
     assert len(notes) == 1
-    assert "no multiple of 32 long" in notes[0]
+    assert "not a multiple of 32" in notes[0]

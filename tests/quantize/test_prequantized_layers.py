@@ -181,12 +181,12 @@ def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_
     ("changes", "words"),
     [
         (["--format", "nf4"], "--layers: --format nf4 needs no calibration"),
-        (["--format", "aqlm2x8"], "already decide the format"),
-        (["--format", "vq2", "--bits", "3"], "already decide --bits"),
-        (["--format", "vq2", "--quick"], "already decide --quick"),
-        (["--format", "vq2", "--best", "--seed", "1"], "already decide --seed"),
+        (["--format", "aqlm2x8"], "the format is fixed by the existing layers"),
+        (["--format", "vq2", "--bits", "3"], "--bits is fixed by the existing layers"),
+        (["--format", "vq2", "--quick"], "--quick is fixed by the existing layers"),
+        (["--format", "vq2", "--best", "--seed", "1"], "--seed is fixed by the existing layers"),
         (["--format", "vq2", "--best"], "the folder holds no quantized layers"),
-        (["--format", "vq2", "--device", "cpu"], "already decide --device"),
+        (["--format", "vq2", "--device", "cpu"], "--device is fixed by the existing layers"),
         (["--format", "vq2"], "the folder holds no quantized layers"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -30,10 +30,16 @@ FIRST = 32  # row that dequantizing begins at, besides the first: whole tiles, w
 TURNED_COLUMNS = (48, 1536, 8192)  # blocks of one warp, and of several
 
 
-def linear_of(case: Case, device: torch.device, seed: int, tiled: bool) -> tuple[PackedLinear, Any]:
-    """A random matrix on the device, in tiles or as it is stored, and its tensors on the CPU."""
+def linear_of(
+    case: Case, device: torch.device, seed: int, tiled: bool, dtype: torch.dtype = HALF
+) -> tuple[PackedLinear, Any]:
+    """A random matrix on the device, in tiles or as it is stored, and its tensors on the CPU; 16-bit ones in `dtype`."""
     module = MODULES[case.format]
     packed = module.sample(case.shape, seed, "cpu", case.scheme)
+    if dtype != HALF:
+        tensors = {each.name: getattr(packed, each.name) for each in fields(packed)}
+        packed = replace(packed, **{name: value.to(dtype) for name, value in tensors.items()
+                                    if isinstance(value, Tensor) and value.dtype == HALF})  # fmt: skip
     held = copy.deepcopy(packed).to(device) if hasattr(packed, "to") else packed
     linear: PackedLinear = module.Linear(held).to(device)
     return linear.put_into_tiles() if tiled and isinstance(linear, SlabLinear) else linear, packed
@@ -56,21 +62,20 @@ def operand_of(linear: PackedLinear) -> Operand:
 
 
 def check_product(kernel: Kernel, device: torch.device) -> None:
-    """All numbers of rows in all types that the operand is read beside; of one row a residual, and a gated pair."""
+    """All numbers of rows in all types; of one row in 16 bit a residual, and a gated pair behind a norm."""
     for case in kernel.quick:
         for tiled in kernel.orders:
-            pair = [linear_of(case, device, seed, tiled) for seed in (1, 5)]
-            operands = share_tables([operand_of(linear) for linear, _ in pair])
-            weight, up = (multiplied(case, packed) for _, packed in pair)
-            wide = normal(max(kernel.rows), case.shape[1])
-            dtypes = [dtype for dtype in kernel.dtypes if operands[0].readable(dtype)]  # codebooks have one type
-            assert HALF in dtypes
-            for dtype in dtypes:
+            for dtype in kernel.dtypes:
+                pair = [linear_of(case, device, seed, tiled, dtype if kernel.typed else HALF) for seed in (1, 5)]
+                operands = share_tables([operand_of(linear) for linear, _ in pair])
+                weight, up = (multiplied(case, packed) for _, packed in pair)
+                wide = normal(max(kernel.rows), case.shape[1]).to(dtype)
                 for rows in kernel.rows:
-                    x, out = wide[:rows].to(dtype), torch.full((rows, case.shape[0]), torch.nan, device=device)
-                    near_product(operands[0].launch(x.to(device), operands[:1], out=out), x, weight)
-            near_residual(operands[0], wide[:1].to(HALF), weight, device)
-            near_gated(partial(_gated, operands), wide.to(HALF), weight, up, device)
+                    out = torch.full((rows, case.shape[0]), torch.nan, device=device)
+                    near_product(operands[0].launch(wide[:rows].to(device), operands[:1], out=out), wide[:rows], weight)
+                if dtype == HALF:
+                    near_residual(operands[0], wide[:1], weight, device)
+                    near_gated(partial(_gated, operands), wide, weight, up, device)
 
 
 def _gated(operands: list[Operand], norm: Norm, x: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def test_less_than_the_least_is_refused_with_the_least() -> None:
     with pytest.raises(LocalqError, match=r"at least 2\.05 bits") as caught:
         bit_mixture.choose(parts, 2.04)
     assert caught.value.exit_code == ExitCode.USAGE
-    assert "Ask for 2.05 or more" in str(caught.value)
+    assert "Use 2.05 or more" in str(caught.value)
     assert bit_mixture.choose(parts, 2.05) == [0, 0]
 
 
@@ -77,7 +77,7 @@ def test_where_no_bits_on_offer_are_enough_the_way_without_a_mixture_is_named() 
     with pytest.raises(LocalqError, match=r"at least 4\.10 bits") as caught:
         bit_mixture.choose([part(1.0, (4100, 4600, 5100, 6100))], 3.99)
     assert "or more" not in str(caught.value)
-    assert "as with --bits 2" in str(caught.value)
+    assert "--bits 2 works for any model" in str(caught.value)
 
 
 def test_bits_are_told_by_kind() -> None:

@@ -68,7 +68,7 @@ def letters() -> dict[int, str]:
 class ScriptedBackend:
     """See the module."""
 
-    watched = False
+    can_hang = False
 
     def __init__(self) -> None:
         self.path, self.ids = Path(sys.argv[1]), dict[int, int]()

@@ -64,7 +64,7 @@ def answer(text: str, spoiled: bool = False) -> str:
 class FaultyBackend:
     """`held`: names of what was allocated."""
 
-    watched = True
+    can_hang = True
 
     def __init__(self) -> None:
         self.spoiled = Path(sys.argv[2]).exists() if len(sys.argv) > 2 else False

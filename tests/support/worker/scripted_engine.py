@@ -71,7 +71,7 @@ DEFAULT_TOKENS = 10
 
 
 class ScriptedBackend:
-    watched = True
+    can_hang = True
 
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
         if request.path == "missing":
