@@ -13,7 +13,8 @@ from localq.chat import commands, open_conversation, open_model
 from localq.chat.commands.models import SwitchModel
 from localq.chat.commands.sessions import recap
 from localq.chat.open_conversation import Start
-from localq.chat.open_model import OpenOptions, OpenSession
+from localq.chat.open_model import OpenSession
+from localq.chat.open_options import OpenOptions
 from localq.chat.reply import MEASURED, Reply, check_complete
 from localq.cli.line.command_host import TerminalHost
 from localq.cli.line.interrupts import Interrupts
@@ -204,7 +205,7 @@ class LineChat:
         name, argument = commands.parse(line.strip())
         if name == "/exit":
             return ExitCode.OK
-        said = self.session.messages[-1].answer if name == "/continue" and self.session.messages else ""
+        previous = self.session.messages[-1].answer if name == "/continue" and self.session.messages else ""
         try:
             with self.interrupts.raise_inside():
                 result = commands.COMMANDS[name](self.session, argument, self.host)
@@ -218,7 +219,7 @@ class LineChat:
         if isinstance(result, str):
             print_message(result, self._draws_markdown())
         else:
-            self.stream(result, said)
+            self.stream(result, previous)
         return None
 
     def ask(self, text: str, piped: str = "") -> Reply | None:
@@ -239,8 +240,8 @@ class LineChat:
         """Replies are drawn as Markdown; those by a grammar never are."""
         return self.host.markdown and self.session.grammar is None
 
-    def stream(self, parts: Replies, said: str = "") -> Reply | None:
-        """Print a reply, or its continuation after `said`, as it arrives; Ctrl-C stops it and keeps the text."""
+    def stream(self, parts: Replies, previous: str = "") -> Reply | None:
+        """Print a reply, or its continuation after `previous`, as it arrives; Ctrl-C stops it and keeps the text."""
         with (
             open_thoughts(self.watcher.quiet) as thoughts,
             stop_on_interrupt(self.session) as interruption,
@@ -250,7 +251,7 @@ class LineChat:
                 interruption.is_requested = True
                 self.session.stop()
             self.watcher.load(self.opened)
-            with open_printer(self._draws_markdown(), said) as printer:
+            with open_printer(self._draws_markdown(), previous) as printer:
                 reply = print_reply(parts, self.watcher.status, thoughts, printer)  # a partial reply is kept
         self.interrupted = interruption.is_requested
         if reply is not None:

@@ -81,10 +81,10 @@ class NullPrinter:
 
 
 @contextlib.contextmanager
-def open_printer(markdown: bool, said: str = "", stream: TextIO | None = None) -> Iterator[Printer]:
+def open_printer(markdown: bool, previous: str = "", stream: TextIO | None = None) -> Iterator[Printer]:
     """A printer to `stream` (default stdout); Markdown if it is wanted and the terminal can show it.
 
-    said   the part of the reply printed before: a code block open there continues
+    previous   the part of the reply printed before: a code block open there continues
     """
     stream = sys.stdout if stream is None else stream
     if not markdown or not is_rich_terminal(stream) or not is_utf8(stream):
@@ -97,7 +97,7 @@ def open_printer(markdown: bool, said: str = "", stream: TextIO | None = None) -
         if watch.size is None:
             yield RawPrinter(stream)
         else:
-            yield MarkdownPrinter(MarkdownStream(stream, watch, takes_colour(stream), said), stream)
+            yield MarkdownPrinter(MarkdownStream(stream, watch, takes_colour(stream), previous), stream)
 
 
 def print_message(text: str, markdown: bool) -> None:

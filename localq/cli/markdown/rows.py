@@ -10,7 +10,6 @@ import io
 from collections.abc import Iterable
 from typing import ClassVar
 
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich import box
 from rich.cells import cell_len
@@ -33,9 +32,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from localq.cli.markdown.split import Block
 from localq.cli.markdown.wrap import wrap
 from localq.sanitize import sanitize
+from localq.text.markdown.parser import markdown_parser
+from localq.text.markdown.split import Block
 
 LONGEST = 20_000  # characters of a block; longer ones stay raw
 _NARROWEST = 10  # columns, however deep the list
@@ -135,8 +135,7 @@ class Renderer:
             file=io.StringIO(), force_terminal=True, color_system="standard", width=80, no_color=not colour,
             legacy_windows=False, highlight=False, markup=False, emoji=False, theme=Theme(_STYLES),
         )  # fmt: skip
-        self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-        self._parser.disable("reference")  # definitions in other blocks are not found
+        self._parser = markdown_parser(references=False)  # a block is parsed alone
         self._syntaxes: dict[str, Syntax] = {}
 
     def rows(self, block: Block, columns: int) -> list[str] | None:

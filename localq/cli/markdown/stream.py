@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from localq.cli.markdown.split import Block, CodeLine, Event, FenceStart, open_code
 from localq.cli.markdown.terminal_rows import Cursor, TerminalWatch, rows_of, width_of
 from localq.sanitize import sanitize
+from localq.text.markdown.split import Block, CodeLine, Event, FenceStart, open_code
 
 if TYPE_CHECKING:
     from localq.cli.markdown.rows import Renderer
@@ -26,14 +26,14 @@ _MOST_HELD = 200  # characters
 class MarkdownStream:
     """Writes a reply piece by piece to a terminal of known size.
 
-    said   the part of the reply shown before: a code block open there continues
+    previous   the part of the reply shown before: a code block open there continues
     """
 
-    def __init__(self, stream: TextIO, watch: TerminalWatch, colour: bool, said: str = "") -> None:
+    def __init__(self, stream: TextIO, watch: TerminalWatch, colour: bool, previous: str = "") -> None:
         self._stream, self._watch, self._colour = stream, watch, colour
         self._drawn: Renderer | None = None  # created at the first block
         self._output: list[str] = []  # written at the next flush
-        self._splitter, language = open_code(said)
+        self._splitter, language = open_code(previous)
         self._begun: list[str] = []  # pieces of the open line
         self._held: str | None = ""  # the open line while none of it is shown
         self._gap = False  # an empty line is due

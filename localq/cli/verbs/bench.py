@@ -69,6 +69,29 @@ def _mode_option(name: str, help: str) -> Any:
     return typer.Option(name, help=help, rich_help_panel=help_page.MODES)
 
 
+Synthetic = Annotated[bool, typer.Option("--synthetic", help=_SYNTHETIC, rich_help_panel=help_page.TESTS)]
+NoBaseline = Annotated[
+    bool,
+    typer.Option("--no-baseline", help="Skip the 16-bit and transformers runs.", rich_help_panel=help_page.TESTS),
+]
+Kernels = Annotated[bool, _mode_option("--kernels", "Time every CUDA kernel.")]
+Only = Annotated[str, typer.Option("--only", metavar="LIST", help=_ONLY, rich_help_panel=help_page.MODES)]
+Profile = Annotated[bool, _mode_option("--profile", "Time the kernels of one decode step.")]
+Crossover = Annotated[bool, _mode_option("--crossover", "Find where NF4 prefill switches kernels.")]
+Patched = Annotated[bool, _mode_option("--patched", "Time a transformers model with our kernels.")]
+Quantize = Annotated[bool, _mode_option("--quantize", "Time the quantization of one layer to vq2.")]
+Bcq = Annotated[bool, _mode_option("--bcq", "Time bcq kernels by planes and groups.")]
+Formats = Annotated[bool, _mode_option("--formats", "Compare all formats of MODEL in a table.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        min=0,
+        help="Seed of random prompts and weights.",
+        show_default=False,
+        rich_help_panel=help_page.TESTS,
+    ),
+]
 MODES = ("kernels", "profile", "crossover", "patched", "quantize", "bcq", "formats")
 # Parameters that a mode accepts, without those of the output.
 TAKEN = {"kernels": ("model", "plot", "only"), "crossover": (), "patched": (), "bcq": ("model", "plot"),
@@ -102,20 +125,17 @@ def bench(
     depth: Depth = "0",
     repetitions: Repetitions = 5,
     output: Output = "table",
-    synthetic: Annotated[bool, typer.Option("--synthetic", help=_SYNTHETIC, rich_help_panel=help_page.TESTS)] = False,
+    synthetic: Synthetic = False,
     against: Against = None,
-    no_baseline: Annotated[
-        bool,
-        typer.Option("--no-baseline", help="Skip the 16-bit and transformers runs.", rich_help_panel=help_page.TESTS),
-    ] = False,
-    kernels: Annotated[bool, _mode_option("--kernels", "Time every CUDA kernel.")] = False,
-    only: Annotated[str, typer.Option("--only", metavar="LIST", help=_ONLY, rich_help_panel=help_page.MODES)] = "",
-    profile: Annotated[bool, _mode_option("--profile", "Time the kernels of one decode step.")] = False,
-    crossover: Annotated[bool, _mode_option("--crossover", "Find where NF4 prefill switches kernels.")] = False,
-    patched: Annotated[bool, _mode_option("--patched", "Time a transformers model with our kernels.")] = False,
-    quantize: Annotated[bool, _mode_option("--quantize", "Time the quantization of one layer to vq2.")] = False,
-    bcq: Annotated[bool, _mode_option("--bcq", "Time bcq kernels by planes and groups.")] = False,
-    formats: Annotated[bool, _mode_option("--formats", "Compare all formats of MODEL in a table.")] = False,
+    no_baseline: NoBaseline = False,
+    kernels: Kernels = False,
+    only: Only = "",
+    profile: Profile = False,
+    crossover: Crossover = False,
+    patched: Patched = False,
+    quantize: Quantize = False,
+    bcq: Bcq = False,
+    formats: Formats = False,
     make: bench_formats.Make = "",
     max_windows: bench_formats.Windows = None,
     plot: Plot = None,
@@ -128,16 +148,7 @@ def bench(
     force: options.Force = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed",
-            min=0,
-            help="Seed of random prompts and weights.",
-            show_default=False,
-            rich_help_panel=help_page.TESTS,
-        ),
-    ] = 0,
+    seed: Seed = 0,
     offline: options.Offline = None,
     token: options.Token = None,
     quiet: options.Quiet = False,
@@ -161,12 +172,11 @@ def bench(
 
     plan = plans.make(prompt, generate, depth, repetitions, seed)
     if mode == "formats":
-        formats_arguments = bench_formats.Arguments(**vars(arguments), ctx=ctx, make=make, windows=max_windows)
-        bench_formats.run(formats_arguments, plan, settings)
+        table = bench_formats.Arguments(**vars(arguments), ctx=ctx, make=make, windows=max_windows)
+        bench_formats.run(table, plan, settings)
         return
     rivals = plans.rivals(against or (), () if no_baseline else ("transformers",))
-    request = _request(arguments, settings, plan, rivals, not no_baseline, ctx)
-    _measure(request, mode, arguments)
+    _measure(_request(arguments, settings, plan, rivals, not no_baseline, ctx), mode, arguments)
 
 
 def _mode(flags: dict[str, bool], arguments: _Arguments, context: Any) -> str:

@@ -18,6 +18,10 @@ from localq.settings import Settings
 if TYPE_CHECKING:
     from localq.chat.history.record import Record
     from localq.chat.open_conversation import Start
+PlanJson = Annotated[
+    bool,
+    typer.Option("--json", help="With --dry-run: print one JSON object.", rich_help_panel=help_page.OUTPUT),
+]
 
 
 def chat(
@@ -62,10 +66,7 @@ def chat(
     markdown: options.Markdown = None,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="With --dry-run: print one JSON object.", rich_help_panel=help_page.OUTPUT),
-    ] = False,
+    json: PlanJson = False,
 ) -> int:
     """Chat with MODEL, full screen or line by line."""
     if json and not dry_run:

@@ -29,37 +29,41 @@ _MODELS = "Name, NAME@FORMAT, ORG/REPO, folder or .gguf file."
 _PLOT = "Plot perplexity over size to NAME.png; - = terminal."
 _AGAINST = "reference (dequantized weights), or another model."
 _DECODE = "Compare N single-token steps with prefill."
+Models = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL", help=_MODELS, autocompletion=options.known_names),
+]
+Text = Annotated[
+    str | None,
+    typer.Option("--text", metavar="FILE|-", help="Text to read; - reads stdin.", rich_help_panel=help_page.TESTS),
+]
+Window = Annotated[int, typer.Option("--window", min=4, help="Tokens per window.", rich_help_panel=help_page.TESTS)]
+MaxWindows = Annotated[
+    int | None,
+    typer.Option("--max-windows", min=1, help="Read at most N windows.", rich_help_panel=help_page.TESTS),
+]
+Against = Annotated[
+    str | None, typer.Option("--against", metavar="MODEL", help=_AGAINST, rich_help_panel=help_page.TESTS)
+]
+Decode = Annotated[
+    int,
+    typer.Option("--decode", min=0, metavar="N", help=_DECODE, show_default=False, rich_help_panel=help_page.TESTS),
+]
+Speed = Annotated[
+    bool, typer.Option("--speed", help="Also time a reply of 128 tokens.", rich_help_panel=help_page.TESTS)
+]
+Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help=_PLOT, rich_help_panel=help_page.OUTPUT)]
 
 
 def eval(
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL", help=_MODELS, autocompletion=options.known_names),
-    ],
-    text: Annotated[
-        str | None,
-        typer.Option("--text", metavar="FILE|-", help="Text to read; - reads stdin.", rich_help_panel=help_page.TESTS),
-    ] = None,
-    window: Annotated[
-        int, typer.Option("--window", min=4, help="Tokens per window.", rich_help_panel=help_page.TESTS)
-    ] = 2048,
-    max_windows: Annotated[
-        int | None,
-        typer.Option("--max-windows", min=1, help="Read at most N windows.", rich_help_panel=help_page.TESTS),
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option("--against", metavar="MODEL", help=_AGAINST, rich_help_panel=help_page.TESTS)
-    ] = None,
-    decode: Annotated[
-        int,
-        typer.Option("--decode", min=0, metavar="N", help=_DECODE, show_default=False, rich_help_panel=help_page.TESTS),
-    ] = 0,
-    speed: Annotated[
-        bool, typer.Option("--speed", help="Also time a reply of 128 tokens.", rich_help_panel=help_page.TESTS)
-    ] = False,
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE|-", help=_PLOT, rich_help_panel=help_page.OUTPUT)
-    ] = None,
+    models: Models,
+    text: Text = None,
+    window: Window = 2048,
+    max_windows: MaxWindows = None,
+    against: Against = None,
+    decode: Decode = 0,
+    speed: Speed = False,
+    plot: Plot = None,
     ctx: options.Context = None,
     kv: options.KvBits = None,
     embed: options.Embed = None,

@@ -18,33 +18,36 @@ from localq.files import catalog
 from localq.settings import Settings
 from localq.wording import OnProgress, human_bytes
 
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME", help="Name, NAME@FORMAT or ORG/REPO.", autocompletion=options.known_names),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="REVISION",
+        help="Branch, tag or commit instead of the catalogue's.",
+        rich_help_panel=help_page.ADVANCED,
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Fetch even if it does not fit or looks damaged.", rich_help_panel=help_page.MODEL),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", "--estimate-only", help="Print size and fit; fetch nothing.", rich_help_panel=help_page.MODEL
+    ),
+]
+
 
 def pull(
-    name: Annotated[
-        list[str],
-        typer.Argument(metavar="NAME", help="Name, NAME@FORMAT or ORG/REPO.", autocompletion=options.known_names),
-    ],
-    revision: Annotated[
-        str | None,
-        typer.Option(
-            "--revision",
-            metavar="REVISION",
-            help="Branch, tag or commit instead of the catalogue's.",
-            rich_help_panel=help_page.ADVANCED,
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Fetch even if it does not fit or looks damaged.", rich_help_panel=help_page.MODEL
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", "--estimate-only", help="Print size and fit; fetch nothing.", rich_help_panel=help_page.MODEL
-        ),
-    ] = False,
+    name: Names,
+    revision: Revision = None,
+    force: Force = False,
+    dry_run: DryRun = False,
     vram: options.Vram = None,
     offline: options.Offline = None,
     token: options.Token = None,

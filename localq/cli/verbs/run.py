@@ -40,13 +40,12 @@ Extract = Annotated[
         "--extract", "-x", help="Print only the last code block of the answer.", rich_help_panel=help_page.ANSWER
     ),
 ]
+Prompt = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="The prompt; piped text goes before it.")]
 
 
 def run(
     model: options.Model = None,
-    prompt: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="The prompt; piped text goes before it.")
-    ] = None,
+    prompt: Prompt = None,
     model_named: options.ModelOption = None,
     prompt_named: PromptOption = None,
     system: options.System = None,
@@ -87,10 +86,7 @@ def run(
     extract: Extract = False,
     json: options.Json = False,
 ) -> int:
-    """Answer one prompt; only the answer goes to stdout.
-
-    Without a prompt at a terminal it opens a chat.
-    """
+    """Print the answer to one prompt; without a prompt, chat."""
     words = [*(prompt or []), *([] if prompt_named is None else [prompt_named])]
     if model_named is not None:  # then every word is part of the prompt
         words, model = [*([] if model is None else [model]), *words], model_named
@@ -139,10 +135,11 @@ def _answer(settings: Settings, request: _Request) -> int:
     text = options.read_prompt(request.words, "localq run", 'localq run MODEL "PROMPT"').text
     catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
     from localq.chat import open_model
+    from localq.chat.open_options import OpenOptions
     from localq.cli.line.session import TerminalWatcher, print_reply, stop_on_interrupt
     from localq.cli.line.thinking_lines import open_thoughts
 
-    watcher, wanted = TerminalWatcher(request.quiet), open_model.OpenOptions(request.format, request.force)
+    watcher, wanted = TerminalWatcher(request.quiet), OpenOptions(request.format, request.force)
     with (
         open_thoughts(
             request.quiet or request.json, request.think_out

@@ -69,7 +69,11 @@ def test_without_words_edit_opens_the_editor(start, monkeypatch, tmp_path):
     assert (tmp_path / "mode").read_text() == "600\n"
     talk.says("/edit -a")
     assert talk.session.messages[-1].content == "said: b more"
-    for editor, why in (("true", "nothing was changed"), ("false", "ended with code 1"), ("/no/such", "cannot be run")):
+    for editor, why in (
+        ("true", "unchanged or empty"),
+        ("false", "failed with exit code 1"),
+        ("/no/such", "cannot run"),
+    ):
         monkeypatch.setenv("VISUAL", editor)
         with pytest.raises(LocalqError, match=why):
             talk.loop.handle("/edit")
@@ -152,7 +156,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monke
     talk.session.store = store
     out, told = talk.says("one")
     assert out == "a\n"
-    assert told.startswith("(not saved, and tried again with the next turn: ")
+    assert told.startswith("(not saved (will retry with the next turn): ")
     assert told.count("\n") == 1
     assert "not saved" in talk.says("/undo")[1]
     assert open_conversation.open_store(Settings(save=False), said.append) is None
