@@ -57,6 +57,7 @@ class Kernel:
     orders    of codes that it reads: as stored, in tiles
     dtypes    of x, or of the weights that it makes
     timed     rows of the benchmark; products: which field of a Workload they take
+    typed     codebooks and scales have the type of x
     """
 
     op: str
@@ -69,6 +70,7 @@ class Kernel:
     dtypes: tuple[torch.dtype, ...] = (HALF, BFLOAT)
     timed: tuple[Timed, ...] = ()
     products: str = "nf4"
+    typed: bool = False
 
 
 def _steps(case: Case, label: str = "") -> tuple[Timed, ...]:
@@ -141,13 +143,14 @@ KERNELS: tuple[Kernel, ...] = (
     ),
     Kernel(
         "gather_gemv", "gather", tuple(Case("aqlm", scheme, (83, 640)) for scheme in ("1x12g8", "1x9g16")), GATHERED,
-        GATHERED_SHAPES, (1, 8),
+        GATHERED_SHAPES, (1, 8), typed=True,
         timed=tuple(Timed(case, rows, label="{scheme} (L2)") for case in GATHERED for rows in (1, 8)),
         products="batches",
     ),
     Kernel(
         "vptq_gemv", "gather", tuple(Case("vptq", scheme, (83, 640)) for scheme in VPTQ_QUICK), VPTQ, GATHERED_SHAPES,
-        (1, 8), timed=tuple(Timed(case, rows, label="{scheme} (L2)") for case in VPTQ for rows in (1, 8)),
+        (1, 8), typed=True,
+        timed=tuple(Timed(case, rows, label="{scheme} (L2)") for case in VPTQ for rows in (1, 8)),
         products="batches",
     ),
     Kernel(

@@ -33,7 +33,7 @@ TURNED_COLUMNS = (48, 1536, 8192)  # blocks of one warp, and of several
 def linear_of(
     case: Case, device: torch.device, seed: int, tiled: bool, dtype: torch.dtype = HALF
 ) -> tuple[PackedLinear, Any]:
-    """A random matrix on the device, in tiles or as it is stored, and its tensors on the CPU; 16-bit ones in `dtype`."""
+    """A random matrix on the device, in tiles or as stored, and its tensors on the CPU; 16-bit ones in `dtype`."""
     module = MODULES[case.format]
     packed = module.sample(case.shape, seed, "cpu", case.scheme)
     if dtype != HALF:
