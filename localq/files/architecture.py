@@ -1,6 +1,6 @@
-"""The shape of a decoder, and the counts of weights that follow from it. Torch-free.
+"""The shape of a decoder and its weight counts. Torch-free.
 
-Knows no format and no memory: bytes are the planner's. Counts follow the tensors of the Hugging Face checkpoints
+Formats and bytes are not here (`format_sizes`, `localq.planner`). Counts follow the tensors of Hugging Face checkpoints
 (transformers' modelling files of the types in `model_types`), text part only.
 """
 
@@ -18,7 +18,7 @@ from localq.kv_bits import KvBits
 
 @dataclass(frozen=True)
 class Linears:
-    """`count` matrices of one shape [rows, columns] = [out, in]; `expert` when only some are read per token."""
+    """`count` matrices of one shape [rows, columns] = [out, in]; `expert`: a token uses only some of them."""
 
     name: str
     rows: int
@@ -28,7 +28,7 @@ class Linears:
 
     @property
     def parameters(self) -> int:
-        """Weights in all of them."""
+        """Weights of all `count` matrices."""
         return self.rows * self.columns * self.count
 
 
@@ -36,17 +36,17 @@ class Linears:
 class Architecture:
     """A decoder's shape. Sizes in elements, contexts in tokens.
 
-    intermediate         width of the dense MLP; 0 where every layer has experts
-    dense_layers         of a model with experts: those that have a dense MLP instead
+    intermediate         width of the dense MLP; 0 if every layer has experts
+    dense_layers         layers with a dense MLP in a model with experts
     vocab                rows of the embedding table
     tied                 the head is the embedding table
-    max_context          positions that the model was made for
-    window               keys that a windowed layer looks at; 0 = no layer is windowed
-    window_layers        how many layers are windowed
+    max_context          positions that the model supports
+    window               keys that a windowed layer attends to; 0 = no layer is windowed
+    window_layers        number of windowed layers
     experts              per layer; 0 = dense
-    experts_active       experts that one token goes through
+    experts_active       experts used per token
     expert_intermediate  width of one expert's MLP
-    qkv_bias, output_bias, mlp_bias   biases of the q, k, v; the attention output; the MLP projections
+    qkv_bias, output_bias, mlp_bias   biases of q, k and v; the attention output; the MLP projections
     """
 
     model_type: str
@@ -74,27 +74,27 @@ class Architecture:
         """From a Hugging Face config.json, flat or with `text_config`, of transformers 4 or 5.
 
         Raises LocalqError: exit 1 for a model type that is not in `model_types`, exit 8 for a missing field and for
-        numbers that no model has together. Each number by itself is checked where the file is read (`modelfiles`).
+        inconsistent numbers. `model_folder` checks the range of each number when it reads the file.
         """
         traits, model_type = traits_of(config), str(config["model_type"])
         inner = config.get("text_config")
         text = inner if isinstance(inner, dict) else config
-        tied = config.get("tie_word_embeddings")  # a wrapper's own word counts where its text part has none
+        tied = config.get("tie_word_embeddings")  # the outer value counts if `text_config` has none
         outside = {} if tied is None else {"tie_word_embeddings": tied}
         stated = {key: value for key, value in text.items() if value is not None}
         try:
-            return _sound(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
+            return _checked(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
         except KeyError as error:
             raise bad_file("config.json", f"{error} is missing", "Download the model again.") from error
 
     @property
     def traits(self) -> Traits:
-        """Of its model type."""
+        """The traits of its model type."""
         return MODEL_TYPES[self.model_type]
 
     @functools.cached_property
     def linears(self) -> tuple[Linears, ...]:
-        """The block matrices that formats may quantize (no embedding, head, norm, router), over all layers."""
+        """The block matrices that formats may quantize (no embedding, head, norm or router), over all layers."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if self.traits.fused:
             inputs: tuple[Linears, ...] = (Linears("qkv", q + 2 * kv, self.hidden, self.layers),)
@@ -116,11 +116,11 @@ class Architecture:
 
     @property
     def expert_layers(self) -> int:
-        """Layers whose MLP is a mixture."""
+        """Layers whose MLP is a mixture of experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
     def columns_of(self, name: str) -> int | None:
-        """Columns of the Linear whose name in a checkpoint ends in `name` ("down_proj"); None for one not known."""
+        """Columns of the Linear whose name in a checkpoint ends in `name` ("down_proj"); None for an unknown name."""
         if name == "o_proj":
             return self.heads * self.head_dim
         if name in ("down_proj", "w2"):
@@ -140,12 +140,12 @@ class Architecture:
 
     @property
     def head_parameters(self) -> int:
-        """Weights of the head; 0 where it is the embedding table."""
+        """Weights of the head; 0 if it is the embedding table."""
         return 0 if self.tied else self.vocab * self.hidden
 
     @property
     def other_parameters(self) -> int:
-        """Norms, biases, routers and attention sinks: kept in 16 bit by every format."""
+        """Weights of norms, biases, routers and attention sinks, which every format keeps in 16 bit."""
         traits = self.traits
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = self.hidden * (4 if traits.four_norms else 2)
@@ -162,17 +162,17 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All weights."""
         return self.linear_parameters + self.embedding_parameters + self.head_parameters + self.other_parameters
 
     @property
     def active_linear_parameters(self) -> int:
-        """Weights of `linears` that one token goes through."""
+        """Weights of `linears` that one token uses."""
         idle = sum(each.parameters for each in self.linears if each.expert)
         return self.linear_parameters - (idle - idle * self.experts_active // self.experts if self.experts else 0)
 
     def kv_bytes_per_token(self, bits: KvBits = 16) -> int:
-        """Bytes of keys and values that one position takes over all layers."""
+        """Bytes of the keys and values of one position over all layers."""
         return self.layers * self.kv_heads * kv_bits.pair_bytes(self.head_dim, bits)
 
 
@@ -212,10 +212,10 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
     )
 
 
-def _sound(arch: Architecture) -> Architecture:
-    """`arch`, whose numbers go together."""
+def _checked(arch: Architecture) -> Architecture:
+    """`arch`. Raises LocalqError (exit 8) for inconsistent numbers."""
     if arch.head_dim < 1 or arch.heads % arch.kv_heads:
-        why = f"{arch.heads} heads, {arch.kv_heads} of them for keys and values, cannot share {arch.hidden} columns"
+        why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns do not fit together"
         raise bad_file("config.json", why, "Download the model again.")
     if arch.experts_active > arch.experts:
         why = f"a token goes through {arch.experts_active} of {arch.experts} experts"

@@ -1,14 +1,14 @@
-"""Names of models on the command line, and what each of them means. Torch-free, quick to import.
+"""Model names on the command line, and their resolution. Torch-free, quick to import.
 
 A name is, in this order:
 
-1. a catalogue name or alias, upper or lower case, with or without `@FORMAT` (`:FORMAT` is accepted too):
+1. a catalogue name or alias, in any case, with or without `@FORMAT` (or `:FORMAT`):
    `llama-3.1-8b`, `llama3.1:8b`, `llama-3.1-8b@nf4`;
-2. a local path, when it looks like one (`./x`, `../x`, `/x`, `~/x`, `x/`, `x.gguf`) or is an existing folder;
+2. a local path, if it looks like one (`./x`, `../x`, `/x`, `~/x`, `x/`, `x.gguf`) or is an existing folder;
 3. a hub repository: `org/repo`, `org/repo@REVISION`, with or without `hf.co/` or `https://huggingface.co/` before it.
 
-So a folder that is called like a model is written `./folder`, and a repository that is called like a folder
-`hf.co/org/repo`. After a repository, `@` begins a revision, never a format.
+So a folder with the name of a model is written `./folder`, and a repository with the name of a folder `hf.co/org/repo`.
+After a repository, `@` begins a revision, never a format.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _SIZE = re.compile(r"(?<![0-9.])\d+(?:\.\d+)?[bm](?![a-z0-9])")
 
 @dataclass(frozen=True)
 class Target:
-    """What a name means.
+    """A resolved model name.
 
-    name      for people: the canonical name, with `@format` unless it is the entry's default
+    name      canonical name, with `@format` unless it is the entry's default
     kind      "catalogue", "repo", "folder" or "gguf"
-    entry     the catalogue's entry, if any
-    format    the format asked for, or the entry's default; None where the files will tell
-    source    the published weights; None when they must be made, and for folders, files and unlisted repositories
-    base      the full-precision source to quantize from, where `source` must be made
-    path      of a folder or .gguf file
-    repo, revision   of a repository; revision None = its default branch
+    entry     the entry of the catalogue, if any
+    format    the requested format, or the entry's default; None if only the files state it
+    source    the published weights; None if they are quantized here, and for folders, files and other repositories
+    base      the full-precision source to quantize from, if there is no `source`
+    path      the folder or .gguf file
+    repo, revision   the repository; revision None = its default branch
     """
 
     name: str
@@ -62,9 +62,9 @@ def _shipped() -> tuple[ModelEntry, ...]:
 
 
 def load_catalogue() -> tuple[ModelEntry, ...]:
-    """The shipped entries with the user's merged over them.
+    """The entries of the user's file, then the shipped ones.
 
-    An entry of the user's file replaces the shipped one of the same name, and its aliases win over shipped ones.
+    An entry of the user's file replaces the shipped one of the same name, and its aliases take precedence.
     """
     path = places.user_models_file()
     if not path.is_file():
@@ -75,12 +75,12 @@ def load_catalogue() -> tuple[ModelEntry, ...]:
 
 
 def is_repo(name: str) -> bool:
-    """`name` is written as ORG/REPO."""
+    """Whether `name` has the form ORG/REPO."""
     return _REPO.fullmatch(name) is not None
 
 
 def find(name: str) -> ModelEntry:
-    """The entry of a catalogue name or alias without a format; LocalqError (exit 4) with the nearest names."""
+    """The entry of a catalogue name or alias without a format. Raises LocalqError (exit 4) with similar names."""
     entry = _lookup(name)
     if entry is None:
         raise _unknown(name)
@@ -88,7 +88,7 @@ def find(name: str) -> ModelEntry:
 
 
 def resolve(name: str) -> Target:
-    """What `name` means, by the rules above; LocalqError (exit 4) for a name that means nothing."""
+    """Resolve `name` by the rules above. Raises LocalqError (exit 4) for an unknown name."""
     name = name.strip()
     if not name:
         raise usage_error("model", "the name is empty", "`localq fit` lists models.")
@@ -101,8 +101,8 @@ def resolve(name: str) -> Target:
             path = _local_path(name)
             if path is not None:
                 return _path_target(path)
-        except (OSError, RuntimeError, ValueError) as error:  # too long, a user that there is not, a NUL
-            why = f"no file can have this name ({str(error)[:60]})"
+        except (OSError, RuntimeError, ValueError) as error:  # too long, ~ of an unknown user, or a NUL
+            why = f"not a valid path ({str(error)[:60]})"
             raise LocalqError(name[:80], why, "Check the name.", ExitCode.UNKNOWN_MODEL) from error
     if prefixed or ("/" in name and "://" not in name):
         return _repo_target(name, hub_name)
@@ -110,14 +110,14 @@ def resolve(name: str) -> Target:
 
 
 def made_formats(entry: ModelEntry) -> tuple[str, ...]:
-    """The formats that NAME@FORMAT makes of it here, where they are not published."""
+    """The formats that NAME@FORMAT quantizes here if they are not published."""
     base = entry.source(entry.base_format)
     if base is None:
         return ()
     made = [each for each in format_facts.FORMATS.values() if each.made_by_name]
     if entry.arch.experts:
         made = [each for each in made if each.made_of_mixtures]
-    if format_facts.FORMATS[base.format].experts_only:  # the rest of it is in 16 bit
+    if format_facts.FORMATS[base.format].experts_only:  # its other matrices are in 16 bit
         made = [each for each in made if each.keeps_experts]
     return tuple(each.name for each in made)
 
@@ -132,7 +132,7 @@ def _lookup(name: str) -> ModelEntry | None:
 
 
 def _split(name: str) -> tuple[ModelEntry | None, str | None]:
-    """(entry, format asked for) of a catalogue name; (None, None) when it is none."""
+    """(entry, requested format) of a catalogue name; (None, None) for any other name."""
     if (entry := _lookup(name)) is not None:
         return entry, None
     stem, mark, suffix = name.rpartition("@")
@@ -150,7 +150,7 @@ def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
     format = asked or entry.default_format
     source = entry.source(format)
     if source is None and format_facts.FORMATS[format].full_precision:
-        # Either 16-bit type is what people mean by full precision; the file's own type is kept.
+        # bf16 and fp16 both mean full precision: take the type that is published.
         source = next((found for each in format_facts.full_precision() if (found := entry.source(each))), None)
         format = source.format if source else format
     name = entry.name if format == entry.default_format else f"{entry.name}@{format}"
@@ -165,7 +165,7 @@ def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
 def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
     formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
-    why = f"no {format!r} weights of it are published, and localq does not make them"
+    why = f"no {format!r} weights are published, and localq cannot quantize it to that format"
     known = format_facts.FORMATS.get(format)
     if entry.arch.traits.interleaved_experts and known is not None and known.made_from == "text":
         why += f": {format_facts.NO_SEARCH_OF_EXPERTS}"
@@ -173,7 +173,7 @@ def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
 
 
 def _local_path(name: str) -> Path | None:
-    """The path that `name` is by its looks or because a folder is there; None when it is no path."""
+    """The path that `name` means by its form or because the folder exists; None otherwise."""
     path = Path(name).expanduser()
     looks = name.startswith(("./", "../", "/", "~")) or name in (".", "..") or name.endswith("/")
     if looks or name.casefold().endswith(".gguf") or path.is_dir():
@@ -189,7 +189,7 @@ def _path_target(path: Path) -> Target:
         return Target(path.resolve().name, "folder", path=path)
     why = "no such file" if is_gguf else "no such folder"
     if path.is_file():
-        why = "this is neither a model folder nor a .gguf file"
+        why = "neither a model folder nor a .gguf file"
     raise LocalqError(str(path), why, "Check the path.", ExitCode.UNKNOWN_MODEL)
 
 
@@ -197,7 +197,7 @@ def _repo_target(name: str, hub_name: str) -> Target:
     hub_name = hub_name.partition("?")[0].rstrip("/").replace("/tree/", "@", 1)
     repo, _, revision = hub_name.partition("@")
     if not _REPO.match(repo) or (not revision and "@" in hub_name):
-        why = "this is neither a model, a path nor a hub repository"
+        why = "not a known model, a path or a hub repository"
         raise LocalqError(name, why, "Write ORG/REPO or ORG/REPO@REVISION.", ExitCode.UNKNOWN_MODEL)
     for entry in load_catalogue():
         for source in entry.sources:
@@ -209,13 +209,17 @@ def _repo_target(name: str, hub_name: str) -> Target:
 
 def _unknown(name: str) -> LocalqError:
     near = nearest(name)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "`localq fit` lists models; ORG/REPO names any other."
-    return LocalqError(name, "no model of that name is known", hint, ExitCode.UNKNOWN_MODEL)
+    hint = (
+        f"Did you mean {' or '.join(near)}?"
+        if near
+        else "`localq fit` lists models; write ORG/REPO for a repository on the hub."
+    )
+    return LocalqError(name, "unknown model", hint, ExitCode.UNKNOWN_MODEL)
 
 
 def nearest(name: str, count: int = 3) -> list[str]:
-    """Up to `count` catalogue names that resemble `name`, best first."""
-    import difflib  # start-up cost: only a misspelt name needs it
+    """Up to `count` catalogue names similar to `name`, best first."""
+    import difflib  # start-up cost: only misspelt names need it
 
     wanted = name.casefold().partition("@")[0]
     scores: dict[str, float] = {}
@@ -223,7 +227,7 @@ def nearest(name: str, count: int = 3) -> list[str]:
         for known in (entry.name, *entry.aliases):
             score = difflib.SequenceMatcher(None, wanted, known.casefold()).ratio()
             if set(_SIZE.findall(wanted)) & set(_SIZE.findall(known.casefold())):
-                score += 0.1  # the same size counts for more than the same letters
+                score += 0.1  # the same size weighs more than similar letters
             scores[entry.name] = max(scores.get(entry.name, 0.0), score)
     good = [each for each in scores if scores[each] >= 0.6]
     return sorted(good, key=lambda each: -scores[each])[:count]

@@ -1,6 +1,6 @@
-"""A catalogue file: `models.toml` as shipped, or the user's own. Every field is typed, unknown keys are refused.
+"""A catalogue file: the shipped `models.toml`, or the user's. Fields are typed, unknown keys are errors.
 
-The schema is described at the head of `models.toml`. Torch-free and quick: it runs at every start.
+The head of `models.toml` describes the schema. Torch-free and fast: it runs at every start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from localq.files.architecture import Architecture
 from localq.files.model_types import MODEL_TYPES
 
 KINDS = ("hub", "pypi")
-SETTINGS = (*settings.SAMPLING, "max_tokens")  # that a model may have of its own
+SETTINGS = (*settings.SAMPLING, "max_tokens")  # settings that a model may have
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Source:
     format    a name of `format_facts.FORMATS`
     kind      "hub" (`repo` at `revision`) or "pypi" (`member` of the wheel of `package` `version`)
     scheme    the variant where a format has several: "1x16g8" (AQLM), "v8-k65536-0" (VPTQ), "s4l16" (vq2), "g64" (AWQ)
-    files     files to download; empty = the allow-list patterns of the hub client
+    files     files to download; empty = all that localq reads (`hub.fetch`)
     sha256    file -> hex digest, where known
     bytes     download size, 0 = unknown
     gated     needs a token and an accepted licence
-    verified  repo, revision, files and size were checked against where they are published
+    verified  repo, revision, files and size were checked against the hub or the package index
     """
 
     format: str
@@ -54,12 +54,12 @@ class Source:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model that a person can name.
+    """A model of the catalogue.
 
-    default_format  what the bare name means
-    base_format     the source that localq quantizes from
-    side_parameters weights of the files that are not of the text model (a vision tower), 16 bit, downloaded only
-    settings        sampling and max_tokens: over the model's generation_config.json, under the user's settings
+    default_format  format that the plain name selects
+    base_format     format of the source that localq quantizes from
+    side_parameters 16-bit weights outside the text model (a vision tower): downloaded, not loaded
+    settings        sampling and max_tokens: override generation_config.json, overridden by the user's settings
     """
 
     name: str
@@ -73,12 +73,12 @@ class ModelEntry:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def source(self, format: str) -> Source | None:
-        """The published weights in `format`, the first where there are several; None when there are none."""
+        """The first source in `format`; None without one."""
         return next((each for each in self.sources if each.format == format), None)
 
 
 def read(path: Path) -> tuple[ModelEntry, ...]:
-    """The entries of a catalogue file; raises LocalqError (exit 8) naming the file and the key."""
+    """The entries of a catalogue file. Raises LocalqError (exit 8) that names file and key."""
     try:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -113,14 +113,14 @@ def _entry(path: Path, where: str, fields: Any) -> ModelEntry:
     entry = ModelEntry(arch=arch, sources=sources, **values)
     for key in ("default_format", "base_format"):
         if entry.source(getattr(entry, key)) is None and (key in fields or key == "default_format"):
-            raise _wrong(path, f"{where}.{key}", f"{getattr(entry, key)!r} is the format of none of the sources")
+            raise _wrong(path, f"{where}.{key}", f"no source has the format {getattr(entry, key)!r}")
     return entry
 
 
 def _settings(path: Path, where: str, fields: dict[str, Any]) -> dict[str, Any]:
     for name in fields:
         if name not in SETTINGS:
-            raise _wrong(path, f"{where}.{name}", f"is not a known setting; known are {', '.join(SETTINGS)}")
+            raise _wrong(path, f"{where}.{name}", f"is not a known setting; known: {', '.join(SETTINGS)}")
     try:
         found = {name: settings.parse(name, value, str(path)) for name, value in fields.items()}
         settings.Settings(**found)
@@ -149,25 +149,25 @@ def _source(path: Path, where: str, fields: Any, licence: str) -> Source:
     _strings(path, f"{where}.sha256", list(values.get("sha256", {}).values()))
     source = Source(**values)
     if source.format not in format_facts.FORMATS:
-        raise _wrong(path, f"{where}.format", f"{source.format!r} is none of {', '.join(format_facts.FORMATS)}")
+        raise _wrong(path, f"{where}.format", f"{source.format!r} is not one of {', '.join(format_facts.FORMATS)}")
     if source.kind not in KINDS:
-        raise _wrong(path, f"{where}.kind", f"{source.kind!r} is none of {', '.join(KINDS)}")
+        raise _wrong(path, f"{where}.kind", f"{source.kind!r} is not one of {', '.join(KINDS)}")
     needed = ("repo", "revision") if source.kind == "hub" else ("package", "version", "member", "wheel_sha256")
     for key in needed:
         if not getattr(source, key):
-            raise _wrong(path, f"{where}.{key}", f"is missing, and a source of kind {source.kind!r} needs it")
+            raise _wrong(path, f"{where}.{key}", f"is missing; a source of kind {source.kind!r} needs it")
     return source
 
 
 def _typed(path: Path, where: str, fields: Any, known: dict[str, type], required: tuple[str, ...]) -> dict[str, Any]:
-    """`fields` as a dict whose keys are all known and whose values have exactly the known types."""
+    """`fields` as a dict. Raises LocalqError for an unknown or missing key, and for a value of another type."""
     if not isinstance(fields, dict):
         raise _wrong(path, where, "must be a table")
     for key, value in fields.items():
         if key not in known:
-            raise _wrong(path, f"{where}.{key}", f"is not a known key; known are {', '.join(known)}")
+            raise _wrong(path, f"{where}.{key}", f"is not a known key; known: {', '.join(known)}")
         if type(value) is not known[key]:
-            raise _wrong(path, f"{where}.{key}", f"must be of type {known[key].__name__}, is {value!r}")
+            raise _wrong(path, f"{where}.{key}", f"must have type {known[key].__name__}, is {value!r}")
     for key in required:
         if key not in fields:
             raise _wrong(path, f"{where}.{key}", "is missing")
@@ -177,7 +177,7 @@ def _typed(path: Path, where: str, fields: Any, known: dict[str, type], required
 def _strings(path: Path, where: str, values: list[Any]) -> tuple[str, ...]:
     for value in values:
         if not isinstance(value, str):
-            raise _wrong(path, where, f"must hold strings only, has {value!r}")
+            raise _wrong(path, where, f"may contain only strings, has {value!r}")
     return tuple(values)
 
 

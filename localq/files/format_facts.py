@@ -1,8 +1,7 @@
-"""What localq knows of a format without its code: one record per format, in the order of tables. Torch-free.
+"""Facts of each format without its code: one record per format, in display order. Torch-free.
 
-A new format is a record in `FORMATS` and a module in `localq.formats.FORMATS`. Everything else asks the record: the
-catalogue, the planner, `localq quantize`, the benchmarks. No other module lists names of
-formats.
+A new format is a record in `FORMATS` and a module in `localq.formats.FORMATS`. Catalogue, planner, `localq quantize`
+and benchmarks read these records; no other module lists names of formats.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localq.errors import usage_error
-from localq.files import format_sizes as sizes
-from localq.files import schemes
+from localq.files import format_sizes, schemes
 from localq.files.architecture import Architecture, Linears
 from localq.files.schemes import Shapes
 
@@ -38,42 +36,42 @@ class Format:
 
     name            in NAME@FORMAT, `--format` and models.toml
     matrix_bytes    (linear, scheme) -> bytes of one matrix in files; raises LocalqError for another format's scheme
-    quant_method    what config.json calls it; "" for weights in 16 bit
-    full_precision  others are quantized from it
+    quant_method    its name in config.json; "" for weights in 16 bit
+    full_precision  other formats are quantized from it
 
-    Schemes, "" everywhere for a format that has none:
-    scheme_of_tensors   (shapes of all tensors, config.json) -> the scheme; None where config.json states it
+    Schemes ("" for formats without):
+    scheme_of_tensors   (shapes of all tensors, config.json) -> the scheme; None if config.json states it
     scheme_of_config    (quantization_config) -> the scheme
     unreadable          (quantization_config) -> the variant that localq does not read, in a few words
-    random_scheme       of random weights
+    random_scheme       scheme of random weights
 
-    Memory, on a GPU:
-    expert_bytes        of a matrix of an expert, where that takes other bytes than in files
-    tables              (linears, scheme) -> bytes besides the weights: operands, padding, a workspace
-    has_codebooks       its tables depend on the scheme that its tensors show
-    unpack_bytes        temporaries where torch dequantizes (`CHUNK_WEIGHTS` of its module)
-    unpacks_16_bit      models in 16 bit need them too; else kernels write nothing but the result
-    copies_inputs       prefill holds the inputs of a Linear once more, rotated or in the order of its groups
+    Memory on a GPU:
+    expert_bytes        (linear, scheme) -> bytes of an expert matrix in memory, if they differ from those in files
+    tables              (linears, scheme) -> bytes in addition to the weights: operands, padding, a workspace
+    has_codebooks       its tables depend on the scheme, which only its tensors show
+    unpack_bytes        temporaries when torch dequantizes (`CHUNK_WEIGHTS` of its module)
+    unpacks_16_bit      16-bit models need these temporaries too; else kernels write the result directly
+    copies_inputs       prefill holds a second copy of a Linear's input, rotated or in the order of its groups
 
     Experts of a mixture:
-    experts             "together": a decode step takes them with the router on the device; "one by one": the host
-                        waits for every layer; "no": not read
-    stacks_experts      they are the rows of one matrix, gate and up of an expert one product
-    experts_only        of a mixture nothing else is in it, the rest is in 16 bit
-    keeps_experts       experts that are published in a format of their own stay in that
+    experts             "together": a decode step runs them with the router on the device; "one by one": the host
+                        waits for every layer; "no": not supported
+    stacks_experts      experts are the rows of one matrix; gate and up of an expert are one product
+    experts_only        only experts of a mixture are in this format, the other matrices in 16 bit
+    keeps_experts       experts that are published in their own format stay in it
 
     How `localq quantize` makes it:
     made_from           "tensors": matrix by matrix; "text": layer by layer on a text, by a compiled search; "": not
-    weighs_text         matrix by matrix, but a text may decide what columns or errors count
-    made_by_name        NAME@FORMAT makes it where it is not published
-    made_of_mixtures    NAME@FORMAT does so for mixtures of experts too
-    quantize_name       what `quantize --format` calls the variant that it makes, where that is not `name`
-    parameters_per_s    matrix by matrix, for estimates; of one core where `per_core`
+    weighs_text         matrix by matrix, optionally with weights of columns or errors from a text
+    made_by_name        NAME@FORMAT quantizes it if it is not published
+    made_of_mixtures    NAME@FORMAT also quantizes mixtures of experts
+    quantize_name       its name in `quantize --format`, if it differs from `name`
+    parameters_per_s    speed of quantizing matrix by matrix, for estimates; of one core if `per_core`
 
     Choice and speed:
-    offered_last        why it is offered behind all others; "" where it is not
-    speed_key           scheme -> its launches in data/measurements.toml; None where none were measured
-    gathered_bytes      (rows, columns, scheme) -> bytes of the sectors of L2 that a product gathers; 0: it streams
+    offered_last        why it is offered after all others; "" if it is not
+    speed_key           scheme -> its launches in data/measurements.toml; None if none were measured
+    gathered_bytes      (rows, columns, scheme) -> bytes of the L2 sectors that a product gathers; 0 if it streams
     rotates_inputs, own_codebooks   a step takes time for rotations, or for tables of every matrix
     """
 
@@ -88,7 +86,7 @@ class Format:
     random_scheme: str = ""
 
     expert_bytes: Callable[[Linears, str], int] | None = None
-    tables: Callable[[Sequence[Linears], str], int] = sizes.no_tables
+    tables: Callable[[Sequence[Linears], str], int] = format_sizes.no_tables
     has_codebooks: bool = False
     unpack_bytes: int = 0
     unpacks_16_bit: bool = True
@@ -115,7 +113,7 @@ class Format:
 
     @property
     def is_quantized(self) -> bool:
-        """Not in 16 bit once it is in memory (which GGUF is)."""
+        """Whether its weights stay quantized in memory; GGUF weights do not."""
         return bool(self.quant_method)
 
     def placed_bytes(self, linear: Linears, scheme: str = "") -> int:
@@ -125,7 +123,7 @@ class Format:
 
 
 def _key(name: str) -> Callable[[str], str | None]:
-    """The same launches for all schemes."""
+    """A `speed_key` that is the same for all schemes."""
     return lambda scheme: name
 
 
@@ -139,26 +137,26 @@ def _vptq_key(scheme: str) -> str:
 
 
 def _int4_key(scheme: str) -> str | None:
-    return None if scheme == "g16" else "int4"  # for which there is no kernel
+    return None if scheme == "g16" else "int4"  # groups of 16 have no kernel
 
 
-_PLAIN: dict[str, Any] = {"matrix_bytes": sizes.plain, "speed_key": _key("16 bit")}
+_PLAIN: dict[str, Any] = {"matrix_bytes": format_sizes.plain, "speed_key": _key("16 bit")}
 _INT4: dict[str, Any] = {
     "scheme_of_config": schemes.int4_of_config,
     "unreadable": schemes.int4_unreadable,
     "unpack_bytes": 64 * MIB,
     "speed_key": _int4_key,
 }
-_GATHERS = "slow, gathers its codewords"  # from L2: most of them move sixteen times the bytes of their codes
+_GATHERS = "slow, gathers its codewords"  # from L2, mostly 16 times the bytes of the codes
 
 _RECORDS = (
     Format("bf16", full_precision=True, experts="together", **_PLAIN),
     Format("fp16", full_precision=True, experts="together", **_PLAIN),
     Format(
         "nf4",
-        sizes.nf4,
+        format_sizes.nf4,
         "bitsandbytes",
-        expert_bytes=sizes.nf4_expert,
+        expert_bytes=format_sizes.nf4_expert,
         experts="together",
         stacks_experts=True,
         keeps_experts=True,
@@ -168,11 +166,11 @@ _RECORDS = (
     ),
     Format(
         "vq2",
-        sizes.vq2,
+        format_sizes.vq2,
         "localq_vq2",
         scheme_of_tensors=schemes.vq2_of_tensors,
         random_scheme="s4l16",
-        tables=sizes.vq2_tables,
+        tables=format_sizes.vq2_tables,
         has_codebooks=True,
         unpack_bytes=64 * MIB,
         unpacks_16_bit=False,  # kernels read codes in tiles, and rotate
@@ -185,35 +183,35 @@ _RECORDS = (
     ),
     Format(
         "aqlm",
-        sizes.aqlm,
+        format_sizes.aqlm,
         "aqlm",
         scheme_of_tensors=schemes.aqlm_of_tensors,
         random_scheme="2x8g8",
-        tables=sizes.aqlm_tables,
+        tables=format_sizes.aqlm_tables,
         has_codebooks=True,
         unpack_bytes=48 * MIB,
-        experts="together",  # 1x16 too, though its experts are gathered one by one: a name does not state the scheme
+        experts="together",  # also for 1x16, whose experts are gathered one by one: a name does not state the scheme
         made_from="text",
         quantize_name="aqlm2x8",
         offered_last=_GATHERS,
         speed_key=_aqlm_key,
-        gathered_bytes=sizes.aqlm_gathered,
+        gathered_bytes=format_sizes.aqlm_gathered,
         own_codebooks=True,
     ),
     Format(
         "vptq",
-        sizes.vptq,
+        format_sizes.vptq,
         "vptq",
         scheme_of_config=schemes.vptq_of_config,
         random_scheme="v8-k65536-256",
         unpack_bytes=32 * MIB,
         offered_last=_GATHERS,
         speed_key=_vptq_key,
-        gathered_bytes=sizes.vptq_gathered,
+        gathered_bytes=format_sizes.vptq_gathered,
     ),
     Format(
         "mxfp4",
-        sizes.mxfp4,
+        format_sizes.mxfp4,
         "mxfp4",
         experts="together",
         stacks_experts=True,
@@ -223,60 +221,60 @@ _RECORDS = (
     ),
     Format(
         "bcq",
-        sizes.bcq,
+        format_sizes.bcq,
         "localq_bcq",
         scheme_of_tensors=schemes.bcq_of_tensors,
         random_scheme="q3g128",
-        tables=sizes.bcq_tables,
+        tables=format_sizes.bcq_tables,
         unpack_bytes=64 * MIB,
         unpacks_16_bit=False,
         made_from="tensors",
         weighs_text=True,
         made_by_name=True,
         made_of_mixtures=False,
-        parameters_per_s=5e4,  # in 3 planes on 32,768 tokens: by count of operations, not timed
+        parameters_per_s=5e4,  # 3 planes, 32,768 tokens: from the count of operations, not timed
         per_core=True,
         offered_last="quality at 3 bits not measured on a whole model",
         speed_key=_key("bcq"),
     ),
     Format(
         "squeezellm",
-        sizes.squeezellm,
+        format_sizes.squeezellm,
         "squeezellm",
         made_from="tensors",
         weighs_text=True,
         made_by_name=True,
-        parameters_per_s=5e5,  # one core of a busy machine: 1.3 ms a row of 576 to 1,536 columns; without the text
+        parameters_per_s=5e5,  # one core of a busy machine, without a text: 1.3 ms per row of 576 to 1,536 columns
         per_core=True,
         offered_last="slower than nf4",
         speed_key=_key("squeezellm"),
     ),
-    Format("awq", sizes.awq, "awq", **_INT4),
-    Format("gptq", sizes.gptq, "gptq", copies_inputs=True, **_INT4),
+    Format("awq", format_sizes.awq, "awq", **_INT4),
+    Format("gptq", format_sizes.gptq, "gptq", copies_inputs=True, **_INT4),
     Format("gguf", experts="no", **_PLAIN),  # 16-bit weights once imported
 )
 FORMATS: dict[str, Format] = {each.name: each for each in _RECORDS}
 
 
 def of(name: str) -> Format:
-    """The format `name`. Raises LocalqError (exit 2) for one that localq does not know."""
+    """The format `name`. Raises LocalqError (exit 2) for an unknown one."""
     if name not in FORMATS:
-        raise usage_error(name[:40], "localq does not know this format", f"Formats: {', '.join(FORMATS)}.")
+        raise usage_error(name[:40], "unknown format", f"Formats: {', '.join(FORMATS)}.")
     return FORMATS[name]
 
 
 def of_method(quant_method: object) -> Format | None:
-    """The format that a config.json names by `quant_method`; None for one that localq does not know."""
+    """The format with this `quant_method` in config.json; None for an unknown one."""
     return next((each for each in FORMATS.values() if each.is_quantized and each.quant_method == quant_method), None)
 
 
 def matrix_bytes(linear: Linears, format: str, scheme: str = "") -> int:
-    """Bytes of one [rows, columns] matrix in `format`: the format's own tensors, without padding."""
+    """Bytes of the tensors of one [rows, columns] matrix in `format`, without padding."""
     return of(format).matrix_bytes(linear, scheme)
 
 
 def writable() -> dict[str, Format]:
-    """The formats that `localq quantize` makes, by what its `--format` calls them."""
+    """The formats that `localq quantize` makes, by their name in its `--format`."""
     return {each.quantize_name or each.name: each for each in FORMATS.values() if each.made_from}
 
 
@@ -286,12 +284,12 @@ def made_from_tensors() -> tuple[str, ...]:
 
 
 def full_precision() -> tuple[str, ...]:
-    """The formats that others are quantized from."""
+    """The formats that other formats are quantized from."""
     return tuple(name for name, each in FORMATS.items() if each.full_precision)
 
 
 def of_experts(arch: Architecture, format: str) -> Format:
-    """The format of the experts of a model in `format`: published ones may stay as they are."""
+    """The format of the experts of a model in `format`, which may keep their published format."""
     own = of(format)
     return of(arch.traits.published_experts) if own.keeps_experts and arch.traits.published_experts else own
 
@@ -308,14 +306,14 @@ def of_linear(arch: Architecture, linear: Linears, format: str) -> Format:
 
 
 def unsupported(arch: Architecture, format: str) -> str | None:
-    """Why localq does not run models of this shape in `format`, in a few words; None where it does."""
+    """Why localq does not run models of this shape in `format`, in a few words; None if it does."""
     own = of(format)
     if arch.traits.interleaved_experts and not (own.full_precision or own.experts_only or own.keeps_experts):
         if own.made_from == "text":
             return f"{NO_SEARCH_OF_EXPERTS} ({format})"
         return f"the experts of {arch.model_type.replace('_', '-')} are read in 16 bit and MXFP4, not in {format}"
     if arch.experts and own.experts == "no":
-        return f"mixtures of experts are not read from {format.upper()}"
+        return f"mixtures of experts are not supported in {format.upper()}"
     return None
 
 
@@ -324,5 +322,5 @@ NO_WEIGHING_OF_EXPERTS = "experts of a mixture are not weighed on a text"
 
 
 def one_by_one(arch: Architecture, format: str) -> bool:
-    """Whether a GPU decodes these experts in `format` one after the other, slowly."""
+    """Whether a GPU decodes experts in `format` one by one, which is slow."""
     return bool(arch.experts) and of(format).experts != "together"

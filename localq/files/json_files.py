@@ -1,8 +1,8 @@
 """JSON files from untrusted model folders: bounded, strict, and inside the folder.
 
-A file is read only if it is a regular file that lies below the folder (or below the Hugging Face cache that the folder
-belongs to), is no larger than its limit, is UTF-8, and is a JSON object without duplicate keys, without NaN or
-Infinity, and without half characters. Everything else is a `LocalqError` with exit code 8. Torch-free.
+Accepted is only a regular file below the folder (or below the Hugging Face cache that holds the folder), within its
+size limit, in UTF-8, with a JSON object without duplicate keys, NaN, Infinity or lone surrogates. Everything else is a
+`LocalqError` with exit code 8. Torch-free.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 from localq.errors import bad_file
 
 DAMAGED = "Download the file again. If it is the same, localq cannot use this model."
-# More of these than any file of a model has: counted before the JSON is parsed, which bounds its time and memory.
+# More than any file of a model has. Counted before the JSON is parsed, to bound its time and memory.
 MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON writes half of a character beyond the first 65,536
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # one half of a surrogate pair as JSON escapes it
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """`folder/name` as the regular file that it stands for, or None where no such name is in the folder.
+    """The regular file `folder/name`, links resolved; None where the folder has no such name.
 
-    Raises LocalqError for anything but a regular file, and for a symbolic link out of the folder. A snapshot folder of
-    the Hugging Face cache (`models--*/snapshots/<revision>`) consists of links: those may lead anywhere in that cache.
+    Raises LocalqError for anything but a regular file, and for a symbolic link out of the folder. Links in a snapshot
+    folder of the Hugging Face cache (`models--*/snapshots/<revision>`) may lead anywhere in that cache.
     """
     path = folder / name
     if not os.path.lexists(path):
@@ -39,9 +39,9 @@ def inside(folder: Path, name: str) -> Path | None:
         resolved = path.resolve(strict=True)
         mode = resolved.stat().st_mode
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links (pathlib, Python < 3.13)
-        raise bad_file(str(path), f"the link leads nowhere ({type(error).__name__})", DAMAGED) from error
+        raise bad_file(str(path), f"the link is broken ({type(error).__name__})", DAMAGED) from error
     if not resolved.is_relative_to(root):
-        raise bad_file(str(path), "a link out of the model folder", "Put the file itself into the folder.")
+        raise bad_file(str(path), "a link out of the model folder", "Replace the link by the file.")
     if not stat.S_ISREG(mode):
         raise bad_file(str(path), "not a regular file", DAMAGED)
     return resolved
@@ -55,7 +55,7 @@ def read_text(path: Path, max_bytes: int) -> str:
     except OSError as error:
         raise bad_file(str(path), f"cannot be read ({error.strerror})", "Check the file's permissions.") from error
     if len(raw) > max_bytes:
-        raise bad_file(str(path), f"larger than the {max_bytes:,} bytes that such a file may have", DAMAGED)
+        raise bad_file(str(path), f"larger than {max_bytes:,} bytes, the limit for such a file", DAMAGED)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -73,9 +73,9 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
     except ValueError as error:  # covers JSONDecodeError, the two hooks, and integers of too many digits
         raise bad_file(what, f"not valid JSON ({error})", DAMAGED) from error
     if not isinstance(value, dict):
-        raise bad_file(what, f"holds a JSON {type(value).__name__} where an object belongs", DAMAGED)
+        raise bad_file(what, f"holds a JSON {type(value).__name__}, not an object", DAMAGED)
     if _HALF.search(text) and not _is_text(json.dumps(value, ensure_ascii=False)):
-        raise bad_file(what, "holds half a character (a lone surrogate)", DAMAGED)  # no terminal or file can take it
+        raise bad_file(what, "holds half a character (a lone surrogate)", DAMAGED)  # cannot be encoded as UTF-8
     return value
 
 

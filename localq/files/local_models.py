@@ -1,8 +1,7 @@
-"""The models on this machine: their names, formats and sizes, and how one is removed.
+"""The models on this machine: names, formats and sizes; and their removal.
 
-Three places: repositories in the Hugging Face cache that hold weights which localq reads (whoever fetched them), the
-unpacked embedded models, and what was quantized here. A plain look at the folders, without the network and without
-the hub's client. Torch-free.
+Three places: repositories in the Hugging Face cache with weights that localq reads (downloaded by any tool), unpacked
+embedded models, and models quantized here. Listing reads only folders, without network or hub client. Torch-free.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ MAX_CONFIG_BYTES = 8 * 2**20
 class LocalModel:
     """One model on the disk.
 
-    name       what the catalogue calls it, else org/repo, org/repo@COMMIT for a revision that no branch names
-    format     a name of `format_facts.FORMATS`, or what its configuration states
-    path       the folder or file; the repository's folder where nothing of a download is usable yet
-    bytes      on the disk, links followed, shared content of one model counted once; with the other `paths_of` it
+    name       the catalogue's name, else org/repo, or org/repo@COMMIT for a revision without a branch
+    format     a name of `format_facts.FORMATS`, or that of its config.json
+    path       the folder or file; the repository's folder for a download of which nothing is usable yet
+    bytes      on the disk, of all `paths_of` it; links followed, shared content of one model counted once
     where      "hub", "embedded" or "quantized"
-    complete   can be loaded
-    last_used  seconds since 1970 as the file system tells it, 0 where there is no file
-    shared     another tool put some of it into the Hugging Face cache, and may use it
+    complete   it can be loaded
+    last_used  access time in seconds since 1970, 0 without a file
+    shared     another tool put some of its files into the Hugging Face cache, and may use them
     """
 
     name: str
@@ -55,15 +54,15 @@ class LocalModel:
 
 
 def list_local() -> list[LocalModel]:
-    """Every model on this machine, the last used first. Raises LocalqError (exit 9)."""
+    """Every model on this machine, the most recently used first. Raises LocalqError (exit 9)."""
     with disk.disk_errors(places.hub_cache()):
         return sorted((*_in_hub_cache(), *_embedded(), *_quantized()), key=lambda each: (-each.last_used, each.name))
 
 
 def matching(name: str) -> list[LocalModel]:
-    """The models on this machine that `name` means: as `ls` shows it, or anything that `catalog.resolve` accepts.
+    """The models on this machine that `name` means: a name from `ls`, or anything that `catalog.resolve` accepts.
 
-    A repository without a revision means all of it. Raises LocalqError: exit 4 where there is none, 2 for a path.
+    A repository without a revision means all its revisions. Raises LocalqError: exit 4 without a match, 2 for a path.
     """
     models = list_local()
     shown = [each for each in models if each.name.casefold() == name.strip().casefold()]
@@ -71,12 +70,12 @@ def matching(name: str) -> list[LocalModel]:
         return shown
     target = catalog.resolve(name)
     if target.path is not None:
-        why = "this is a path, not the name of a model in the Hugging Face cache or in localq's own folders"
-        raise usage_error(name, why, "Give a name from `localq ls`, or delete the files yourself.")
+        why = "a path is not the name of a model in the Hugging Face cache or in localq's folders"
+        raise usage_error(name, why, "Give a name from `localq ls`, or delete the files with other tools.")
     found = [each for each in models if _means(target, each)]
     if not found:
         why = "it is not on this machine"
-        raise LocalqError(target.name, why, "`localq ls` lists what is.", ExitCode.UNKNOWN_MODEL)
+        raise LocalqError(target.name, why, "`localq ls` lists the models that are.", ExitCode.UNKNOWN_MODEL)
     return found
 
 
@@ -114,22 +113,22 @@ def _in_hub_cache() -> Iterator[LocalModel]:
             rows[rows.index(owner)] = dataclasses.replace(owner, bytes=owner.bytes + left)
         elif left:
             path = folders.get(repo, paths[0])
-            with contextlib.suppress(FileNotFoundError):  # done meanwhile
+            with contextlib.suppress(FileNotFoundError):  # finished meanwhile
                 rows = [LocalModel(repo, stored_format.UNKNOWN, path, left, "hub", False, path.stat().st_mtime, repo)]
         yield from rows
 
 
 def unfinished_downloads() -> dict[str, list[UnfinishedPart]]:
-    """The downloads that are not finished, by repository; not those that say no repository yet."""
+    """Unfinished downloads by repository, without those that do not state their repository yet."""
     found: dict[str, list[UnfinishedPart]] = {}
     for part in download_parts.unfinished(places.downloads_dir()):
-        if catalog.is_repo(part.repo):  # it becomes a path here and there
+        if catalog.is_repo(part.repo):  # it becomes part of paths
             found.setdefault(part.repo, []).append(part)
     return found
 
 
 def _of_snapshot(snapshot: Snapshot, cut_off: bool, alone: bool) -> list[LocalModel]:
-    """The models of a snapshot: its .gguf files, or its folder. Nothing where it holds no weights that are read."""
+    """The models of a snapshot: its .gguf files, or its folder. Empty without weights that localq reads."""
     folder, store, of = snapshot.folder, hub_records.users(), (snapshot.repo, snapshot.commit)
     stats = list(hub_cache.content(folder))
     used = max((each.st_atime for each in stats), default=0.0)
@@ -141,7 +140,7 @@ def _of_snapshot(snapshot: Snapshot, cut_off: bool, alone: bool) -> list[LocalMo
             shared = any(_is_shared(store, snapshot.repo, each) for each in (path, *along))
             rows.append(LocalModel(name, "gguf", path, size, "hub", True, stat.st_atime, *of, shared))
     complete = hub_cache.is_complete(folder)
-    # A configuration and some shards without the rest: a download that was cut off, or another kind of model.
+    # Tokenizer and some shards without the rest: an interrupted download, or another kind of model.
     unfinished = cut_off or ((folder / hub_cache.TOKENIZER_NAME).exists() and any(folder.glob("*.safetensors")))
     if complete or (unfinished and not rows):
         size = sum(each.st_size for each in stats) - sum(row.bytes for row in rows)
@@ -159,10 +158,10 @@ def _is_shared(store: Store, repo: str, path: Path) -> bool:
 
 
 def _along(path: Path) -> list[Path] | None:
-    """What goes with the .gguf file of a snapshot: its tokenizer and the like; None where the snapshot holds more."""
+    """The small files next to the .gguf file of a snapshot, such as a tokenizer; None if it holds other files too."""
     if not hub_cache.COMMIT.fullmatch(path.parent.name):
         return []  # a folder, or a file elsewhere
-    from localq.files.hub import fetch as hub  # start-up cost: few models are such files
+    from localq.files.hub import fetch as hub  # start-up cost: only .gguf files of snapshots need it
 
     others = [each for each in sorted(path.parent.rglob("*")) if each.is_file() and each != path]
     small = all(hub.SMALL_FILES.fullmatch(each.relative_to(path.parent).as_posix()) for each in others)
@@ -170,7 +169,7 @@ def _along(path: Path) -> list[Path] | None:
 
 
 def _hub_name(snapshot: Snapshot, alone: bool, file: str = "") -> str:
-    """The catalogue's name where that name leads here, else the repository's."""
+    """The catalogue's name if it resolves to this snapshot, else the repository's."""
     for entry in catalog.load_catalogue():
         for source in entry.sources:
             here = source.revision == snapshot.commit or source.revision in snapshot.refs
@@ -186,7 +185,7 @@ def _format_of(folder: Path) -> str:
     try:
         path = inside(folder, hub_cache.MARKER_NAME)
         config = read_object(path, MAX_CONFIG_BYTES) if path else {}
-    except LocalqError:  # listed all the same: `rm` must be able to name it
+    except LocalqError:  # listed anyway, so that `rm` can remove it
         return stored_format.UNKNOWN
     return stored_format.format_of_config(config)
 
@@ -224,7 +223,7 @@ def _quantized() -> Iterator[LocalModel]:
 
 
 def remove(models: Iterable[LocalModel]) -> int:
-    """Remove `models` and nothing that another model needs; the bytes freed. Raises LocalqError (exit 9)."""
+    """Remove `models`, but no file that another model needs; returns the bytes freed. Raises LocalqError (exit 9)."""
     freed = 0
     for model in models:
         with disk.disk_errors(model.path):
@@ -240,13 +239,13 @@ def remove(models: Iterable[LocalModel]) -> int:
 
 
 def paths_of(model: LocalModel) -> list[Path]:
-    """The folder or the files that `remove` takes."""
+    """The folder or files that `remove` deletes."""
     return [model.path, *(_along(model.path) or ())]
 
 
 def _remove_from_hub_cache(model: LocalModel) -> int:
     together = [each for each in list_local() if (each.repo, each.commit) == (model.repo, model.commit)]
-    if len(together) > 1 or _along(model.path) is None:  # the snapshot holds more: these files only
+    if len(together) > 1 or _along(model.path) is None:  # the snapshot has other files: remove these only
         files = [model.path] if model.path.is_file() else [each for each in model.path.iterdir() if each.is_file()]
         others = {each.path for each in together if each != model}
         return sum(hub_cache.remove_file(path) for path in files if path not in others)
@@ -254,19 +253,19 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
     parts = unfinished_downloads().get(model.repo, [])
     if any(part.busy for part in parts):
         why = "another localq is downloading it"
-        raise LocalqError(model.name, why, "Stop it first, or wait for it.")
+        raise LocalqError(model.name, why, "Stop it, or wait until it has finished.")
     incomplete = hub_cache.incomplete_files(model.repo)
     left = disk.total_bytes(incomplete)
     freed = _delete_revision(model) if model.commit else 0
-    if all(each.commit == model.commit for each in revisions):  # the last one: nothing of the repository stays
-        if folder.is_dir():  # nothing but a begun download, or a state that the client does not touch
+    if all(each.commit == model.commit for each in revisions):  # the last revision: remove the whole repository
+        if folder.is_dir():  # an unfinished download, or a state that the client leaves alone
             left = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
             shutil.rmtree(folder)
         shutil.rmtree(hub_records.users().records / folder.name, ignore_errors=True)
         return freed + left + sum(download_parts.remove(part) for part in parts)
     if model.path.exists():
-        why = "the Hugging Face cache is damaged there, and its client cannot remove it"
-        raise LocalqError(str(model.path), why, f"Remove all of {folder}.", ExitCode.DISK)
+        why = "the Hugging Face cache is damaged here, and its client cannot remove it"
+        raise LocalqError(str(model.path), why, f"Delete the folder {folder}.", ExitCode.DISK)
     if not model.complete:
         for path in incomplete:
             path.unlink(missing_ok=True)
@@ -275,8 +274,8 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
 
 
 def _delete_revision(model: LocalModel) -> int:
-    """Let the client delete one revision: it knows which content other revisions and repositories share."""
-    import huggingface_hub  # start-up cost: 0.4 s, and only removing needs it
+    """Delete one revision through the hub's client, which knows the content shared with other revisions."""
+    import huggingface_hub  # start-up cost: 0.4 s
 
     cache = huggingface_hub.scan_cache_dir(places.hub_cache())
     repos = frozenset(each for each in cache.repos if each.repo_type == "model" and each.repo_id == model.repo)

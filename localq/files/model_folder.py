@@ -1,8 +1,8 @@
 """A model folder or .gguf file: configuration, chat template, stop tokens.
 
-The front end and the engine both start here. Reads and checks small files only; weights are read by
-`formats.checkpoint`, text by `text.tokenizer`. Nothing in a folder is ever executed: pickles and Python files are
-listed in `ignored`, `auto_map` is dropped. Torch-free.
+Front end and engine both open models here. Reads and checks small files only: `formats.checkpoint` reads weights,
+`text.tokenizer` the tokenizer. Nothing in a folder is executed: pickles and Python files are listed in `ignored`,
+`auto_map` is dropped. Torch-free.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, shard_path
 
 MAX_CONFIG_BYTES = 8 * 2**20  # a VPTQ config, with one block per Linear, has 300 kB
 MAX_TOKENIZER_CONFIG_BYTES = 16 * 2**20
-MAX_TEMPLATE_BYTES = 2**20  # what may be rendered is limited more tightly where it is rendered
+MAX_TEMPLATE_BYTES = 2**20  # `text.template` limits more tightly what it renders
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 IGNORED = (*PICKLES, ".py", ".zip", ".tar", ".gz", ".7z", ".h5", ".msgpack", ".onnx")
 
-# The hard limits of a configuration: field -> (least, greatest). A field that is absent or null is not checked.
+# Limits of a configuration: field -> (least, greatest). Absent and null fields are not checked.
 LIMITS = {
     "num_hidden_layers": (1, 256),
     "hidden_size": (1, 65_536),
@@ -54,9 +54,9 @@ class ModelFiles:
     config            config.json as Hugging Face writes it (from the header, for GGUF), within `LIMITS`
     generation_config generation_config.json, {} without one
     tokenizer_config  tokenizer_config.json, {} without one
-    chat_template     Jinja source, None for a model without
-    name              for people: the folder's name, or org/repo within the Hugging Face cache
-    ignored           files of the folder that are never opened (pickles, code, archives)
+    chat_template     Jinja source, None without one
+    name              display name: the folder's name, or org/repo within the Hugging Face cache
+    ignored           files of the folder that localq never opens (pickles, code, archives)
     """
 
     path: Path
@@ -70,7 +70,7 @@ class ModelFiles:
 
     @property
     def text_config(self) -> dict[str, Any]:
-        """The part of `config` that describes the language model (all of it, unless the model is multimodal)."""
+        """The part of `config` for the language model: `text_config` of a multimodal model, else all of it."""
         inner = self.config.get("text_config")
         return inner if isinstance(inner, dict) else self.config
 
@@ -84,7 +84,7 @@ class ModelFiles:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a reply: generation_config's `eos_token_id`, else the configuration's."""
+        """The ids that end a reply: `eos_token_id` of generation_config.json, else of config.json."""
         for source in (self.generation_config, self.config, self.text_config):
             value = source.get("eos_token_id")
             ids = value if isinstance(value, list) else [value]
@@ -94,9 +94,9 @@ class ModelFiles:
 
 
 def open_model(path: Path, *, weights: bool = True) -> ModelFiles:
-    """The model in a folder or a .gguf file. Raises LocalqError: exit 4 for a path that does not exist, else 8.
+    """Open the model in a folder or a .gguf file. Raises LocalqError: exit 4 for a path that does not exist, else 8.
 
-    weights: they must be there; False for a folder whose weights are fetched later.
+    weights: whether weights are required; False for a folder whose weights are fetched later.
     """
     if path.is_dir():
         return _open_folder(path, weights)
@@ -109,7 +109,7 @@ def open_model(path: Path, *, weights: bool = True) -> ModelFiles:
 
 
 def _open_gguf(path: Path) -> ModelFiles:
-    from localq.files.gguf import reader  # loads numpy: only where a .gguf file is opened
+    from localq.files.gguf import reader  # start-up cost: only .gguf files need it
 
     header = reader.read_header(path)
     check_config(header.config, str(path))
@@ -132,7 +132,7 @@ def _open_folder(folder: Path, weights: bool) -> ModelFiles:
     if config_path is None:
         raise bad_file(str(folder), "has no config.json", "Give the folder that holds config.json and the weights.")
     config = read_object(config_path, MAX_CONFIG_BYTES)
-    config.pop("auto_map", None)  # names code to import; none is ever imported
+    config.pop("auto_map", None)  # names code to import, which localq never does
     check_config(config, str(config_path))
     if weights and not shard_paths(folder):
         raise _no_weights(folder, names)
@@ -162,7 +162,7 @@ def _no_weights(folder: Path, names: list[str]) -> LocalqError:
     if others := [name for name in names if name.endswith(".safetensors")]:
         why = f"{others[0]} is neither {SINGLE_NAME} nor named by {INDEX_NAME}"
         return bad_file(str(folder), why, "Download the model again, with its index.")
-    return bad_file(str(folder), "holds no .safetensors weights", "Download the model again, or give its .gguf file.")
+    return bad_file(str(folder), "has no .safetensors weights", "Download the model again, or give its .gguf file.")
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
@@ -188,9 +188,9 @@ def _display_name(folder: Path) -> str:
 
 
 def check_config(config: dict[str, Any], what: str) -> None:
-    """Raises LocalqError (exit 8) unless every size in `config` is one that a model can have; `what` names the file."""
+    """Raises LocalqError (exit 8) for a size in `config` outside `LIMITS`; `what` names the file."""
     if not isinstance(config.get("model_type"), str):
-        raise bad_file(what, "has no model_type, so the architecture is unknown", DAMAGED)
+        raise bad_file(what, "has no model_type", DAMAGED)
     _check_sizes(config, what)
     _check_lists(config, what)
     inner = config.get("text_config")
@@ -205,23 +205,23 @@ def _check_sizes(config: dict[str, Any], what: str) -> None:
     for name, (least, greatest) in LIMITS.items():
         value = config.get(name)
         if value is not None and (type(value) is not int or not least <= value <= greatest):
-            why = f"{name} is {str(value)[:40]}; an integer from {least:,} to {greatest:,} is allowed"
+            why = f"{name} is {str(value)[:40]}, must be an integer from {least:,} to {greatest:,}"
             raise bad_file(what, why, DAMAGED)
     for name in POSITIVE:
         value = config.get(name)
         if value is not None and (type(value) not in (int, float) or not 0 < value <= LARGEST_FLOAT):
-            raise bad_file(what, f"{name} is {str(value)[:40]}; a positive number is allowed", DAMAGED)
+            raise bad_file(what, f"{name} is {str(value)[:40]}, must be a positive number", DAMAGED)
     heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads and kv_heads and heads % kv_heads:
         raise bad_file(what, f"{kv_heads} key-value heads do not divide {heads} attention heads", DAMAGED)
 
 
 def _check_lists(config: dict[str, Any], what: str) -> None:
-    """What is no number: the kinds of the layers, and what was done to the weights."""
+    """Check `layer_types` and `quantization_config`, which are not numbers."""
     types, most = config.get("layer_types"), LIMITS["num_hidden_layers"][1]
     named = isinstance(types, list) and len(types) <= most and all(isinstance(each, str) for each in types)
     if types is not None and not named:
-        raise bad_file(what, f"layer_types is {str(types)[:40]}; a list of up to {most} names is allowed", DAMAGED)
+        raise bad_file(what, f"layer_types is {str(types)[:40]}, must be a list of up to {most} names", DAMAGED)
     quantization = config.get("quantization_config")
     if quantization is not None and not isinstance(quantization, dict):
-        raise bad_file(what, f"quantization_config is {str(quantization)[:40]}; an object is allowed", DAMAGED)
+        raise bad_file(what, f"quantization_config is {str(quantization)[:40]}, must be an object", DAMAGED)

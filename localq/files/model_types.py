@@ -13,7 +13,7 @@ from localq.errors import LocalqError, bad_file
 
 
 def dense_layers(text: dict[str, Any], layers: int) -> int:
-    """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th.
+    """Number of layers without experts: those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
 
     Raises LocalqError (exit 8).
     """
@@ -34,43 +34,43 @@ def _every_second(text: dict[str, Any], layers: int) -> int:
 
 def _all_but_every_nth(text: dict[str, Any], layers: int) -> int:
     pattern = text.get("sliding_window_pattern") or 6
-    if type(pattern) is not int or pattern < 1:  # other families write letters here
+    if type(pattern) is not int or pattern < 1:  # other families have a string of letters here
         raise bad_file("config.json", f"sliding_window_pattern is {str(pattern)[:40]}", "Download the model again.")
     return layers - layers // pattern
 
 
-def _behind_the_first(text: dict[str, Any], layers: int) -> int:
+def _after_max_window(text: dict[str, Any], layers: int) -> int:
     return max(layers - (text.get("max_window_layers") or 0), 0)
 
 
 def _without_rotary(text: dict[str, Any], layers: int) -> int:
-    """The layers without a rotary embedding, for which its list has zeros."""
-    turning, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
+    """Number of layers without RoPE: the zeros of `no_rope_layers`."""
+    has_rope, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
     every = interval if type(interval) is int and interval > 0 else 4
-    return turning.count(0) if isinstance(turning, list) else layers // every
+    return has_rope.count(0) if isinstance(has_rope, list) else layers // every
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What sets the checkpoints of a model type apart from llama's.
+    """Differences of a model type from llama.
 
-    defaults            what config.json may leave out: the defaults of transformers' configuration class
+    defaults            values for keys that config.json may omit: those of transformers' configuration class
     fused               q, k and v are one matrix, gate and up another
     qkv_bias, mlp_bias  biases that the family always has
-    qk_norm, four_norms norms of q and k; two more norms a layer
-    norms_in_f32        its norms keep their weights in f32
+    qk_norm, four_norms norms of q and k; two more norms per layer
+    norms_in_f32        weights of norms stay in f32
     soft_cap            attention scores are capped, which rules out fused attention
-    two_rotary_tables   windowed layers have rotary tables of their own
-    optional_window     a window is stated, and inert unless `use_sliding_window`
-    windowed_layers     (config.json, layers) -> how many layers are windowed, where `layer_types` does not list them
+    two_rotary_tables   windowed layers have their own rotary tables
+    optional_window     config.json states a window that has no effect without `use_sliding_window`
+    windowed_layers     (config.json, layers) -> number of windowed layers, for files without `layer_types`
 
-    experts             per layer where config.json has no count; 0 for a family without mixtures
-    own_expert_width    it is `moe_intermediate_size`; else `intermediate_size`. Such a model may have dense layers too
-    expert_module, expert_parts  of a mixture in files: its module, and the matrices of each part of a stack; "" where
-                        experts are published as stacks only
-    interleaved_experts rows of gate and up of an expert alternate, with biases
-    published_experts   the format that experts are published in and keep, "" for that of the other matrices
-    sinks               attention sinks, one a head; and experts whose activations are clamped
+    experts             per layer if config.json has no count; 0 for a family without mixtures
+    own_expert_width    experts are `moe_intermediate_size` wide, and layers may be dense; else `intermediate_size`
+    expert_module, expert_parts  names of a mixture in files: its module, and the matrices of each part of a stack; ""
+                        for experts that are published as stacks only
+    interleaved_experts rows of gate and up of an expert alternate, and have biases
+    published_experts   the format in which experts are published and stay; "" for that of the other matrices
+    sinks               attention sinks, one per head, and experts with clamped activations
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -101,7 +101,7 @@ _GEMMA3 = Traits(
     },
     qk_norm=True, four_norms=True, two_rotary_tables=True, windowed_layers=_all_but_every_nth,
 )  # fmt: skip
-# model_type -> its traits. A new one needs its module in `localq.models` besides.
+# model_type -> its traits. A new one also needs a module in `localq.models`.
 MODEL_TYPES: dict[str, Traits] = {
     "llama": Traits(),
     "mistral": Traits(),
@@ -111,9 +111,9 @@ MODEL_TYPES: dict[str, Traits] = {
         expert_module="block_sparse_moe",
         expert_parts={"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
     ),
-    "qwen2": Traits(qkv_bias=True, optional_window=True, windowed_layers=_behind_the_first),
+    "qwen2": Traits(qkv_bias=True, optional_window=True, windowed_layers=_after_max_window),
     "qwen3": Traits(
-        defaults={"head_dim": 128}, qk_norm=True, optional_window=True, windowed_layers=_behind_the_first
+        defaults={"head_dim": 128}, qk_norm=True, optional_window=True, windowed_layers=_after_max_window
     ),
     "qwen3_moe": Traits(
         defaults={"num_experts_per_tok": 8, "moe_intermediate_size": 768},
@@ -152,17 +152,18 @@ MODEL_TYPES: dict[str, Traits] = {
 def traits_of(config: Mapping[str, Any]) -> Traits:
     """The traits of a config.json's model type.
 
-    Raises LocalqError (exit 1) for a model type that localq does not know.
+    Raises LocalqError (exit 1) for an unsupported model type.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         known, named = ", ".join(sorted(MODEL_TYPES)), repr(model_type)[:80]
-        raise LocalqError("config.json", f"the architecture {named} is not supported", f"Supported: {known}.")
+        why = f"the architecture {named} is not supported" if model_type else "it has no model_type"
+        raise LocalqError("config.json", why, f"Supported: {known}.")
     return MODEL_TYPES[model_type]
 
 
 def windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, int]:
-    """(window in tokens, windowed layers). transformers 5 lists `layer_types`; before, the family's rule holds.
+    """(window in tokens, windowed layers): from `layer_types` (transformers 5), else by the rule of the family.
 
     Raises LocalqError (exit 8).
     """

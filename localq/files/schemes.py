@@ -1,6 +1,6 @@
-"""Schemes, the variants of a format: as words ("2x8g8", "s4l16", "q3g128"), and as files of weights state them.
+"""Schemes, the variants of a format: parsed from text ("2x8g8", "s4l16", "q3g128"), and derived from files of weights.
 
-Torch-free; reads no file. For estimates the first matrix of AQLM or VPTQ speaks for all; loading looks at every one.
+Torch-free; reads no file. For estimates the first matrix of AQLM or VPTQ stands for all; loading checks every matrix.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from localq.errors import LocalqError, usage_error
 from localq.files.architecture import Architecture
 
-MIX = "mix"  # before the bits per weight, where schemes of vq2 (of codes alone) or bcq (of all) are mixed: "mix2.27"
+MIX = "mix"  # mixed schemes are "mix" and bits per weight, of codes only (vq2) or of all tensors (bcq): "mix2.27"
 LARGEST = 2**16  # entries of a codebook, weights of a codeword
 BCQ_GROUPS = (32, 64, 128, 256, 512)  # columns that share scales
-INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -> how its words may be packed
+INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -> supported packings
 
 Shapes = Mapping[str, tuple[int, ...]]  # of all tensors of a checkpoint, by name
 
 
-# ---- as words
+# ---- schemes as text
 
 
 def mixed_bits(scheme: str) -> float | None:
-    """Bits per weight of a mixture, "mix2.27"; None for a scheme that all matrices share."""
+    """Bits per weight of a mixture ("mix2.27"); None for a scheme that all matrices share."""
     match = re.fullmatch(rf"{MIX}(\d(?:\.\d+)?)", scheme)
     return float(match[1]) if match else None
 
@@ -47,7 +47,7 @@ def vptq_scheme(scheme: str) -> tuple[int, int, int]:
 
 
 def int4_group(scheme: str) -> int:
-    """Columns that share a scale in AWQ and GPTQ: "g64"; 0 for "row", all of them; "" is "g128"."""
+    """Columns that share a scale in AWQ and GPTQ: "g64"; 0 for "row", all columns; "" is "g128"."""
     match = re.fullmatch(r"g([1-9]\d{0,5})|row", scheme or "g128")
     if match is None:
         raise _no_scheme("4-bit groups:", scheme, "g128")
@@ -72,14 +72,16 @@ def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
 
 
 def _no_scheme(format: str, scheme: str, example: str) -> LocalqError:
-    return usage_error(f"{format} {scheme}", f"not a scheme of {format.rstrip(':')}", f"A scheme is {example}.")
+    return usage_error(
+        f"{format} {scheme}", f"not a scheme of {format.rstrip(':')}", f"Write a scheme such as {example}."
+    )
 
 
-# ---- as files state them; "" where they state none
+# ---- schemes of files; "" if they state none
 
 
 def aqlm_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
-    """By the shape of a codebook: [codebooks, entries, rows of a group, columns of a group]."""
+    """The scheme from the shape of a codebook: [codebooks, entries, rows of a group, columns of a group]."""
     for shape in (shape for name, shape in shapes.items() if name.endswith(".codebooks")):
         if len(shape) == 4 and all(0 < size <= LARGEST for size in shape):
             books, entries, rows, columns = shape
@@ -88,9 +90,9 @@ def aqlm_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
 
 
 def vq2_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
-    """By the shapes of codes [rows, codes] and codebooks [256, length] of Linears whose columns are known.
+    """The scheme from the shapes of codes [rows, codes] and codebooks [256, length] of Linears with known columns.
 
-    Where matrices differ, "mix" and the bits per weight of all codes: "mix2.27".
+    If matrices differ: "mix" and the bits per weight of all codes, such as "mix2.27".
     """
     found: set[str] = set()
     weights = bits = 0
@@ -110,7 +112,7 @@ def vq2_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
 
 
 def _vq2_codebook(shapes: Shapes, prefix: str, suffix: str, columns: int) -> str:
-    """Of one codebook: "s4l16"; empty where the shapes are none of a codebook."""
+    """The scheme of one codebook: "s4l16"; empty for other shapes."""
     codes, codebook = shapes[f"{prefix}.codes{suffix}"], codebook_name(shapes, prefix, f".codebook{suffix}")
     book = shapes[codebook] if codebook else ()
     if len(codes) != 2 or len(book) != 2 or codes[1] < 1 or columns % codes[1]:
@@ -119,8 +121,10 @@ def _vq2_codebook(shapes: Shapes, prefix: str, suffix: str, columns: int) -> str
 
 
 def columns_of(arch: Architecture, prefix: str) -> int | None:
-    """Columns of the Linear `prefix` of a checkpoint; None for one not known. Of a model with both, the down projection
-    of an expert is not as wide as that of a dense layer."""
+    """Columns of the Linear `prefix` of a checkpoint; None for an unknown name.
+
+    The down projections of experts and of dense layers may differ in width.
+    """
     name = prefix.rpartition(".")[2]
     if ".experts." in prefix and name in ("down_proj", "w2"):
         return arch.expert_intermediate or None
@@ -128,7 +132,7 @@ def columns_of(arch: Architecture, prefix: str) -> int | None:
 
 
 def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None:
-    """The tensor of vq2 that the Linear `prefix` has as `suffix` (".codebook"): its own, or the nearest around it."""
+    """Name of the vq2 tensor `suffix` (".codebook") of the Linear `prefix`: its own, or of a module above."""
     module = prefix
     while module:
         if module + suffix in names:
@@ -138,10 +142,10 @@ def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None
 
 
 def bcq_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
-    """By the shapes of signs [rows, planes, eights] and alphas [rows, layers, groups] of all Linears.
+    """The scheme from the shapes of signs [rows, planes, eights] and alphas [rows, layers, groups] of all Linears.
 
-    Where matrices differ, "mix" and the bits per weight of all that is stored: "mix3.27". Rows that are no longer than
-    a group have the one that they would have in groups too.
+    If matrices differ: "mix" and the bits per weight of all tensors, such as "mix3.27". A row no longer than a group
+    has one group in both spellings ("row" and "g128"), so it does not count as a difference.
     """
     pairs = [(shapes[name], shapes.get(f"{name.removesuffix('signs')}alphas", ())) for name in shapes
              if name.endswith(".signs")]  # fmt: skip
@@ -154,7 +158,7 @@ def bcq_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
 
 
 def _bcq_matrix(signs: tuple[int, ...], alphas: tuple[int, ...]) -> str:
-    """Of one Linear: "q3g128"; empty where the shapes are none."""
+    """The scheme of one Linear: "q3g128"; empty for other shapes."""
     groups = (each for each in BCQ_GROUPS if -(-8 * signs[2] // each) == alphas[2])
     group = "row" if alphas[2] == 1 else f"g{next(groups, 0)}"
     scheme = f"q{signs[1]}{group}{'z' if alphas[1] > signs[1] else ''}"
@@ -166,7 +170,7 @@ def _bcq_matrix(signs: tuple[int, ...], alphas: tuple[int, ...]) -> str:
 
 
 def int4_of_config(quantization: Mapping[str, Any]) -> str:
-    """Columns of a group of AWQ or GPTQ, by config.json: "g64", or "row"."""
+    """The scheme of AWQ or GPTQ from config.json: "g64", or "row"."""
     size = quantization.get("group_size", quantization.get("q_group_size", 128))
     if type(size) is not int or not (size == -1 or 0 < size <= LARGEST):
         return ""
@@ -174,7 +178,7 @@ def int4_of_config(quantization: Mapping[str, Any]) -> str:
 
 
 def vptq_of_config(quantization: Mapping[str, Any]) -> str:
-    """By what config.json states of a matrix: [of outliers, of the rest] for each of three sizes."""
+    """The scheme from the first matrix in config.json: three sizes, each [of outliers, of the other columns]."""
     layers = quantization.get("config_for_layers")
     stated = next(iter(layers.values()), None) if isinstance(layers, dict) else None
     if not isinstance(stated, dict):
@@ -190,7 +194,7 @@ def vptq_of_config(quantization: Mapping[str, Any]) -> str:
 
 
 def int4_layout(quantization: Mapping[str, Any]) -> str:
-    """How config.json says that words of AWQ or GPTQ are packed, in lower case: "gemm", "gptq", "gptq_v2", "marlin"."""
+    """The packing of AWQ or GPTQ in config.json, in lower case: "gemm", "gptq", "gptq_v2", "marlin"."""
     if quantization.get("is_marlin_format") is True:
         return "marlin"
     if quantization.get("backend") == "llm-awq":
@@ -202,7 +206,7 @@ def int4_layout(quantization: Mapping[str, Any]) -> str:
 
 
 def int4_unreadable(quantization: Mapping[str, Any]) -> str:
-    """The variant of AWQ or GPTQ of these files, in a few words, where localq does not read it; else empty."""
+    """The variant of AWQ or GPTQ, in a few words, if localq does not read it; else empty."""
     method = str(quantization.get("quant_method"))
     layout, layers = int4_layout(quantization), quantization.get("dynamic")
     stated = [quantization.get("bits", quantization.get("w_bit", 4 if method == "awq" else None))]

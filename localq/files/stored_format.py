@@ -1,4 +1,4 @@
-"""The format of a model's files: its name, its scheme, and variants of it that localq does not read. Torch-free."""
+"""The format of a model's files: name, scheme, and variants that localq does not read. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def format_of_config(config: dict[str, Any]) -> str:
-    """The format that a config.json states: its quantization's, else its dtype's."""
+    """The format of a config.json: that of its quantization, else its dtype."""
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         method = str(quantization.get("quant_method", UNKNOWN))
@@ -33,7 +33,7 @@ def format_of_config(config: dict[str, Any]) -> str:
 def scheme_of(files: ModelFiles) -> str:
     """The scheme of a model on the disk: "2x8g8", "s4l16".
 
-    Empty for formats without schemes, and where the files state none. A bad header is a LocalqError (exit 8).
+    Empty for formats without schemes, and if the files state none. Raises LocalqError (exit 8) for a bad header.
     """
     format = format_facts.of_method(files.quantization.get("quant_method"))
     if format is None:
@@ -44,7 +44,7 @@ def scheme_of(files: ModelFiles) -> str:
 
 
 def scheme_in(files: ModelFiles, shapes: Shapes) -> str:
-    """The scheme of a model with codebooks, by the shapes of all its tensors; empty for other formats."""
+    """The scheme of a model with codebooks, from the shapes of all its tensors; empty for other formats."""
     format = format_facts.of_method(files.quantization.get("quant_method"))
     if format is None or format.scheme_of_tensors is None or not format.has_codebooks:
         return ""
@@ -52,18 +52,18 @@ def scheme_in(files: ModelFiles, shapes: Shapes) -> str:
 
 
 def _shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
-    """Of all tensors of the files."""
+    """Shapes of all tensors of the files."""
     headers = (read_header(path).tensors for path in shard_paths(files.path).values())
     return {name: each.shape for tensors in headers for name, each in tensors.items()}
 
 
 def unreadable(quantization: Mapping[str, Any]) -> str:
-    """The variant of these files, in a few words, where localq reads their format but not this; else empty."""
+    """The variant of a known format that localq does not read, in a few words; empty if it reads these files."""
     format = format_facts.of_method(quantization.get("quant_method"))
     return format.unreadable(quantization) if format else ""
 
 
 def only_experts(files: ModelFiles) -> bool:
-    """Whether only the experts of a mixture are quantized (MXFP4). A conversion copies these as they are."""
+    """Whether only the experts of a mixture are quantized (MXFP4). A conversion copies these unchanged."""
     format = format_facts.of_method(files.quantization.get("quant_method"))
     return format is not None and format.experts_only and Architecture.from_config(files.config).experts > 0

@@ -1,8 +1,7 @@
-"""Check files of the models on this machine against the hashes that are recorded for them.
+"""Check the files of local models against their recorded hashes.
 
-Recorded are the hashes of files in the Hugging Face cache (they are called by them) and of embedded models (in the
-catalogue). Models that were quantized here have none. A file with a wrong hash is hashed again before it is
-loaded. Torch-free.
+The Hugging Face cache names content by its hash; the catalogue has the hashes of embedded models. Models that were
+quantized here have none. A file with a wrong hash is hashed again before it is loaded. Torch-free.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from localq.files.hub import records as hub_records
 from localq.files.local_models import LocalModel
 from localq.files.safetensors_headers import read_index
 
-Tell = Callable[[str, int], None]  # the file that is being hashed, its bytes
+Tell = Callable[[str, int], None]  # name and bytes of the file that is hashed next
 
 RIGHT, WRONG, MISSING, UNRECORDED = "right", "wrong", "missing", "unrecorded"
 
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """A file and its state. `ours`: localq put it there, so a fetch replaces it."""
+    """A file and its state. `ours`: localq downloaded it, so `pull` replaces it."""
 
     path: Path
     bytes: int
@@ -36,7 +35,7 @@ class CheckedFile:
 
 
 def check(model: LocalModel, tell: Tell) -> list[CheckedFile]:
-    """The state of every file of `model` that localq reads. Raises LocalqError (exit 9) where one cannot be read."""
+    """The state of every file of `model` that localq reads. Raises LocalqError (exit 9) if one cannot be read."""
     with disk.disk_errors(model.path):
         if model.where == "hub":
             return [*_of_cache(model, tell), *_missing(model)]
@@ -46,7 +45,7 @@ def check(model: LocalModel, tell: Tell) -> list[CheckedFile]:
 
 
 def repair(model: LocalModel, checked: list[CheckedFile]) -> str | None:
-    """The commands that make `model` right again; None where it is."""
+    """The command that repairs `model`; None if nothing is wrong."""
     bad = [each for each in checked if each.state in (WRONG, MISSING)]
     if not bad and model.complete:
         return None
@@ -59,7 +58,7 @@ def repair(model: LocalModel, checked: list[CheckedFile]) -> str | None:
 def _present(path: Path) -> list[Path]:
     try:
         return list(hub.read_files(path))
-    except LocalqError:  # an index that cannot be read, a shard that is missing: what is there is hashed all the same
+    except LocalqError:  # a damaged index or a missing shard: hash the files that exist
         return [each for each in sorted(path.iterdir()) if each.is_file()]
 
 
@@ -82,7 +81,7 @@ def _of_cache(model: LocalModel, tell: Tell) -> Iterator[CheckedFile]:
 
 
 def _missing(model: LocalModel) -> Iterator[CheckedFile]:
-    """What the index names and is not there, of a folder; the folder itself where that much is not known."""
+    """Files of an incomplete folder that the index or the layout requires and that do not exist."""
     if model.complete or model.path.is_file():
         return
     try:
@@ -96,7 +95,7 @@ def _missing(model: LocalModel) -> Iterator[CheckedFile]:
 
 
 def _embedded(path: Path, tell: Tell) -> CheckedFile:
-    """An embedded file is fetched only where there is none: one that is wrong must be removed first."""
+    """The state of an embedded model. Not `ours`: `pull` fetches it only if no file is there, so `rm` comes first."""
     size = path.stat().st_size
     recorded = {
         PurePosixPath(source.member).name: source.sha256

@@ -184,7 +184,7 @@ def test_paths(tmp_path):
         ("gpt-oss-20b@vq2", ["gpt-oss-20b@mxfp4", "gpt-oss-20b@nf4"]),
         ("./nowhere", ["no such folder"]),
         ("nowhere.gguf", ["no such file"]),
-        ("https://example.com/model", ["no model of that name"]),
+        ("https://example.com/model", ["unknown model"]),
         ("someone/model/file.bin", ["ORG/REPO"]),
         ("someone/model@", ["ORG/REPO@REVISION"]),
     ],
@@ -205,13 +205,13 @@ def test_an_empty_name_is_a_usage_error():
 
 def test_find_takes_names_and_aliases_only():
     assert catalog.find("QWEN3").name == "qwen3-8b"
-    with pytest.raises(LocalqError, match="no model of that name"):
+    with pytest.raises(LocalqError, match="unknown model"):
         catalog.find("qwen3-8b@bf16")
 
 
 def test_what_this_version_cannot_run_is_said_plainly():
     assert format_facts.unsupported(catalog.find("llama-3.1-8b").arch, "nf4") is None
-    with pytest.raises(LocalqError, match="does not know this format"):
+    with pytest.raises(LocalqError, match="unknown format"):
         format_facts.unsupported(catalog.find("llama-3.1-8b").arch, "hqq")
     mixtral, oss = (catalog.find(name).arch for name in ("mixtral-8x7b", "gpt-oss-20b"))
     read = ("aqlm", "vq2", "awq", "gptq", "squeezellm")

@@ -45,6 +45,6 @@ def test_it_is_an_offer_of_every_model_with_its_size(toy):
 
 
 def test_a_format_that_nobody_knows_is_a_usage_error():
-    with pytest.raises(LocalqError, match="does not know this format") as raised:
+    with pytest.raises(LocalqError, match="unknown format") as raised:
         planner.assess(catalog.find("llama-3.1-8b").arch, "hqq", None)
     assert raised.value.exit_code == ExitCode.USAGE

@@ -137,7 +137,7 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
     (other / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})
     )
-    assert "model-00002-of-00002.safetensors is missing" in refusal(other).why
+    assert "model-00002-of-00002.safetensors, which is missing" in refusal(other).why
 
 
 def test_paths_that_are_no_model(tmp_path: Path) -> None:
