@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from localq.chat import default_sampling
-from localq.chat.open_options import (
-    OpenOptions as OpenOptions,  # in a file of its own: a front end draws before all of this is imported
-)
+from localq.chat.open_options import OpenOptions
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts

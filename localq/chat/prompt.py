@@ -15,9 +15,7 @@ from localq.errors import usage_error
 from localq.text import harmony, template, thinking
 from localq.text.tokenizer_like import TokenizerLike
 
-ROOM = (
-    1 / 16
-)  # share of the context for the reply, at most max_tokens; below 1 - WARNING, so the warning is first
+ROOM = 1 / 16  # share of the context for the reply, at most max_tokens; below 1 - WARNING, so the warning is first
 TARGET = 3 / 4
 WARNING = 0.9  # share of the context at which the user is warned
 
@@ -45,9 +43,7 @@ def fit(
     best = Prompt(ids, left_out) if ids is not None and enough else None
     if best is not None and (not left_out or len(best.ids) > size * TARGET / 2):
         return best
-    low, high = (
-        (0, left_out - 1) if enough else (left_out + 1, exchanges)
-    )  # the smallest that suffices is here
+    low, high = (0, left_out - 1) if enough else (left_out + 1, exchanges)  # the smallest that suffices is here
     while low <= high:
         middle = (low + high) // 2
         ids = prompt(middle)

@@ -104,7 +104,9 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
 
 def _bad(why: str) -> LocalqError:
     return bad_file(
-        "chat template", why, "The template is unusual, damaged or hostile; `localq run` completes plain text without it."
+        "chat template",
+        why,
+        "The template is unusual, damaged or hostile; `localq run` completes plain text without it.",
     )
 
 

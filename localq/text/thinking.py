@@ -19,12 +19,14 @@ from typing import Any
 from localq.errors import usage_error
 from localq.sampling import THINK_CHOICES, THINK_LEVELS
 from localq.text import harmony
-from localq.text import template as templates
+from localq.text.template import escape_marks
 
 TAGS = OPENING, CLOSING = "<think>", "</think>"
 TAIL_TOKENS = 16  # an opening tag within these last tokens of a prompt opens the reply
 _OPENED = re.compile(re.escape(OPENING) + r"\s*\Z")
-_NO_THOUGHT = re.compile(rf"{re.escape(OPENING)}\s*{re.escape(CLOSING)}\s*\Z")  # end of a prompt for a reply without a thought
+_NO_THOUGHT = re.compile(
+    rf"{re.escape(OPENING)}\s*{re.escape(CLOSING)}\s*\Z"
+)  # end of a prompt for a reply without a thought
 
 
 class ThoughtSplitter:
@@ -153,7 +155,7 @@ def template_content(template: str | None, role: str, content: str) -> str:
     """Content of a stored message for a chat template, with turn marks escaped; for channels the answer only."""
     if harmony.is_template(template):
         return harmony.escape_marks(split_reply(content)[1] if role == "assistant" else content)
-    return templates.escape_marks(template, close_thought(content) if role == "assistant" else content)
+    return escape_marks(template, close_thought(content) if role == "assistant" else content)
 
 
 def continue_prompt(prompt: str, begun: str) -> str:

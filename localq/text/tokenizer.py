@@ -1,6 +1,6 @@
-"""Text to token ids and back: over `tokenizers`, with the model's own template, special tokens and stop tokens.
+"""`Tokenizer`: text to token ids and back, with the model's template, special tokens and stop tokens.
 
-Torch-free, and without transformers at run time; equality with it is tested.
+Built on `tokenizers`, without transformers at run time; tests check that the ids are the same.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from localq.files.model_folder import ModelFiles
 
 MAX_TEXT_BYTES = 8 * 2**20  # more than any model's context holds
-MAX_SECONDS = 5.0  # to encode a text of up to 1 MiB, and as much for every further MiB
-_FETCH_AGAIN = "Its files are damaged; fetch the model again."
+MAX_SECONDS = 5.0  # to encode the first MiB of a text; as much again for each further MiB
+_FETCH_AGAIN = "Check its files with `localq verify`, or use another copy of the model."
 # Tokens that end a turn; one stops the reply where it is a special token and the chat template writes it.
 _END_OF_TURN = (
     "<|im_end|>",
@@ -36,9 +36,9 @@ _END_OF_TURN = (
     "<|endoftext|>",
     "</s>",
 )
-# gpt-oss ends each message of a reply with the one, and the reply with the other.
+# gpt-oss ends each message of a reply with _PART, and the reply with _WHOLE.
 _PART, _WHOLE = "<|end|>", "<|return|>"
-BREAKERS = ("\n", ":", '"', "*")  # what ends a repetition for DRY, as in its proposal and in llama.cpp
+BREAKERS = ("\n", ":", '"', "*")  # tokens with these end a repetition for DRY, as in its proposal and in llama.cpp
 _HELD_BACK = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
 
@@ -113,7 +113,7 @@ class Tokenizer:
         raw = text.encode("utf-8", "replace")  # lone surrogates are no text
         if len(raw) > MAX_TEXT_BYTES:
             why = f"it has {len(raw)} bytes, more than {MAX_TEXT_BYTES}"
-            raise usage_error("the text", why, "Send less: no model's context holds that much.")
+            raise usage_error("the text", why, "Send less.")
         seconds = MAX_SECONDS * max(1.0, len(raw) / 2**20)
         ids = _encode_within(seconds, self.backend, raw.decode(), special)
         if (largest := max(ids, default=0)) >= self.rows:
@@ -127,7 +127,7 @@ class Tokenizer:
             return self.backend.decode([id for id in ids if id not in self.skipped_ids], skip_special_tokens=False)
 
     def stream(self) -> Detokenizer:
-        """A detokenizer for one reply."""
+        """A new detokenizer, for one reply."""
         return Detokenizer(self)
 
     def prompt_ids(self, text: str) -> list[int]:
@@ -135,7 +135,7 @@ class Tokenizer:
         return self.encode(text, special=True)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
-        """Ids of a conversation up to where the model answers. `variables`: what the template is given besides.
+        """Ids of a conversation up to where the answer begins. variables: further variables of the template.
 
         As transformers' `apply_chat_template(tokenize=True)`: the template writes its special tokens itself, so none
         are added. Raises LocalqError for a base model and where the template refuses.
@@ -145,29 +145,29 @@ class Tokenizer:
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The text of `chat_ids`, special tokens as they are written."""
         if self.chat_template is None:
-            raise LocalqError("chat", "this base model has no chat template", "`localq run` completes plain text.")
+            raise LocalqError("chat", "this base model has no chat template", "Complete plain text with `localq run`.")
         return template.render(self.chat_template, messages, self.special_tokens, **variables)
 
 
 class Detokenizer:
-    """Ids in, text out, piece by piece: the pieces together are exactly what `decode` gives for all ids.
+    """Ids in, text out, piece by piece; the pieces together equal `decode` of all ids.
 
-    A piece is held back while its end is an incomplete character, and decoding always starts a few tokens before the
-    new ones, because what a token looks like can depend on its neighbours (leading spaces, byte sequences).
+    A piece is held back while its end is an incomplete character. Decoding starts a few tokens before the new ones,
+    because the text of a token can depend on its neighbours (leading spaces, byte sequences).
     """
 
-    over = False  # only marks between messages tell (`harmony.Marked`)
+    over = False  # only channel marks end an answer (`harmony.ChannelDetokenizer`)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.skipped_ids
         self._ids: list[int] = []
-        self._start = 0  # decoding starts here: everything before it is settled
-        self._settled = 0  # ids whose text has been given out
+        self._start = 0  # decoding starts here; earlier text is final
+        self._settled = 0  # ids whose text was returned
         self._shown = ""  # text of ids[_start:_settled]
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text that is certain now."""
+        """Add ids; return the text that is final now."""
         pieces = []
         for id in ids:
             self._ids.append(id)
@@ -175,7 +175,7 @@ class Detokenizer:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What was held back; the reply is over."""
+        """End the reply; return the held text."""
         text = self._tokenizer.decode(self._ids[self._start :])
         piece = text[len(self._shown) :] if text.startswith(self._shown) else ""
         self._settled, self._shown = len(self._ids), text
@@ -185,8 +185,8 @@ class Detokenizer:
         last = self._ids[-1]
         token = self._tokenizer.backend.id_to_token(last)
         if token is None or last in self._skipped or _BYTE_TOKEN.match(token):
-            # Byte tokens are decoded as a group, across skipped tokens and ids that only a padded embedding has: what
-            # one means depends on where the group ends.
+            # Byte tokens are decoded as a group, across skipped tokens and ids of the padding of an embedding: their
+            # text depends on where the group ends.
             return ""
         text = self._tokenizer.decode(self._ids[self._start :])
         if text.endswith(_HELD_BACK) or not text.startswith(self._shown):
@@ -194,15 +194,17 @@ class Detokenizer:
         piece = text[len(self._shown) :]
         if not piece:
             return ""
-        # The window moves up to the tokens just settled: they stay as context for the next.
+        # The window moves to the tokens just returned: they are the context of the next.
         self._start, self._settled = self._settled, len(self._ids)
         self._shown = self._tokenizer.decode(self._ids[self._start :])
         return piece
 
 
 def _encode_within(seconds: float, backend: tokenizers.Tokenizer, text: str, special: bool) -> list[int]:
-    """Ids of `text`; the splitting rule of a hostile file can search for hours. Only the library's batch call lets
-    other threads run."""
+    """Ids of `text`, with a time limit: the splitting rule of a hostile file can search for hours.
+
+    Only the library's batch call lets other threads run.
+    """
 
     def work() -> list[int]:
         with report_panics("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):

@@ -1,6 +1,6 @@
-"""The tokenizer files of a model folder, which may be anybody's: bounded, and refused where they would fail later.
+"""Tokenizer files of a model folder, read with limits: a hostile or damaged file is refused here, not later.
 
-Torch-free, and without transformers; what its tokenizers would add to tokenizer.json is added here too.
+Without transformers; tokens that its tokenizers would add to tokenizer.json are added here too.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ MAX_TOKENIZER_BYTES = 64 * 2**20
 MAX_MAP_BYTES = 2**20
 MAX_TOKENS = 2**19  # twice the largest published vocabulary (gemma 3: 262,145)
 MAX_DECLARED = 2**16  # of tokenizer_config.json; Llama 3 has 256, gemma 3 has 6,415
-# What so many tokens, and twice as many merges, need of each character; counted before the library reads the file,
-# which bounds its time and memory.
+# Characters that MAX_TOKENS tokens and twice as many merges need; counted before the library reads the file, to limit
+# its time and memory.
 MAX_CHARACTERS = {":": MAX_TOKENS + 2**17, ",": 6 * MAX_TOKENS, "[": 2 * MAX_TOKENS, "{": 2**17}
-# Characters that one character of a text may become, all replacements multiplied; NFKC needs 18, published files 1.
+# Limit of characters that one character may become, all replacements multiplied; NFKC needs 18, published files 1.
 MAX_GROWTH = 32
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @contextlib.contextmanager
 def report_panics(what: str, why: str, next_step: str) -> Iterator[None]:
-    """Name what the library raises over a file: plain Exception, and for some files a panic, no Exception at all."""
+    """Turn errors of the library into LocalqError: Exception, and for some files a panic, which is none."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise  # Ctrl-C and its like
+            raise  # such as Ctrl-C
         raise bad_file(what, f"{why} ({str(error)[:200]})", next_step) from error
 
 
@@ -49,9 +49,9 @@ def read_backend(files: ModelFiles) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer  # start-up cost
 
     path = inside(files.path, "tokenizer.json")
-    next_step = "Fetch the model again; localq needs its tokenizer.json."
+    next_step = "Use a copy of the model with a sound tokenizer.json."
     if path is None:
-        raise bad_file(str(files.path / "tokenizer.json"), "there is no such file", next_step)
+        raise bad_file(str(files.path / "tokenizer.json"), "no such file", next_step)
     text = read_text(path, MAX_TOKENIZER_BYTES)
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
         raise bad_file(str(path), f"it describes more than {MAX_TOKENS:,} tokens, or as many merges twice", next_step)
@@ -59,9 +59,9 @@ def read_backend(files: ModelFiles) -> tokenizers.Tokenizer:
         backend = Tokenizer.from_str(text)
     for step in (backend.normalizer, backend.decoder):
         if step is not None and (growth := _growth(json.loads(step.__getstate__()))) > MAX_GROWTH:
-            why = f"it makes a text up to {growth} times as long; {MAX_GROWTH} times is allowed"
+            why = f"it can make a text {growth} times as long; the limit is {MAX_GROWTH} times"
             raise bad_file(str(path), why, "The file is hostile; use another copy of the model.")
-    # Left over from how the file was made; a prompt must never be cut or filled up in silence.
+    # Settings of training; a prompt must never be truncated or padded.
     backend.no_truncation()
     backend.no_padding()
     _add_declared(backend, files)
@@ -98,7 +98,7 @@ def _growth(step: Any) -> int:
 
 
 def _charsmap_growth(encoded: str) -> int:
-    """Of SentencePiece's table: the size of an index as u32, the index, then replacements that each end with a zero."""
+    """Growth by SentencePiece's table: size of an index as u32, the index, then zero-terminated replacements."""
     try:
         table = base64.b64decode(encoded)
     except binascii.Error:
@@ -116,7 +116,7 @@ def _add_declared(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
         return
     if len(declared) > MAX_DECLARED:
         why = f"it declares {len(declared):,} added tokens; {MAX_DECLARED:,} are allowed"
-        raise bad_file(str(files.path / "tokenizer_config.json"), why, "Fetch the model again.")
+        raise bad_file(str(files.path / "tokenizer_config.json"), why, "Use another copy of the model.")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     wanted = {int(id): token for id, token in declared.items() if _is_id(id) and isinstance(token, dict)}
     added: list[AddedToken] = []
@@ -132,7 +132,7 @@ def _add_declared(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
             added.append(AddedToken(content, normalized=normalized, **flags))
             known.add(content)
             following += place is None
-    backend.add_tokens(added)  # all at once: each call costs as much as there are tokens
+    backend.add_tokens(added)  # in one call: each call takes time proportional to all tokens
 
 
 def _is_id(text: str) -> bool:

@@ -1,7 +1,6 @@
-"""The app: which screen is shown, the model that is open, how it is left. Starts without torch, and draws first.
+"""The app: screens, opening and switching models, quitting.
 
-The model is opened in a thread while the first screen is there already. Whoever runs the app gets the exit code from
-it, and closes what it leaves open with `close`.
+The model is opened in a thread after the first frame. `run` returns the exit code; the caller then calls `close`.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.model_handle import ModelHandle
 from localq.tui.keys import bindings
-from localq.tui.terminal import signals as ending_signals
+from localq.tui.terminal import signals
 
 if TYPE_CHECKING:
     from localq.chat.session import ChatSession
     from localq.tui.jobs.model_jobs import ReadyModel
     from localq.tui.jobs.thread_messages import PostingWatcher
 
-ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
+ENDS_WITHIN_S = 1.0  # for a reply that is stopped by quitting; then its engine process is killed
 
 
 class LocalqApp(ChatApp):
     """The full-screen chat.
 
-    start    where the conversation begins
-    wanted   besides the name of the model, which is `settings.model`
-    session  one that is open already, instead of opening the model
-    pick     let the user choose a model first
+    start    new or resumed conversation
+    wanted   options for opening the model, whose name is `settings.model`
+    session  an open session, instead of opening the model
+    pick     show the model picker first
     """
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
     TITLE = "localq"
-    ENABLE_COMMAND_PALETTE = False  # its key is one of ours, see `keymap`
+    ENABLE_COMMAND_PALETTE = False  # its key is in `keymap`
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(*keymap.EVERY_SCREEN, priority=True)]
 
     def __init__(
@@ -67,7 +66,7 @@ class LocalqApp(ChatApp):
         self.use_command_palette = True
         self.model = None if session is None else ModelHandle.for_session(session)
         self._pick = pick
-        self.error: LocalqError | None = None  # why there is no model
+        self.error: LocalqError | None = None  # why no model is open
         self._opening: Job[ReadyModel] | None = None
         self._leaving: int | None = None
         self._switching = False
@@ -77,9 +76,9 @@ class LocalqApp(ChatApp):
         self._set(settings)
 
     async def on_mount(self) -> None:
-        """The first screen; then the model."""
+        """Show the first screen, then open the model."""
         if not self.is_headless:
-            ending_signals.install(self.leave)
+            signals.install(self.leave)
         await self.push_screen(self.chat)
         if self.model is None and self._pick:
             self.action_models()
@@ -91,7 +90,7 @@ class LocalqApp(ChatApp):
         self.call_after_refresh(self._import_the_rest)
 
     async def on_picker_screen_drawn(self) -> None:
-        """A first frame too."""
+        """The picker's first frame is drawn: make the chat screen behind it."""
         await self.chat.fill()
         self._import_the_rest()
 
@@ -104,8 +103,8 @@ class LocalqApp(ChatApp):
     # ---- a model
 
     def open(self, name: str, wanted: OpenOptions | None) -> None:
-        """Open it in a thread; the screen of the conversation shows how far it is."""
-        from localq.tui.jobs.model_jobs import (  # they know the hub: the first frame comes first
+        """Open a model in a thread; the chat screen shows progress."""
+        from localq.tui.jobs.model_jobs import (  # start-up cost: they import the hub
             ReadyModel,
             open_and_load,
         )
@@ -120,7 +119,7 @@ class LocalqApp(ChatApp):
         self._opening.start()
 
     async def on_job_ended(self, message: Job.Ended) -> None:
-        """Converse with what was opened, or say why it was not; another can be chosen then."""
+        """Use the opened model, or show the error; another model can be chosen then."""
         job = self._opening
         if job is None or message.job is not job:
             return
@@ -133,7 +132,7 @@ class LocalqApp(ChatApp):
             await self.use_model(ModelHandle.from_ready(outcome, self.chat.post_message))
 
     async def use_model(self, model: ModelHandle) -> None:
-        """Converse with it."""
+        """Continue the chat with `model`."""
         self.model, self.error = model, None
         self.start_with.attach(model.session)
         await self.chat.use_model(model)
@@ -141,7 +140,7 @@ class LocalqApp(ChatApp):
             preload.tune_garbage_collection()
 
     def on_switch_requested(self, message: SwitchRequested) -> None:
-        """`/model NAME`."""
+        """Switch models, for `/model NAME`."""
         if self._is_free_to_switch():
             self._switch_to(message.switch.name, message.switch.format)
 
@@ -150,9 +149,9 @@ class LocalqApp(ChatApp):
         await self._switch(name, OpenOptions(format))
 
     def _is_free_to_switch(self) -> bool:
-        """No other model is being opened: breaking that off would leave the conversation without one."""
+        """No other model is being opened: cancelling that would leave the conversation without one."""
         if self._switching:
-            self.notify("Another model is being opened.", markup=False)
+            self.notify("Wait: another model is being opened.", markup=False)
         return not self._switching
 
     async def _switch(self, name: str, wanted: OpenOptions) -> None:
@@ -163,8 +162,8 @@ class LocalqApp(ChatApp):
             self._switching = False
 
     async def _switched(self, name: str, wanted: OpenOptions) -> None:
-        """Go on with the conversation with another model. The one that is open gives back its memory first; where the
-        other cannot be opened, the next message loads it again."""
+        """Continue the conversation with another model. The current one is unloaded first; if the other cannot be
+        opened, the next message loads it again."""
         from localq.tui.models.opening_screen import OpeningScreen
 
         old, settings = self.model, self.settings.replace(model=name)
@@ -191,7 +190,7 @@ class LocalqApp(ChatApp):
     # ---- leaving
 
     def leave(self, code: int = ExitCode.OK) -> None:
-        """End with `code`; a reply that runs is stopped and kept first."""
+        """Exit with `code`, after stopping and saving a running reply."""
         self._leaving = code
         if self._opening is not None:
             self._opening.abandon()
@@ -202,48 +201,48 @@ class LocalqApp(ChatApp):
             self.exit(code)
 
     def on_conversation_jobs_free(self) -> None:
-        """The session is free: leave if that was waited for."""
+        """No job runs: exit if that is pending."""
         if self._leaving is not None:
             self.exit(self._leaving)
         else:
             preload.collect_garbage()
 
     def close(self) -> None:
-        """End the engine process; for whoever ran the app."""
+        """End the engine process; called after `run`."""
         if self.model is not None:
             self.model.close()
 
     async def action_quit(self) -> None:
-        """Leave."""
+        """Quit."""
         self.leave()
 
     # ---- what screens ask for
 
     def edit_text(self, text: str, otherwise: str) -> str:
-        """`text` as the user leaves it in an editor; the app stands back meanwhile. Raises LocalqError."""
+        """Return `text` as edited in the user's editor, with the app suspended. Raises LocalqError."""
         error: LocalqError | None = None
         result = text
         try:
             with self.suspend():
-                try:  # what is raised in there would leave the terminal to the editor
+                try:  # an exception inside `suspend` would leave the terminal suspended
                     result = editor.edit(text, otherwise)
                 except LocalqError as failure:
                     error = failure
         except SuspendNotSupported:
-            error = usage_error("editor", "there is no terminal to edit at", otherwise)
+            error = usage_error("editor", "no terminal to edit in", otherwise)
         if error is not None:
             raise error
         return result
 
     def action_palette(self) -> None:
-        """Everything by name."""
+        """Open the command palette."""
         from localq.tui.dialogs.themes import Palette  # start-up cost
 
         if not isinstance(self.screen, Palette):
             self.push_screen(Palette())
 
     def action_help(self) -> None:
-        """Keys and commands; the same key again goes back."""
+        """Open or close the help."""
         from localq.tui.dialogs.help_screen import HelpScreen  # start-up cost
 
         if isinstance(self.screen, HelpScreen):
@@ -252,23 +251,23 @@ class LocalqApp(ChatApp):
             self.push_screen(HelpScreen(self.settings.keys))
 
     def action_models(self) -> None:
-        """Another model, chosen from a list."""
+        """Open the model picker."""
         if self.screen is self.chat and self._is_free_to_switch():
             self._pick_model()
 
     @work(exclusive=True, group="models")
     async def _pick_model(self) -> None:
-        from localq.tui.models.picker import PickerScreen  # start-up cost: it knows the catalogue and the planner
+        from localq.tui.models.picker import PickerScreen  # start-up cost: it imports the catalogue and the planner
 
         picked = await self.push_screen_wait(PickerScreen(self.settings))
         if picked is not None:
             await self.chat.fill()
             await self._switch(picked.name, OpenOptions(picked.format, picked.force))
         elif self.model is None and self._opening is None:
-            self.leave()  # nothing to go back to
+            self.leave()  # there is no chat to go back to
 
     def action_settings(self) -> None:
-        """How replies are made, and colours."""
+        """Open the settings."""
         from localq.tui.dialogs.settings_screen import SettingsScreen  # start-up cost
 
         if self.screen is self.chat:
@@ -282,14 +281,14 @@ class LocalqApp(ChatApp):
             self.set_keymap(settings.keys)
 
     def search_themes(self) -> None:
-        """Textual's list of themes; the chosen one is kept."""
+        """Open the list of themes; the chosen one is saved."""
         from localq.tui.dialogs.themes import ThemePalette  # start-up cost
 
         self.push_screen(ThemePalette())
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """What the palette lists."""
-        from localq.tui.dialogs import palette_lines  # start-up cost: it knows the commands
+        """Entries of the command palette."""
+        from localq.tui.dialogs import palette_lines  # start-up cost: it imports the commands
 
         return palette_lines.system_commands(self, screen)
 

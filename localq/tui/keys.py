@@ -1,4 +1,4 @@
-"""The keys of `localq.keymap` as Textual's bindings, and as people read them."""
+"""Keys of `localq.keymap` as Textual bindings, and as labels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SHOWN = {
 
 
 def bindings(*names: str, priority: bool = False, of: str = "") -> list[Binding]:
-    """Bindings of these names: `name` runs `action_name` where it is bound, and `picker_name` does in the picker.
+    """Bindings with these names; `name` and, in the picker, `picker_name` run `action_name`.
 
-    priority: before the widget in focus. of: "screen." where the action is the screen's.
+    priority: before the focused widget. of: "screen." for an action of the screen.
     """
     return [_binding(name, KEYS[name], priority, of) for name in names]
 
@@ -29,18 +29,18 @@ def _binding(name: str, key: Key, priority: bool, of: str) -> Binding:
 
 
 def active_key(screen: Screen[Any], name: str) -> str:
-    """The first key of `name` as it is set, where it is bound on `screen` or around what is in focus there."""
+    """Label of the first key of `name`, as configured and bound on `screen`."""
     active = (key for key, each in screen.active_bindings.items() if each.binding.id == name)
     return _one(next(active, KEYS[name].keys.split(",")[0]))
 
 
 def first_key(key: Key) -> str:
-    """ "Ctrl-X" for "ctrl+x,f2"."""
+    """Label of the first key: "Ctrl-X" for "ctrl+x,f2"."""
     return _one(key.keys.split(",")[0])
 
 
 def key_labels(key: Key) -> str:
-    """ "Ctrl-X, F2" for "ctrl+x,f2"."""
+    """Labels of all keys: "Ctrl-X, F2" for "ctrl+x,f2"."""
     return ", ".join(_one(each) for each in key.keys.split(","))
 
 

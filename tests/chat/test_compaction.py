@@ -64,7 +64,7 @@ def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, la
     for size in (200, 200, last):
         session.conversation.add(Message("assistant", "y" * size), session.conversation.add_user("x" * size))
     _, _, told = streamed(command(session, "/compact"))
-    assert "in place of the oldest 4 messages from now on; the" in told[-1]
+    assert "in place of the oldest 4 messages. Undo" in told[-1]
     assert store.find(None).conversation.summaries == [TurnSummary("short", 3, 5)]
 
 
@@ -73,7 +73,7 @@ def test_a_summary_that_was_cut_is_told_of(reason):
     session = said(session_over(["1"], ["2"], ["the passw"]), "a", "b")
     session.client.reason = reason
     _, _, told = streamed(command(session, "/compact"))
-    assert told[1].startswith("the summary was cut before its end (it may have 1024 tokens)")
+    assert told[1].startswith("the summary is incomplete: it reached its limit of 1024 tokens")
     assert "in place of the oldest 2 messages" in told[2]
     assert session.prompt_messages()[0].content == with_summary("the passw", "b")
 
@@ -83,7 +83,7 @@ def test_nothing_is_read_right_behind_what_was_summed_up():
     streamed(command(session, "/compact"))
     session.conversation.undo()
     for show in (session.prompt_text, lambda: command(session, "/tokens")):
-        with pytest.raises(LocalqError, match="nothing was said behind the summary yet"):
+        with pytest.raises(LocalqError, match="there is nothing after the summary yet"):
             show()
 
 
@@ -104,16 +104,16 @@ def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(
     session = said(session_over(["1"], ["2"], ["sum"], ["3"], ["sum"], store=store), "a", "b")
     streamed(command(session, "/compact"))
     said(session, "c")
-    assert command(session, "/undo") == "taken back: c"
+    assert command(session, "/undo") == "removed: c"
     assert store.find(None).conversation.model_context()[0].text == "sum"
-    assert "themselves again" in command(session, "/undo")
+    assert "original turns again" in command(session, "/undo")
     assert store.find(None).conversation.summaries == []
     assert [m.content for m in session.prompt_messages()] == ["a", "1", "b", "2"]
-    with pytest.raises(LocalqError, match="nothing is summed up"):
+    with pytest.raises(LocalqError, match="not compacted"):
         command(session, "/compact off")
     streamed(command(session, "/compact"))
-    assert "themselves again" in command(session, "/compact off")
-    assert command(session, "/undo") == "taken back: b"
+    assert "original turns again" in command(session, "/compact off")
+    assert command(session, "/undo") == "removed: b"
 
 
 def test_a_second_summary_takes_the_first_into_account_and_other_branches_do_without():
@@ -150,7 +150,7 @@ def test_an_interrupted_summary_changes_nothing():
     for part in command(session, "/compact"):
         if isinstance(part, ReplyPiece) and part.text:
             session.stop()
-    assert (part.reason, part.notices) == ("cancelled", ("stopped: nothing was changed",))
+    assert (part.reason, part.notices) == ("cancelled", ("stopped; nothing changed",))
     assert session.conversation.summaries == []
     assert streamed(command(session, "/compact"))[0] == "sum"  # that stop was meant for the other
 
@@ -178,12 +178,12 @@ def test_the_newest_quarter_stays_and_one_exchange_is_refused():
     session = session_over(*[["x" * 49] for _ in range(8)], ["sum"])
     for _ in range(1):
         said(session, "y")
-        with pytest.raises(LocalqError, match="nothing is old enough"):
+        with pytest.raises(LocalqError, match="too short"):
             streamed(command(session, "/compact"))
     said(session, *"y" * 7)
     streamed(compaction.compact(session))
     assert len(session.conversation.model_context()[1]) == 4  # two exchanges of eight
-    with pytest.raises(LocalqError, match="it takes nothing"):
+    with pytest.raises(LocalqError, match="unexpected argument"):
         command(session, "/compact now")
 
 

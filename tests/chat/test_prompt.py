@@ -17,23 +17,23 @@ def store(tmp_path) -> ConversationStore:
 
 
 SOON = (
-    "(130 of 140 tokens): when it is full, the model reads only the system prompt and the newest turns; /compact sums "
-    "the oldest up, /clear starts"
+    "(130 of 140 tokens). When it is full, the oldest turns are left out of the prompt; /compact replaces them with a "
+    "summary, /clear starts"
 )
 LEFT_OUT = (
-    "the context is full: the oldest {} exchanges are no longer read by the model, which reads the rest again; the "
-    "conversation itself keeps them. /compact sums the oldest up instead"
+    "the context is full: the oldest {} exchanges are left out of the prompt (not deleted), and the rest is read again. "
+    "/compact replaces the oldest turns with a summary instead"
 )
 # Message -> the exchanges before it that the model reads, and what is told: 140 tokens of context, one a character.
 GOLDEN = [
     ([], []),
     ([0], []),
     ([0, 1], []),
-    ([0, 1, 2], [f"the context is 93% full {SOON} anew"]),
+    ([0, 1, 2], [f"the context is 93% full {SOON} over"]),
     ([2, 3], [LEFT_OUT.format(2)]),
-    ([2, 3, 4], [f"the context is 93% full {SOON} anew"]),
+    ([2, 3, 4], [f"the context is 93% full {SOON} over"]),
     ([4, 5], [LEFT_OUT.format(4)]),
-    ([4, 5, 6], [f"the context is 93% full {SOON} anew"]),
+    ([4, 5, 6], [f"the context is 93% full {SOON} over"]),
 ]
 
 
@@ -70,7 +70,7 @@ def test_what_one_long_message_left_out_is_read_again_when_that_is_taken_back():
     assert notices == [LEFT_OUT.format(4)]
     session.conversation.undo()
     _, _, notices = streamed(session.ask("anew"))
-    assert notices == ["4 older exchanges fit into the context again: the model reads everything from there on anew"]
+    assert notices == ["4 older exchanges fit into the context again; the prompt is read again from there"]
     assert session.client.prompts[-1].startswith("<user>q0<assistant>")
     _, _, notices = streamed(session.ask("more"))
     assert notices == []
@@ -90,7 +90,7 @@ def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_
     session = session_over(["a"], ["b"], context_size=140)
     streamed(session.ask("one"))
     with pytest.raises(
-        LocalqError, match="the context holds 140 tokens, and with the system prompt it has 217"
+        LocalqError, match="too long for the context of 140 tokens: with the system prompt 217"
     ) as caught:
         streamed(session.ask("x" * 200))
     assert caught.value.exit_code == ExitCode.USAGE
@@ -116,7 +116,7 @@ def test_a_conversation_longer_than_any_template_takes_goes_on(store):
     _, _, notices = streamed(session.ask("and now?"))
     assert notices[0].startswith("the context is full: the oldest 49")
     assert 0.7 * 9000 < len(session.client.prompts[-1]) <= 0.75 * 9000
-    with pytest.raises(LocalqError, match="far more tokens"):
+    with pytest.raises(LocalqError, match="far more"):
         streamed(session.ask("x" * 10**6))
     streamed(session.ask("again"))
     assert len(store.find(None).conversation.turns) == 10_005

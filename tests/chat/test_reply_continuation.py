@@ -32,9 +32,9 @@ def test_a_cut_reply_is_gone_on_with_token_by_token_and_the_shorter_one_stays():
 def test_nothing_more_to_say_leaves_the_reply_as_it_is():
     session = said(session_over(["all"], []), "x")
     _, reply, told = streamed(command(session, "/continue"))
-    assert (reply.text, told) == ("all", ["the model adds nothing"])
+    assert (reply.text, told) == ("all", ["the model added nothing"])
     assert len(session.conversation.turns) == 2
-    with pytest.raises(LocalqError, match="no reply to go on with"):
+    with pytest.raises(LocalqError, match="no reply to continue"):
         command(session_over(), "/continue")
 
 

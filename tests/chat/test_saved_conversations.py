@@ -186,7 +186,7 @@ def test_a_save_that_fails_is_not_forgotten_over_another_conversation(store, mon
     with monkeypatch.context() as patch:
         patch.setattr(store, "save", failing)
         notices = [notice for part in parts if isinstance(part, Reply) for notice in part.notices]
-        assert any("not saved, and tried again" in each for each in notices)
+        assert any("not saved (will retry" in each for each in notices)
         assert session.unsaved == [first]
         session.conversation.add_user("elsewhere")
         assert "not saved" in session.try_save()

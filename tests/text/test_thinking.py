@@ -109,8 +109,8 @@ def test_the_template_is_asked_only_for_what_it_knows():
     assert thinking.variables(gpt_oss, "high") == {"reasoning_effort": "high"}
     assert thinking.variables(gpt_oss, "on") == {}
     for text, asked, why in (
-        (qwen, "low", "no levels"), (gpt_oss, "off", "always thinks"), ("plain", "on", "no such switch"),
-        ("plain", "high", "no levels"), (None, "off", "no such switch"), ("<think>", "off", "no such switch"),
+        (qwen, "low", "no thinking levels"), (gpt_oss, "off", "always thinks"), ("plain", "on", "no thinking mode"),
+        ("plain", "high", "no thinking levels"), (None, "off", "no thinking mode"), ("<think>", "off", "no thinking mode"),
     ):  # fmt: skip
         with pytest.raises(LocalqError, match=why) as caught:
             thinking.variables(text, asked)
@@ -166,8 +166,8 @@ def test_a_chat_keeps_the_raw_text_and_tells_thought_and_answer_apart(tmp_path):
     assert session.client.prompts[-1].endswith("<user>sure?<assistant>")
     kept = store.find(None)
     assert kept.settings == ChatSettings(session.sampling, think="off")
-    assert "<summary>Thought</summary>\n\nso so\n\n</details>\n\nyes" in transcript.export(kept, "md")
-    exported = json.loads(transcript.export(kept, "json"))["messages"][1]
+    assert "<summary>Thought</summary>\n\nso so\n\n</details>\n\nyes" in transcript.export_record(kept, "md")
+    exported = json.loads(transcript.export_record(kept, "json"))["messages"][1]
     assert (exported["content"], exported["thought"]) == ("yes", "so so")
 
 
@@ -233,7 +233,7 @@ def test_stop_strings_count_in_the_answer_only_and_a_cut_thought_is_said():
     assert session.messages[-1].content == "<think>END</think>one "
     reply = asked(session, "y")
     assert (reply.thought, reply.text) == ("longer", "")
-    assert "still thinking: there is no answer" in reply.notices[0]
+    assert "thinking; there is no answer" in reply.notices[0]
     assert session.messages[-1].to_dict()["content"] == "<think>longer\n</think>\n\n"  # so that answers go on behind it
     assert session.messages[-1].content == "<think>longer"
 

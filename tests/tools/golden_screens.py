@@ -28,7 +28,7 @@ REPLY = (
     "Two ways to add **two numbers**:\n\n1. with a function\n2. with `sum`\n\n"
     "```python\ndef add(a, b):\n    return a + b\n```\n\n> Both give the same.\n"
 )
-OUTLOOK = Outlook("NVIDIA GeForce RTX 3090: 23,000 MiB to use", 23_000 * 2**20, basis="by 850 GB/s, measured")
+OUTLOOK = Outlook("NVIDIA GeForce RTX 3090: 23,000 MiB available", 23_000 * 2**20, basis="by 850 GB/s, measured")
 HERE = LocalModel("smollm2-135m", "gguf", Path("smollm2-135m.gguf"), 98_400_000, "embedded", True, 0.0)
 PART = LocalModel("qwen3-32b", "nf4", Path("qwen3-32b"), 4_200_000_000, "hub", False, 0.0)
 ROWS = [

@@ -130,7 +130,7 @@ def test_what_is_cut_says_so_and_is_gone_on_with_to_its_end(session):
     reply = answer(session, wanted, Sampling(temperature=1.0, seed=3))
     assert reply.reason == "length"
     assert reply.notices == (
-        "the reply reached its longest allowed length, so it is incomplete: it does not keep to the JSON schema yet",
+        "stopped at the limit of 9 tokens (max_tokens); the answer is incomplete and does not match the JSON schema",
     )
     with pytest.raises(ValueError, match="line"):
         json.loads(reply.text)
@@ -143,7 +143,7 @@ def test_what_is_cut_says_so_and_is_gone_on_with_to_its_end(session):
 def test_what_is_cut_where_it_could_end_is_whole(session):
     session.max_tokens = 6
     reply = answer(session, regex("[a-z]+"), Sampling(temperature=1.0, seed=1))
-    assert (reply.reason, reply.notices) == ("length", ("the reply reached its longest allowed length",))
+    assert (reply.reason, reply.notices) == ("length", ("stopped at the limit of 6 tokens (max_tokens)",))
 
 
 def test_a_reply_that_is_stopped_is_kept_and_answered_anew_under_the_grammar_of_then(session):

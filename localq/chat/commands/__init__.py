@@ -16,8 +16,7 @@ from typing import Any
 from localq import settings
 from localq.chat import stop_strings
 from localq.chat.attachments import expand_mentions, system_text
-from localq.chat.commands import bench as measuring
-from localq.chat.commands import models, sessions, texts
+from localq.chat.commands import bench, models, sessions, texts
 from localq.chat.commands.host import Host
 from localq.chat.commands.models import SwitchModel
 from localq.chat.reply import Replies
@@ -25,8 +24,7 @@ from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.planner.speed import roofline
 from localq.sampling import Sampling
-from localq.text import grammar as grammars
-from localq.text import thinking
+from localq.text import grammar, thinking
 from localq.wording import memory_lines, stats_line
 
 HELP = """\
@@ -67,10 +65,10 @@ ALIASES = {
     "/load": "/model", "/tps": "/stats", "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
 }  # fmt: skip
 _GRAMMARS = {
-    "json": grammars.json_schema,
-    "lark": grammars.grammar,
-    "gbnf": grammars.grammar,
-    "regex": grammars.regex,
+    "json": grammar.json_schema,
+    "lark": grammar.grammar,
+    "gbnf": grammar.grammar,
+    "regex": grammar.regex,
 }
 _SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens")
 
@@ -123,7 +121,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
     return models.parameters(session)
 
 
-def think(session: ChatSession, argument: str, host: Host) -> str:
+def set_think(session: ChatSession, argument: str, host: Host) -> str:
     """Show or set thinking: on, off, a level or auto."""
     if argument:
         session.set_think(thinking.validate(argument))
@@ -131,7 +129,7 @@ def think(session: ChatSession, argument: str, host: Host) -> str:
     return f"think = {session.think}" + (" (the model's default)" if session.think == "auto" else "")
 
 
-def grammar(session: ChatSession, argument: str, host: Host) -> str:
+def set_grammar(session: ChatSession, argument: str, host: Host) -> str:
     """Show, set or remove the grammar of answers."""
     kind, _, text = argument.partition(" ")
     if kind == "off":
@@ -141,7 +139,7 @@ def grammar(session: ChatSession, argument: str, host: Host) -> str:
             how = "Write /grammar json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN or off."
             raise usage_error("/grammar", f"invalid argument {argument[:40]!r}", how)
         wanted = _GRAMMARS[kind](text.strip() or "json")
-        warnings = grammars.check(wanted)
+        warnings = grammar.check(wanted)
         session.grammar = wanted
         session.try_save()
         return "\n".join([f"answers follow {wanted}", *warnings])
@@ -149,7 +147,7 @@ def grammar(session: ChatSession, argument: str, host: Host) -> str:
     return f"answers follow {session.grammar}" if session.grammar else "no grammar"
 
 
-_LISTED_TOO = {"think": think, "grammar": grammar}  # settings of /set that have their own commands
+_LISTED_TOO = {"think": set_think, "grammar": set_grammar}  # settings of /set that have their own commands
 
 
 def stats(session: ChatSession, argument: str, host: Host) -> str:
@@ -198,13 +196,13 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchMod
     "/export": sessions.export,
     "/system": system,
     "/set": set_value,
-    "/think": think,
-    "/grammar": grammar,
+    "/think": set_think,
+    "/grammar": set_grammar,
     "/tokens": texts.tokens,
     "/compact": texts.compact,
     "/show": texts.show,
     "/stats": stats,
-    "/bench": measuring.bench,
+    "/bench": bench.bench,
     "/model": models.model,
     "/fit": models.fit,
 }

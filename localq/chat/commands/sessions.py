@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 
 from localq import disk
 from localq.chat.commands.host import Host
-from localq.chat.history import export as transcript
+from localq.chat.history.export import FORMATS, export_record
 from localq.chat.history.record import Record, RecordSummary
 from localq.chat.history.store import ConversationStore
 from localq.chat.reply import Recap
@@ -101,9 +101,9 @@ def save(session: ChatSession, argument: str, host: Host) -> str:
 def export(session: ChatSession, argument: str, host: Host) -> str:
     """Write the conversation to a file, or print it."""
     format, _, name = argument.partition(" ")
-    if format not in transcript.FORMATS:
+    if format not in FORMATS:
         raise usage_error("/export", "the first argument is `md` or `json`", "Example: /export md notes.md")
-    text = transcript.export(session.record, format)
+    text = export_record(session.record, format)
     if not name.strip():
         return host.show(text.rstrip("\n"), "(to write a file: /export md FILE)")
     path = Path(name.strip())

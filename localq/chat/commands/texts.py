@@ -10,7 +10,7 @@ from localq.chat.attachments import matching_files, read_attachment
 from localq.chat.commands import models
 from localq.chat.commands.host import Host
 from localq.chat.commands.sessions import recap
-from localq.chat.history import export as transcript
+from localq.chat.history.export import code_blocks
 from localq.chat.reply import Recap, Replies
 from localq.chat.session import ChatSession
 from localq.disk import MOST_TEXT_BYTES
@@ -131,7 +131,7 @@ def copy(session: ChatSession, argument: str, host: Host) -> str:
     if not replies:
         raise usage_error("/copy", "there is no reply yet", "Send a message first.")
     if argument == "code":
-        blocks = transcript.code_blocks(replies[-1])
+        blocks = code_blocks(replies[-1])
         if not blocks:
             raise usage_error("/copy code", "the last reply has no code block", "/copy copies the whole reply.")
         return host.copy(blocks[-1])

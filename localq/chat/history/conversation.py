@@ -104,9 +104,7 @@ class Conversation:
         fits = [each for each in self.summaries if each.upto in place]
         if not fits:
             return None, path
-        newest = max(
-            reversed(fits), key=lambda each: place[each.upto]
-        )  # of equals the later one
+        newest = max(reversed(fits), key=lambda each: place[each.upto])  # of equals the later one
         return newest, path[place[newest.upto] + 1 :]
 
     def messages(self) -> list[Message]:

@@ -13,7 +13,7 @@ SCHEMA = 1
 FORMATS = ("md", "json")
 
 
-def export(session: Record, format: str) -> str:
+def export_record(session: Record, format: str) -> str:
     """The current branch as "md" or "json", without terminal control characters."""
     return markdown(session) if format == "md" else as_json(session)
 

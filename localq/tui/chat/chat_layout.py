@@ -1,4 +1,4 @@
-"""What the screen of a conversation is made of, at once or behind another screen, and where it stands at which size."""
+"""`ChatLayout`: the parts of the chat screen and their places at each terminal size."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from localq.tui.terminal.terminal_app import InputPriorityScreen, TerminalScreen
 if TYPE_CHECKING:
     from localq.chat.history.record import Record
 
-WIDE = 120  # columns, from which on the instruments stand at the side
+WIDE = 120  # columns from which the instruments are at the side
 
 
 class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
-    """The conversation, the message, the instruments, the line below them, the list beside them."""
+    """Conversation, prompt, instruments, status line and sidebar."""
 
     AUTO_FOCUS = "Composer"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
@@ -40,19 +40,19 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
     app: ChatApp
 
     def __init__(self, past: InputHistory, record: Record | None, empty: bool) -> None:
-        """record: shown until there is a model. empty: until `fill`, because another screen is seen first."""
+        """record: shown until a model is open. empty: no parts until `fill`, as another screen is shown first."""
         super().__init__()
         self._empty, self._filling = empty, asyncio.Lock()
         self._past, self._record = past, record
 
     def compose(self) -> ComposeResult:
-        """The conversation between other things, the line of what goes on below."""
+        """The parts, unless `empty`."""
         self._classify()
         if not self._empty:
             yield from self._parts()
 
     async def fill(self) -> None:
-        """Make what was left for later; more than once is fine."""
+        """Create the parts that were deferred; may be called again."""
         async with self._filling:
             if self._empty:
                 await self.mount(*self._parts())
@@ -66,43 +66,42 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
         return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), status]
 
     def _classify(self) -> None:
-        """The instruments where there is room for them, and what Textual adds with the first size: every class that
-        comes later has all of the screen styled anew."""
+        """Set the classes for the size before the first frame; a class set later restyles the whole screen."""
         width, height = self.app.size
         sized = ((width, self.HORIZONTAL_BREAKPOINTS), (height, self.VERTICAL_BREAKPOINTS))
         self.add_class(*(max(each for each in points if each[0] <= size)[1] for size, points in sized), update=False)
         self.set_class(width >= WIDE, "instruments", update=False)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Beside the conversation, or a strip below it."""
+        """Instruments at the side, or as a strip below."""
         for each in self.query(InstrumentPanel):
             each.mode = _mode(event.size.width)
 
     @property
     def conversation(self) -> ConversationView:
-        """Turns and jobs."""
+        """The conversation view."""
         return self.query_one(ConversationView)
 
     @property
     def busy(self) -> bool:
-        """A job runs."""
+        """Whether a job runs."""
         return any(each.busy for each in self.query(ConversationView))
 
     @property
     def composer(self) -> Composer:
-        """The message."""
+        """The prompt."""
         return self.query_one(Composer)
 
     @property
     def instruments(self) -> InstrumentPanel:
-        """Speed, memory, times of kernels."""
+        """The instrument panel."""
         return self.query_one(InstrumentPanel)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What is typed before there is anything does nothing."""
+        """Ignore keys before the parts exist."""
         return not self._empty and super().check_action(action, parameters)
 
 
 def _mode(width: int) -> Mode:
-    """Of the instruments, on a screen of so many columns."""
+    """Mode of the instruments at a screen width."""
     return "side" if width >= WIDE else "strip"

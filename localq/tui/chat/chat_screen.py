@@ -1,4 +1,4 @@
-"""The screen of a conversation: the conversation itself, the message, what else is shown beside them, and the keys."""
+"""The chat screen: what its messages and keys do."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from localq.tui.jobs.model_handle import ModelHandle
     from localq.worker.messages import Loaded
 
-LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
+LEAVE_WITHIN_S = 2.0  # a second Esc or Ctrl-C on an empty prompt within this time quits
 
 
 class ChatScreen(ChatLayout):
-    """Everything about one conversation at a time."""
+    """The screen of one conversation at a time."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings("stop"),
@@ -46,24 +46,24 @@ class ChatScreen(ChatLayout):
     ]
 
     def __init__(self, past: InputHistory, record: Record | None = None, empty: bool = False) -> None:
-        """record: shown until there is a model. empty: until `fill`, because another screen is seen first."""
+        """record: shown until a model is open. empty: no parts until `fill`, as another screen is shown first."""
         super().__init__(past, record, empty)
         self._interrupted_at = -LEAVE_WITHIN_S
-        self._edited: int | None = None  # the turn that the next message is said in place of
-        self._loaded: Loaded | None = None  # what the instruments know
-        self._waiting = ""  # a message that was sent before there was a model
+        self._edited: int | None = None  # the turn that the next message replaces
+        self._loaded: Loaded | None = None  # the load that the instruments show
+        self._waiting = ""  # a message sent before the model was loaded
 
-    # ---- what goes on
+    # ---- status
 
     def status(self, **changes: object) -> None:
-        """Show these in the line below: fields of `status_line.Status`."""
+        """Change fields of the status line (`status_line.Status`)."""
         shown = self.query_one(StatusLine)
         shown.status = dataclasses.replace(shown.status, **changes)  # type: ignore[arg-type]
 
     @on(ConversationView.Doing)
     def _doing(self, message: ConversationView.Doing) -> None:
         self.status(**message.changes)
-        if message.changes.get("stopping"):  # seen at once, whatever else is to be drawn
+        if message.changes.get("stopping"):  # drawn at once, before anything else
             self.draw_alone(self.query_one(StatusLine))
         stats = message.changes.get("stats")
         if isinstance(stats, Stats):
@@ -81,24 +81,24 @@ class ChatScreen(ChatLayout):
         self.conversation.profile(self.instruments.show_profile, self.instruments.show_no_profile)
 
     def on_watcher_notice(self, message: WatcherNotice) -> None:
-        """Something to know about how a model is opened."""
+        """Show a notice about opening a model."""
         self.call_later(self.conversation.transcript.notice, message.text)
 
     def on_fetching(self, message: Fetching) -> None:
-        """Bytes of a model."""
+        """Show progress of a fetch."""
         self.status(doing=status_line.transfer_text(f"fetching {message.what}", message.done, message.total))
 
     def on_loading_stage(self, message: LoadingStage) -> None:
-        """The engine process loads."""
+        """Show progress of a load."""
         self.status(doing=status_line.transfer_text(message.stage, message.done, message.total))
 
     async def begin(self, then: Callable[[], object]) -> None:
-        """Show what is gone on with, and open the model `then`: what that imports would hold the other up."""
+        """Show the resumed conversation, `then` open the model, whose imports would delay it."""
         await self.conversation.show_record()
         self.call_after_refresh(then)
 
     async def use_model(self, model: ModelHandle) -> None:
-        """Converse with it; what was sent meanwhile is said now."""
+        """Continue the chat with `model`; send a queued message."""
         await self.conversation.use_model(model)
         self.status(doing="ready")
         self._show_model()
@@ -117,18 +117,20 @@ class ChatScreen(ChatLayout):
                 self.instruments.show_loaded(loaded)
 
     def _show_stats(self) -> None:
-        """Of the last reply of this conversation; not of another, nor where the model reads something else since."""
+        """Show statistics of this conversation's last reply, unless the prompt has changed since (model, summary)."""
         model = self.conversation.model
         if model is not None:
             talk, loaded = model.session.conversation, model.session.loaded
             last = talk.last_reply()
             stats = None if last is None else talk.turns[last].stats
             if stats is not None and stats != self.query_one(StatusLine).status.stats:
-                is_read = talk.model_context()[0] is None and loaded is not None and loaded.context_size == stats.context_size
+                is_read = (
+                    talk.model_context()[0] is None and loaded is not None and loaded.context_size == stats.context_size
+                )
                 stats = stats if is_read else None
             self.status(stats=stats)
 
-    # ---- saying something
+    # ---- sending
 
     @on(Composer.Sent)
     def _sent(self, message: Composer.Sent) -> None:
@@ -137,18 +139,20 @@ class ChatScreen(ChatLayout):
             self.app.leave()
         elif self.conversation.busy:
             self.composer.give_back(message.text)
-            self.notify("A reply is on its way: Esc stops it.", markup=False)
+            self.notify("A reply is running; Esc stops it.", markup=False)
         else:
             self.composer.past.add(message.text)
             if self.conversation.model is None:
                 self._waiting = message.text
-                self.call_later(self.conversation.transcript.notice, f"said when the model is there: {message.text}")
+                self.call_later(
+                    self.conversation.transcript.notice, f"queued until the model is loaded: {message.text}"
+                )
             else:
                 self._send(message.text)
 
     def _send(self, text: str) -> None:
         edited, self._edited = self._edited, None
-        self._interrupted_at = -LEAVE_WITHIN_S  # what stops this reply is no second press
+        self._interrupted_at = -LEAVE_WITHIN_S  # stopping this reply does not count as a first press
         if text.startswith("/") and not text.startswith("//"):
             self._do(text.strip())
         else:
@@ -161,10 +165,10 @@ class ChatScreen(ChatLayout):
         elif self.conversation.model is not None:
             self.conversation.run_command(line)
         else:
-            self.notify("Not now: there is no model yet.", markup=False)
+            self.notify("The model is not loaded yet.", markup=False)
 
     def take_command(self, name: str, whole: bool) -> None:
-        """Out of the palette: done as if it were sent, or begun in the message where more words may follow."""
+        """Run a command from the palette, or put it into the prompt if it takes arguments."""
         if whole:
             self.post_message(Composer.Sent(name))
         else:
@@ -176,12 +180,12 @@ class ChatScreen(ChatLayout):
         self._edited = message.number
         self.composer.put(message.text)
         self.composer.focus()
-        self.notify("Sent, it is said in place of that message. Esc leaves that as it was.", markup=False)
+        self.notify("Editing: sending replaces the message; Esc cancels.", markup=False)
 
     # ---- keys
 
     def action_stop(self) -> None:
-        """Stop what runs; at an empty message, twice within LEAVE_WITHIN_S, leave."""
+        """Copy a selection, close a list, stop a reply, cancel an edit; twice on an empty prompt: quit."""
         if selected := self.get_selected_text():
             self.conversation.run_aside(lambda: TuiHost(self.app).copy(selected))
             self.clear_selection()
@@ -195,27 +199,27 @@ class ChatScreen(ChatLayout):
         elif not self.composer.has_focus:
             self._back_to_writing()
         elif self.composer.text:
-            self.notify("Ctrl-Q leaves.", markup=False)
+            self.notify("Ctrl-Q quits.", markup=False)
         elif time.monotonic() - self._interrupted_at < LEAVE_WITHIN_S:
             self.app.leave(ExitCode.INTERRUPTED)
         else:
             self._interrupted_at = time.monotonic()
-            self.notify("Once more leaves.", timeout=LEAVE_WITHIN_S, markup=False)
+            self.notify("Press again to quit.", timeout=LEAVE_WITHIN_S, markup=False)
 
     def action_new(self) -> None:
-        """Another conversation."""
+        """Start a new conversation."""
         self._do("/new")
 
     def action_copy(self) -> None:
-        """The last reply."""
+        """Copy the last reply."""
         self._do("/copy")
 
     def action_thinking(self) -> None:
-        """Fold or unfold what was thought."""
+        """Show or hide thinking."""
         self.conversation.transcript.toggle_thinking()
 
     async def action_sidebar(self) -> None:
-        """Show or hide the conversations."""
+        """Show or hide the list of conversations."""
         self.toggle_class("sidebar")
         if self.has_class("sidebar"):
             await self.query_one(Sidebar).open(self.app.start_with.search_store, self.conversation.number)
@@ -223,17 +227,17 @@ class ChatScreen(ChatLayout):
             self.composer.focus()
 
     async def action_sessions(self) -> None:
-        """Look for one."""
+        """Search conversations."""
         self.add_class("sidebar")
         await self.query_one(Sidebar).open(self.app.start_with.search_store, self.conversation.number, search=True)
 
     def on_sessions_panel_chosen(self, message: SessionsPanel.Chosen) -> None:
-        """Go on with it."""
+        """Resume the chosen conversation."""
         self.conversation.resume(self.app.start_with.search_store, message.id)
         self._back_to_writing()
 
     def on_sessions_panel_new(self) -> None:
-        """Begin one."""
+        """Start a new conversation."""
         self.action_new()
         self._back_to_writing()
 
@@ -243,11 +247,11 @@ class ChatScreen(ChatLayout):
         self.composer.focus()
 
     def action_profile(self) -> None:
-        """Time a step, once no reply runs."""
+        """Profile a decode step, after the running reply."""
         self.instruments.action_profile()
 
     def action_instruments(self) -> None:
-        """Show or hide them; where they are a strip, all of them over the whole screen comes between."""
+        """Show or hide the instruments; from the strip, show them on the whole screen first."""
         if self.instruments.mode == "side" or not self.has_class("instruments"):
             self.toggle_class("instruments")
         else:
@@ -257,18 +261,18 @@ class ChatScreen(ChatLayout):
         self.remove_class("instruments")
 
     def action_jump(self) -> None:
-        """Between the message and the conversation."""
+        """Switch the focus between prompt and conversation."""
         if self.composer.has_focus:
             self.conversation.transcript.focus_last()
         else:
             self.composer.focus()
 
     def action_page_up(self) -> None:
-        """The conversation, wherever the focus is."""
+        """Scroll the conversation one page up."""
         self.conversation.transcript.scroll_page_up(animate=False)
 
     def action_page_down(self) -> None:
-        """The conversation, wherever the focus is."""
+        """Scroll the conversation one page down."""
         self.conversation.transcript.scroll_page_down(animate=False)
 
     @on(TranscriptView.WriteRequested)
@@ -282,13 +286,13 @@ class ChatScreen(ChatLayout):
     @on(Composer.EditorRequested)
     def _open_editor(self) -> None:
         try:
-            self.composer.put(self.app.edit_text(self.composer.text, "Write it here."))
+            self.composer.put(self.app.edit_text(self.composer.text, "Write the message here."))
         except LocalqError as error:
             self.conversation.post_message(JobFailed(error))
 
 
 def _meant(name: str) -> str:
-    """The command that an alias stands for."""
+    """The command of an alias."""
     from localq.chat.commands import ALIASES  # start-up cost
 
     return ALIASES.get(name, name)

@@ -1,4 +1,4 @@
-"""The list of what can stand where a word was begun, above the message."""
+"""The list of completions above the prompt."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from textual.widgets.option_list import Option
 
 
 class Completions(OptionList, can_focus=False):
-    """The list above the message; hidden while there is nothing to choose."""
+    """Completions of the current word; hidden while there are none."""
 
     class Chosen(Message):
-        """`text` is to stand in place of the word."""
+        """`text` was chosen, to replace the word."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -25,7 +25,7 @@ class Completions(OptionList, can_focus=False):
         self._texts: list[str] = []
 
     def offer(self, found: list[tuple[str, str]]) -> None:
-        """Show these, the first marked; none hides the list."""
+        """Show these, the first highlighted; an empty list hides the widget."""
         self.clear_options()
         self._texts = [text for text, _ in found]
         self.display = bool(found)
@@ -35,12 +35,12 @@ class Completions(OptionList, can_focus=False):
             self.highlighted = 0
 
     def move(self, by: int) -> None:
-        """Mark another, around the ends."""
+        """Move the highlight, wrapping around."""
         if self._texts:
             self.highlighted = ((self.highlighted or 0) + by) % len(self._texts)
 
     def marked(self) -> str | None:
-        """The text that is marked."""
+        """The highlighted text."""
         return self._texts[self.highlighted] if self._texts and self.highlighted is not None else None
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -50,14 +50,14 @@ class Completions(OptionList, can_focus=False):
 
 
 def command_completions(word: str) -> list[tuple[str, str]]:
-    """See `commands.completing`."""
+    """See `commands.completion`."""
     from localq.chat.commands import completion  # start-up cost
 
     return completion.command_completions(word)
 
 
 def file_completions(word: str) -> list[tuple[str, str]]:
-    """See `commands.completing`. Reads the disk."""
+    """See `commands.completion`. Reads the disk."""
     from localq.chat.commands import completion  # as above
 
     return completion.file_completions(word)

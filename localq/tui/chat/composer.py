@@ -1,7 +1,4 @@
-"""Where a message is written: several lines, history, completion of commands and file names, an external editor.
-
-Knows what is typed, and posts it; what a message means is the screen's business.
-"""
+"""The prompt: several lines, history, completion, external editor. It posts messages; the screen handles them."""
 
 from __future__ import annotations
 
@@ -20,31 +17,31 @@ from localq.tui.terminal.terminal_app import InputPriorityScreen
 
 PLACEHOLDER = "Message, or / for commands"
 QUOTES = '"' * 3
-LONGEST = 20_000  # characters of a line that is broken into rows: Textual (8.2) counts all of it again at every key
+LONGEST = 20_000  # characters of a line that is wrapped: Textual (8.2) measures all of it at every key
 
 
 class Composer(TakesInputFirst, TextArea):
-    """A text of 1 to 10 rows; grows with what is in it."""
+    """A text field of 1 to 10 rows that grows with its text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings("send", "newline", "editor", "complete", "older", "newer", "leave"),
     ]
 
     class Sent(Message):
-        """A message, or a line that begins with a slash."""
+        """A message or command was sent."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class EditorRequested(Message):
-        """The text is to be opened in an editor."""
+        """Open the text in an editor."""
 
     class LeaveRequested(Message):
-        """Ctrl-D where nothing is written."""
+        """Ctrl-D on an empty prompt."""
 
     class WordTyped(Message):
-        """The word before the cursor is another than before; `start` is its column on the line of the cursor."""
+        """The word before the cursor has changed."""
 
         def __init__(self, word: str, at_beginning: bool) -> None:
             super().__init__()
@@ -58,7 +55,7 @@ class Composer(TakesInputFirst, TextArea):
             self.by = by
 
     class CompletionTaken(Message):
-        """The completion that is marked is to be taken."""
+        """Use the highlighted completion."""
 
     def __init__(self, past: InputHistory, id: str | None = None) -> None:
         super().__init__(
@@ -72,27 +69,26 @@ class Composer(TakesInputFirst, TextArea):
         self._word = ""
 
     def on_resize(self, event: events.Resize) -> None:
-        """What stands in an empty message; Textual cannot draw it in no columns at all, nor in few as words."""
+        """The placeholder, where it fits; Textual fails to draw it in zero columns."""
         self.placeholder = PLACEHOLDER if event.size.width > 9 else ""
 
     # ---- typing
 
     async def on_event(self, event: events.Event) -> None:
-        """Textual's; what is typed is seen at once."""
+        """As Textual's, but draw typed keys at once."""
         await super().on_event(event)
         if is_typed(event) and isinstance(self.screen, InputPriorityScreen):
             self.screen.draw_first(self)
 
     async def _on_key(self, event: events.Key) -> None:
-        """What a key is bound to is done here and now: by way of the screen, where Textual does it, letters that were
-        typed behind it come before it when the screen is behind."""
-        if event.key == "enter":  # what it does is a binding, which the user may have changed
+        """Run the binding of a key here: through the screen, as in Textual, letters typed later can overtake it."""
+        if event.key == "enter":  # its action is a binding, which the user may change
             event.prevent_default()
         if not event.is_printable:
             found = self.screen.active_bindings.get(event.key)
             if found is None or found.node is not self or not found.enabled:
                 return
-            # What is not done is for the screen: Ctrl-C copies what is selected, or stops a reply.
+            # Unhandled keys go to the screen: Ctrl-C copies a selection, or stops a reply.
             if await self.app.run_action(found.binding.action, self):
                 event.stop()
                 event.prevent_default()
@@ -105,19 +101,19 @@ class Composer(TakesInputFirst, TextArea):
             self.move_cursor(result.end_location)
 
     def word(self) -> str:
-        """What stands between the last blank and the cursor."""
+        """The word before the cursor."""
         row, column = self.cursor_location
         before = self.document[row][:column]
         return before[max(before.rfind(" "), before.rfind("\t")) + 1 :]
 
     def replace_word(self, text: str) -> None:
-        """Put `text` in its place."""
+        """Replace the word before the cursor."""
         row, column = self.cursor_location
         self.replace(text, (row, column - len(self.word())), (row, column))
 
     def on_text_area_changed(self) -> None:
-        """Tell of another word under the cursor."""
-        if not self.soft_wrap:  # what was too long may be deleted
+        """Post `WordTyped` where the word has changed."""
+        if not self.soft_wrap:  # the long line may be gone
             self._break_lines_of(self.text)
         row, column = self.cursor_location
         word = self.word()
@@ -126,11 +122,11 @@ class Composer(TakesInputFirst, TextArea):
             self.post_message(self.WordTyped(word, row == 0 and column == len(word)))
 
     def _break_lines_of(self, text: str) -> None:
-        """Into rows, or, where one is too long for that, not at all."""
+        """Wrap lines, unless one is longer than LONGEST."""
         self.soft_wrap = max(map(len, text.split("\n"))) <= LONGEST
 
     def put(self, text: str) -> None:
-        """Show `text`, the cursor behind it."""
+        """Show `text`, with the cursor at its end."""
         self._break_lines_of(text)
         self.text = text
         self.move_cursor(self.document.end)
@@ -138,7 +134,7 @@ class Composer(TakesInputFirst, TextArea):
     # ---- what keys do
 
     def action_send(self) -> None:
-        """Post what is written and begin anew: here, for whoever takes it may be behind the keys."""
+        """Post the text and clear the prompt; here, because the receiver may lag behind the keys."""
         if self.completing:
             self.post_message(self.CompletionTaken())
         elif self.cursor_location == self.document.end and is_open(self.text):
@@ -150,33 +146,33 @@ class Composer(TakesInputFirst, TextArea):
             self.post_message(self.Sent(text))
 
     def give_back(self, text: str) -> None:
-        """It was not taken: it stands where it was, before what was typed since."""
+        """Put back a text that was not accepted, before what was typed since."""
         self.put(text + self.text)
 
     def action_newline(self) -> None:
-        """Break the line."""
+        """Insert a line end."""
         self._replace_via_keyboard("\n", *self.selection)
 
     def action_editor(self) -> None:
-        """Ask for an editor."""
+        """Open an editor."""
         self.post_message(self.EditorRequested())
 
     def action_complete(self) -> None:
-        """Take the completion that is marked."""
+        """Use the highlighted completion, or focus the next widget."""
         if self.completing:
             self.post_message(self.CompletionTaken())
         else:
             self.screen.focus_next()
 
     def action_leave(self) -> None:
-        """Leave where nothing is written, else delete to the right."""
+        """Quit on an empty prompt, else delete to the right."""
         if self.text:
             self.action_delete_right()
         else:
             self.post_message(self.LeaveRequested())
 
     def action_older(self) -> None:
-        """Up: in the list of completions, in the text, or to the message before."""
+        """Up: in completions, in the text, or to the previous message."""
         if self.completing:
             self.post_message(self.CompletionMoved(-1))
         elif self.cursor_at_first_line and (found := self.past.older(self.text)) is not None:
@@ -185,7 +181,7 @@ class Composer(TakesInputFirst, TextArea):
             self.action_cursor_up()
 
     def action_newer(self) -> None:
-        """Down, likewise."""
+        """Down: in completions, in the text, or to the next message."""
         if self.completing:
             self.post_message(self.CompletionMoved(1))
         elif self.cursor_at_last_line and (found := self.past.newer()) is not None:
@@ -195,13 +191,12 @@ class Composer(TakesInputFirst, TextArea):
 
 
 def is_open(text: str) -> bool:
-    """More is to come, as in the line chat: behind a backslash, and between triple quotes. Code that has some of its
-    own has them in pairs."""
+    """Whether more lines follow: after a backslash, or within triple quotes (code has them in pairs)."""
     return text.endswith("\\") or (text.lstrip().startswith(QUOTES) and text.count(QUOTES) % 2 == 1)
 
 
 def unquoted(text: str) -> str:
-    """What stands between the triple quotes, where they are around all of it."""
+    """`text` without triple quotes around all of it."""
     inner = text.strip()
     if inner.startswith(QUOTES) and inner.endswith(QUOTES) and inner.count(QUOTES) == 2:
         return inner.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")

@@ -1,4 +1,4 @@
-"""The message with the list of what can complete it."""
+"""The prompt with its completions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from localq.tui.chat.composer import Composer
 
 
 class ComposerArea(Vertical):
-    """Posts what `Composer` posts, but for its wishes about completions, which are fulfilled here."""
+    """A `Composer` and its `Completions`; handles the messages about completions."""
 
     class Offered(Message):
-        """Names that begin with `word`."""
+        """File names that begin with `word` were found."""
 
         def __init__(self, word: str, found: list[tuple[str, str]]) -> None:
             super().__init__()
@@ -28,12 +28,12 @@ class ComposerArea(Vertical):
         self._past = past
 
     def compose(self) -> ComposeResult:
-        """The list stands above the message."""
+        """The list above the prompt."""
         yield Completions(id="completions")
         yield Composer(self._past, id="composer")
 
     def close_list(self) -> bool:
-        """Offer nothing more; False where nothing was offered."""
+        """Close the list; return whether it was open."""
         was_open = self.query_one(Completions).display
         self._offer([])
         return was_open
@@ -53,7 +53,7 @@ class ComposerArea(Vertical):
         self.post_message(self.Offered(word, completions.file_completions(word)))
 
     def on_composer_area_offered(self, message: Offered) -> None:
-        """Names were found; the word may be another by now."""
+        """Show found names, unless the word has changed."""
         if message.word == self.query_one(Composer).word():
             self._offer(message.found)
 

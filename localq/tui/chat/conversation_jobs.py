@@ -1,6 +1,6 @@
-"""What works at a conversation beside the screen: one job, or a profile, at a time touches the session, in a thread.
+"""Jobs of a conversation: one reply, command or profile at a time uses the session, in a thread.
 
-A job is a reply or a command. What it says comes as messages (`session_job`), what a reply streams through a feed.
+A job posts messages (`session_job`); a reply streams through a `ReplyBuffer`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from localq.tui.jobs.model_handle import ModelHandle
 
 
 class ConversationJobs(Vertical):
-    """`busy`: a job runs. Whoever draws what comes of one says with `job_ended` when that is done."""
+    """Runs jobs. busy: a job runs; it ends with `finish_job`, when its result is drawn."""
 
     class Doing(Message):
-        """Something of the line of what goes on has changed: fields of `status_line.Status`."""
+        """Changed fields of `status_line.Status`."""
 
         def __init__(self, **changes: Any) -> None:
             super().__init__()
             self.changes = changes
 
     class Free(Message):
-        """Everything of the job is drawn."""
+        """No job runs, and the last one is drawn."""
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -40,12 +40,12 @@ class ConversationJobs(Vertical):
         self._feed: ReplyBuffer | None = None
         self._stop = threading.Event()
         self._profiling = False
-        self._next: SessionWork | None = None  # to be started when the profile is taken
+        self._next: SessionWork | None = None  # started after the profile
 
     def profile(self, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
-        """Time a step of the model, while no job runs; what is started meanwhile comes after it."""
+        """Profile a decode step while no job runs; a job started meanwhile waits."""
         if self.busy or self.model is None:
-            fail("the model was at work")
+            fail("the model was busy")
             return
         self.busy = self._profiling = True
         self._profile(self.model, show, fail)
@@ -60,13 +60,13 @@ class ConversationJobs(Vertical):
             self.post_message(session_job.JobEnded())
 
     def start(self, job: SessionWork) -> None:
-        """Run `job` in a thread, if no other runs; what it streams is a reply."""
+        """Run `job` in a thread, if no other runs."""
         if self._profiling:
             self._next = job
             return
         if self.busy or self.model is None:
-            why = "there is no model yet" if self.model is None else "the model is at work; Esc stops it"
-            self.notify(f"Not now: {why}.", markup=False)
+            why = "The model is not loaded yet." if self.model is None else "The model is busy; Esc stops it."
+            self.notify(why, markup=False)
             return
         self.busy = True
         self._stop.clear()
@@ -78,17 +78,17 @@ class ConversationJobs(Vertical):
         session_job.run(job, model, feed, self._stop, self.post_message)
 
     def stop_job(self) -> None:
-        """Stop it and keep what there is; a second time ends the engine process, which the next message starts anew."""
+        """Stop the job and keep its text; a second time kill the engine process, which the next message restarts."""
         model = self.model
         if model is None or not self.busy:
             return
         end = model.close if self._stop.is_set() else model.session.stop
         self._stop.set()
         self.post_message(self.Doing(stopping=True))
-        threading.Thread(target=end, daemon=True).start()  # a pipe may be full: the screen waits for nothing
+        threading.Thread(target=end, daemon=True).start()  # a pipe may be full: the screen must not wait
 
     def finish_job(self) -> None:
-        """All that came of it is drawn: what waited for that begins."""
+        """The job is drawn: start the one that waits."""
         self._feed = None
         self.busy = self._profiling = False
         self.post_message(self.Doing(doing="ready", stopping=False))
@@ -99,7 +99,7 @@ class ConversationJobs(Vertical):
 
     @work(thread=True, group="telling")
     def run_aside(self, job: Callable[[], str]) -> None:
-        """In a thread: something that does not touch the session, and what it says."""
+        """Run something that does not use the session in a thread; show its notice."""
         try:
             self.app.call_from_thread(self.notify, job(), markup=False)
         except LocalqError as error:

@@ -1,7 +1,6 @@
-"""What a thread has received of a reply and the screen has not drawn yet: pieces are gathered here, and taken together.
+"""`ReplyBuffer`: text of a reply that is received and not drawn yet.
 
-A model of 600 tokens a second would post as many messages as there are keys in an hour of typing; the screen looks in
-here a few times a second instead, and typing stays quick.
+The screen polls it a few times a second, instead of handling a message for each of up to 600 tokens a second.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from localq.stats import Stats
 if TYPE_CHECKING:
     from localq.chat.reply import Reply, ReplyPiece
 
-EVERY_S = 0.05  # between two looks
+EVERY_S = 0.05  # between two polls
 
 
 @dataclass(frozen=True)
 class BufferedReply:
-    """What came since the last look. stats: the newest, None where nothing came; reply: the end."""
+    """Text since the last poll. stats: the newest, None without news; reply: the end."""
 
     thought: str = ""
     text: str = ""
@@ -30,7 +29,7 @@ class BufferedReply:
 
 
 class ReplyBuffer:
-    """One reply. `put` in one thread, `take` in another."""
+    """Buffer of one reply; `put` in one thread, `take` in another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,8 +40,8 @@ class ReplyBuffer:
         self._reply: Reply | None = None
 
     def put(self, part: ReplyPiece | Reply) -> None:
-        """The next part of the reply."""
-        from localq.chat.reply import Reply  # start-up cost; whoever has one has imported it
+        """Add a part of the reply."""
+        from localq.chat.reply import Reply  # start-up cost
 
         with self._lock:
             self._stats = part.stats
@@ -56,7 +55,7 @@ class ReplyBuffer:
                 self._notices.append(part.notice)
 
     def take(self) -> BufferedReply:
-        """All of it that was not taken yet."""
+        """Return and clear the buffered text."""
         with self._lock:
             taken = BufferedReply(
                 "".join(self._thoughts), "".join(self._texts), self._stats, tuple(self._notices), self._reply

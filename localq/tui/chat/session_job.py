@@ -1,4 +1,4 @@
-"""What touches the session, in a thread: a reply or a command. It posts what comes of it; only one runs at a time."""
+"""A job on the session in a thread: a reply or a command. It posts its results; one runs at a time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SessionWork = Callable[[], "str | Replies | SwitchModel"]
 
 
 class ReplyBegan(Message):
-    """The question of a reply is in the conversation; the reply comes through the feed."""
+    """A reply has begun; its text comes through the buffer."""
 
 
 class JobNotice(Message):
-    """What a job has to say; it may be nothing."""
+    """The notice of a job; may be empty."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class JobNotice(Message):
 
 
 class SwitchRequested(Message):
-    """The conversation is to go on with another model."""
+    """Continue the conversation with another model."""
 
     def __init__(self, switch: SwitchModel) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class SwitchRequested(Message):
 
 
 class JobFailed(Message):
-    """An error that users meet."""
+    """A job failed with a LocalqError."""
 
     def __init__(self, error: LocalqError) -> None:
         super().__init__()
@@ -52,8 +52,10 @@ class JobEnded(Message):
     """The last message of a job."""
 
 
-def run(job: SessionWork, model: ModelHandle, feed: ReplyBuffer, stop: threading.Event, post: Callable[[Message], object]) -> None:
-    """Do `job`; what it streams is gathered in `feed`. `stop` is set when the user wants no more of it."""
+def run(
+    job: SessionWork, model: ModelHandle, feed: ReplyBuffer, stop: threading.Event, post: Callable[[Message], object]
+) -> None:
+    """Run `job`; a reply goes into `feed`. stop: set when the user stops it."""
     from localq.chat.commands.models import SwitchModel  # start-up cost
 
     try:
@@ -72,8 +74,8 @@ def run(job: SessionWork, model: ModelHandle, feed: ReplyBuffer, stop: threading
 
 
 def _gather(parts: Replies, model: ModelHandle, feed: ReplyBuffer, stop: threading.Event) -> None:
-    with contextlib.closing(parts):  # closed: what came of it is kept
-        if stop.is_set():  # before there was an answer to stop
+    with contextlib.closing(parts):  # closing keeps the text so far
+        if stop.is_set():  # stopped before the reply began
             model.session.stop()
         model.load()
         for part in parts:

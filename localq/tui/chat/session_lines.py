@@ -1,4 +1,4 @@
-"""A saved conversation as lines of a list: what it is called, when it was last used. Titles are data, never markup."""
+"""Lines of a saved conversation in the list: title, time, turns, model. Titles are plain text, never markup."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from localq.wording import local_time
 
 
 def prompt(each: RecordSummary, current: int | None, now_s: float) -> str:
-    """Two lines; ">" before the title of the conversation that is shown."""
+    """Two lines; the current conversation has ">" before its title."""
     mark = ">" if each.id == current else " "
     turns = "1 turn" if each.turns == 1 else f"{each.turns} turns"
-    model = Path(each.model).name  # of a model that is a folder, its name is enough here
+    model = Path(each.model).name  # for a folder its name is enough
     return f"{mark} {one_line(each.title)}\n  {when(each.changed_s, now_s)}, {turns}, {one_line(model)}"
 
 
 def when(changed_s: float, now_s: float) -> str:
-    """ "now", "5 min ago", "3 h ago", "yesterday", "2025-01-31"; a clock that was set back gives the date."""
+    """ "now", "5 min ago", "3 h ago", "yesterday" or a date; a date too for a time in the future."""
     minutes = (now_s - changed_s) / 60
     if 0 <= minutes < 24 * 60:
         return "now" if minutes < 1 else f"{minutes:.0f} min ago" if minutes < 60 else f"{minutes / 60:.0f} h ago"
@@ -27,5 +27,5 @@ def when(changed_s: float, now_s: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Without what would break or hide it."""
+    """`text` sanitized, on one line."""
     return " ".join(sanitize(text).split())

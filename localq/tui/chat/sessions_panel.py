@@ -1,4 +1,4 @@
-"""The list of conversations: search as you type, rename, delete with undo, choose, begin one. By keys and by mouse."""
+"""The list of conversations: search, rename, delete with undo, resume, start a new one."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from localq.tui.jobs.job import Job
 from localq.tui.jobs.thread_messages import PostingWatcher
 from localq.tui.keys import active_key, bindings
 
-LIMIT = 200  # conversations that are listed; the search looks into all
-PAUSE_S = 0.15  # of the typist, before the search begins
+LIMIT = 200  # conversations in the list; the search covers all
+PAUSE_S = 0.15  # pause in typing before a search
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _List(OptionList):
 
 
 class SessionsPanel(Widget):
-    """Conversations of `store`, the last used first. What is slow runs in a thread."""
+    """Conversations of `store`, the last used first. Queries run in a thread."""
 
     DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     BINDINGS: ClassVar = [
@@ -62,14 +62,14 @@ class SessionsPanel(Widget):
     ]
 
     class Chosen(Message):
-        """The conversation `id` is wanted."""
+        """Resume the conversation `id`."""
 
         def __init__(self, id: int) -> None:
             super().__init__()
             self.id = id
 
     class New(Message):
-        """A new one is wanted."""
+        """Start a new conversation."""
 
     def __init__(self, store: ConversationStore, current_id: int | None = None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class SessionsPanel(Widget):
 
     def compose(self) -> ComposeResult:
         yield _Search(placeholder="Search", compact=True, id="search")
-        yield Input(placeholder="Its new title", compact=True, id="title")
+        yield Input(placeholder="New title", compact=True, id="title")
         yield _List(markup=False, compact=True, id="list")
         yield Static("", id="about", markup=False)
         with Horizontal(id="buttons"):
@@ -91,36 +91,36 @@ class SessionsPanel(Widget):
                 yield Button(name.capitalize(), id=name, compact=True)
 
     def on_mount(self) -> None:
-        """The list."""
+        """Load the list."""
         self.query_one("#title").display = False
         self._describe()
         self._work(lambda: "")
 
     def on_unmount(self) -> None:
-        """An app that ends does not wait."""
+        """Abandon the query, so that the app can exit."""
         if self._job is not None:
             self._job.abandon()
 
     def refresh_list(self, current_id: int | None) -> None:
-        """Something was saved, or `current_id` is the conversation now."""
+        """Reload; `current_id` is the current conversation."""
         self._current = current_id
         self._work(lambda: "")
 
     # ---- the store, in a thread
 
     def _work(self, change: Callable[[], str]) -> None:
-        """`change` something (the note that it returns is shown), then list what there is."""
+        """Run `change` (its return value is shown as a note), then reload the list."""
         matching = self.query_one("#search", Input).value.strip()
 
         def work(watcher: PostingWatcher) -> _Listed:
             try:
                 note = change()
-            except LocalqError as error:  # the list may be old: it is read anew all the same
+            except LocalqError as error:  # reload anyway: the list may be outdated
                 note = str(error)
             return _Listed(self._store.summaries(matching, LIMIT), note)
 
         if self._job is not None:
-            self._job.abandon()  # what it listed is old; what it changes it changes all the same
+            self._job.abandon()  # its list is outdated; its change still happens
         self._job = Job("conversations", work, self.post_message)
         self._job.start()
 
@@ -140,7 +140,7 @@ class SessionsPanel(Widget):
 
     @property
     def summary(self) -> RecordSummary | None:
-        """The one under the cursor."""
+        """The highlighted conversation."""
         at = self.query_one("#list", OptionList).highlighted
         return self._summaries[at] if at is not None and at < len(self._summaries) else None
 
@@ -158,7 +158,7 @@ class SessionsPanel(Widget):
 
     @property
     def summary_id(self) -> int | None:
-        """Of what the cursor stood on when the list was drawn, which `summary` no longer knows after a change."""
+        """Number of the conversation highlighted in the drawn list, also after `_summaries` has changed."""
         shown = self.query_one("#list", OptionList)
         option = shown.highlighted_option
         return int(option.id) if option is not None and option.id is not None else None
@@ -166,15 +166,15 @@ class SessionsPanel(Widget):
     def _describe(self) -> None:
         found, summary = len(self._summaries), self.summary
         if self._renaming is not None:
-            told = f"Enter renames, {active_key(self.screen, 'sidebar_back')} does not"
+            text = f"Enter: rename; {active_key(self.screen, 'sidebar_back')}: cancel"
         elif self._note:
-            told = self._note
+            text = self._note
         elif summary is None:
-            told = "" if self._job is not None else "None yet" if not self._searched else "Nothing found"
+            text = "" if self._job is not None else "No conversations yet" if not self._searched else "No match"
         else:
-            more = f" ({LIMIT} newest; search for others)" if found >= LIMIT else ""
-            told = f"{one_line(summary.title)}, {one_line(summary.model)}{more}"
-        self.query_one("#about", Static).update(sanitize(told))
+            more = f" (newest {LIMIT}; search for others)" if found >= LIMIT else ""
+            text = f"{one_line(summary.title)}, {one_line(summary.model)}{more}"
+        self.query_one("#about", Static).update(sanitize(text))
 
     @property
     def _searched(self) -> str:
@@ -217,7 +217,7 @@ class SessionsPanel(Widget):
         await self.run_action(message.button.id or "")
 
     def action_back(self) -> None:
-        """Out of a title, then out of a search; what is left is the screen's."""
+        """Cancel a rename, then clear a search; else let the screen handle the key."""
         if self._renaming is not None:
             self._end_renaming()
         elif self._searched:
@@ -227,15 +227,15 @@ class SessionsPanel(Widget):
             raise SkipAction
 
     def action_new(self) -> None:
-        """Begin one."""
+        """Start a new conversation."""
         self.post_message(self.New())
 
     def action_search(self) -> None:
-        """To the search."""
+        """Focus the search."""
         self.query_one("#search").focus()
 
     def action_rename(self) -> None:
-        """Its title becomes a line to write in."""
+        """Edit the title."""
         summary = self.summary
         if summary is None:
             return
@@ -267,7 +267,7 @@ class SessionsPanel(Widget):
         self._describe()
 
     def action_delete(self) -> None:
-        """Put it away; it can be brought back."""
+        """Delete a conversation, with undo."""
         summary = self.summary
         if summary is None:
             return
@@ -277,19 +277,19 @@ class SessionsPanel(Widget):
         def delete() -> str:
             self._store.delete(summary.id)
             self._deleted.append(summary)
-            return f"Deleted: {one_line(summary.title)}. {undo} brings it back, for a day."
+            return f"Deleted: {one_line(summary.title)}. Undo: {undo}"
 
         self._work(delete)
 
     def action_undo(self) -> None:
-        """Bring back what was deleted last."""
+        """Restore the last deleted conversation."""
         if not self._deleted:
-            self._tell("Nothing was deleted here.")
+            self._tell("Nothing to undo.")
             return
         summary = self._deleted.pop()
 
         def restore() -> str:
             self._store.restore(summary.id)
-            return f"Here again: {one_line(summary.title)}"
+            return f"Restored: {one_line(summary.title)}"
 
         self._work(restore)

@@ -1,4 +1,4 @@
-"""Where the list of conversations stands: it is made when it is first shown, since it costs start-up time."""
+"""The sidebar: place of the list of conversations, which is created when first shown (start-up cost)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from localq.chat.history.store import ConversationStore
 
 
 class Sidebar(Vertical):
-    """Beside the conversation, or in its place where the screen is narrow."""
+    """At the side of the conversation, or in its place on a narrow screen."""
 
     async def open(self, store: ConversationStore, current: int | None, search: bool = False) -> None:
-        """The conversations of `store`, with the focus on them or on their search; `current` is marked."""
+        """Show the conversations of `store` and focus the list or the search; `current` is marked."""
         from localq.tui.chat.sessions_panel import SessionsPanel
 
         if not self.children:
@@ -21,7 +21,7 @@ class Sidebar(Vertical):
         self.query("#search" if search else "#list").focus()
 
     def reload(self, current: int | None) -> None:
-        """Something was saved; nothing where the list was never shown."""
+        """Reload the list, if it was ever shown."""
         if self.children:
             from localq.tui.chat.sessions_panel import SessionsPanel
 

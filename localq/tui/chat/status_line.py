@@ -1,7 +1,4 @@
-"""The line under a conversation: what the model is doing, how full its context is, how fast it is, which one it is.
-
-What matters least leaves first where the line is narrow. Text alone says everything; colour adds nothing to it.
-"""
+"""The status line: phase, context, speed, model. On a narrow screen the least important parts are dropped first."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 @dataclass(frozen=True)
 class Status:
-    """What the line shows.
+    """Content of the status line.
 
-    doing  what goes on outside of a reply: "loading", "ready", or an order to the user; empty while a reply runs
-    stats  of the reply that runs or was the last; None = there was none
-    thinking, stopping   of the reply that runs
-    model, format, device   empty until they are known
-    hint   where there is room for it
+    doing  state outside a reply, such as "loading" or "ready"; empty while a reply runs
+    stats  of the running or last reply; None: no reply yet
+    thinking, stopping   of the running reply
+    model, format, device   empty until known
+    hint   shown if there is room
     """
 
     doing: str = ""
@@ -42,7 +39,7 @@ class Status:
 
 
 def phase(status: Status) -> str:
-    """What goes on, in words."""
+    """The current phase in words."""
     stats = status.stats
     if status.stopping:
         return "stopping"
@@ -55,19 +52,19 @@ def phase(status: Status) -> str:
 
 
 def transfer_text(what: str, done: int, total: int) -> str:
-    """ "reading weights 35 % of 98.4 MB"; what is not counted has no share."""
+    """Progress such as "reading weights 35% of 98.4 MB"; without a share where bytes are not counted."""
     return f"{what} {done / total:.0%} of {human_bytes(total)}" if total else what
 
 
 def bar(share: float, cells: int = BAR_CELLS) -> str:
-    """`share` (0 to 1) of `cells` cells, in eighths."""
+    """A bar: `share` (0 to 1) of `cells` cells, in eighths."""
     eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(cells, "░")
 
 
 def line(status: Status, width: int) -> str:
-    """The line of at most `width` cells; what has the highest rank stays."""
+    """The line in at most `width` cells; parts of the lowest rank are dropped."""
     parts = [(rank, text) for rank, text in _parts(status) if text]
     while parts and cell_len(_joined(parts)) > width:
         if len(parts) == 1:
@@ -81,7 +78,7 @@ def _joined(parts: list[tuple[int, str]]) -> str:
 
 
 def _parts(status: Status) -> list[tuple[int, str]]:
-    """(rank, text) in the order of the line. The bar and its figures are one part, or the figures alone."""
+    """Parts as (rank, text), in the order of the line."""
     stats = status.stats
     parts = [(9, phase(status))]
     if stats is not None:
@@ -90,7 +87,7 @@ def _parts(status: Status) -> list[tuple[int, str]]:
         parts.append((4, bar(stats.context_fill) if stats.context_size else ""))
         parts.append((8, f"{stats.tokens_per_s:.1f} tok/s" if stats.tokens_per_s else ""))
         first_s = stats.time_to_first_token_s
-        parts.append((5, f"first after {first_s:.2f} s" if first_s else ""))
+        parts.append((5, f"first token {first_s:.2f} s" if first_s else ""))
     parts.append((6, sanitize(status.model).replace("\n", " ")))
     parts.append((3, status.format))
     parts.append((2, sanitize(status.device)))
@@ -108,5 +105,5 @@ class StatusLine(Static):
         self.set_reactive(StatusLine.status, Status(hint=hint))
 
     def render(self) -> Content:
-        """The line as wide as there is room."""
+        """The line for the current width."""
         return Content(line(self.status, self.size.width))

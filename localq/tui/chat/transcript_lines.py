@@ -1,4 +1,4 @@
-"""Lines between the turns of a conversation: what the program says, and what stands for turns that are not drawn."""
+"""Lines between turns: notices, and the placeholder of earlier turns."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from localq.tui.chat.turn_view import truncate
 
 
 class EarlierTurns(Static, can_focus=True):
-    """The line in place of the turns that are not drawn."""
+    """Placeholder of the turns that are not drawn."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "show", "show them", show=False)]
 
     class Requested(Message):
-        """They are to be drawn."""
+        """Draw earlier turns."""
 
     def count(self, turns: int) -> None:
-        """So many are not drawn."""
+        """Set the number of turns that are not drawn."""
         self.display = turns > 0
-        self.update(Content(f"▲ {turns} earlier turns: Enter or a click shows more"))
+        self.update(Content(f"▲ {turns} earlier turns (Enter or click to show)"))
 
     def action_show(self) -> None:
-        """Ask for them."""
+        """Request earlier turns."""
         self.post_message(self.Requested())
 
     def on_click(self) -> None:
-        """As Enter."""
+        """Same as Enter."""
         self.action_show()
 
 
 class Notice(Static):
-    """A line of the program, not of the conversation."""
+    """A notice of the program."""
 
     def __init__(self, text: str, failed: bool = False) -> None:
         shown = truncate(sanitize(text))

@@ -1,7 +1,7 @@
-"""The conversation on the screen: its newest turns, older ones on demand, and notices between them.
+"""The transcript: the newest turns, older ones on demand, and notices between them.
 
-`sync` makes it show the path of a conversation; what is there already stays. It follows what is added at the end unless
-the user has scrolled up.
+`sync` shows the path of a conversation and keeps the turns that are drawn already. The view follows the end unless the
+user has scrolled up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from localq.tui.chat.turn_view import DrawnTurn, TurnView
 from localq.tui.keys import bindings
 from localq.tui.reply.repeated_row import RepeatedRow
 
-WINDOW = 50  # turns that are drawn at first, and that each look further back adds
-MOST_DRAWN = 3 * WINDOW  # while nobody looks back: every layout takes time for each of them
+WINDOW = 50  # turns drawn at first, and added each time the user goes further back
+MOST_DRAWN = 3 * WINDOW  # while the end is followed: every layout takes time for each turn
 
 
 class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
@@ -33,10 +33,10 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
     ]
 
     class WriteRequested(Message):
-        """The user wants to write."""
+        """Focus the prompt."""
 
     class TurnRequested(Message):
-        """The user wants something of turn `number`: "edit", "regenerate", or another version by `step`."""
+        """An action on turn `number`: "edit", "regenerate", or another "version" by `step`."""
 
         def __init__(self, number: int, what: str, step: int = 0) -> None:
             super().__init__()
@@ -46,27 +46,27 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         super().__init__(id=id)
         self._earlier = EarlierTurns()
         self._views: list[TurnView] = []
-        self._first = 0  # place in the path of the first turn that is drawn
+        self._first = 0  # place in the path of the first drawn turn
         self._conversation = Conversation()
         self._versions: dict[int, str] = {}
-        self._syncing, self._one = False, asyncio.Lock()  # what the app shows, and the conversation, may meet
+        self._syncing, self._one = False, asyncio.Lock()  # several callers may sync at once
         self.folded = True
 
     def compose(self) -> list[Widget]:
-        """At first nothing."""
+        """Empty at first."""
         self._earlier.display = False
         return [self._earlier]
 
     def on_mount(self) -> None:
-        """Stay at the end as it grows."""
+        """Follow the end."""
         self.anchor()
 
     # ---- showing
 
     async def sync(self, conversation: Conversation, live: bool = False) -> None:
-        """Show the path of `conversation`; what follows a turn that is not on it goes.
+        """Show the path of `conversation`; drawn turns that are not on it are removed.
 
-        live: a reply streams, so that one at the end which is not shown yet is that one.
+        live: a reply is streaming, so a last reply that is not drawn yet is that one.
         """
         async with self._one:
             self._syncing = True
@@ -84,7 +84,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         self._conversation = conversation
         if same == 0:
             self._first = max(0, len(path) - WINDOW)
-            if shown:  # with the notices between them
+            if shown:  # with their notices
                 gone = [each for each in self.children if each is not self._earlier and not is_live(each)]
                 await self.remove_children(gone)
             self._views = []
@@ -107,7 +107,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         self._earlier.count(self._first)
 
     async def _shorten(self) -> None:
-        """Draw only the newest turns of a conversation that has grown long while its end was followed."""
+        """Remove old turns of a conversation that has grown long, while the end is followed."""
         if len(self._views) <= MOST_DRAWN or not self._follows or self.focused_view is not None:
             return
         gone, self._views = self._views[:-WINDOW], self._views[-WINDOW:]
@@ -116,7 +116,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         await self.remove_children([each for each in above if each is not self._earlier])
 
     def _same(self, path: list[int], shown: list[int | None]) -> int:
-        """Turns at the beginning of what is shown that stay."""
+        """Number of drawn turns, from the first, that stay."""
         there = path[self._first : self._first + len(shown)]
         pairs = zip(there, shown, strict=False)
         return next((place for place, (wanted, has) in enumerate(pairs) if wanted != has), len(there))
@@ -127,18 +127,18 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         return DrawnTurn(number, message.role, message.answer, message.thought, message.complete, version)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Who has scrolled to the top sees what was before."""
+        """Show earlier turns when the user scrolls to the top."""
         super().watch_scroll_y(old_value, new_value)
         if new_value <= 0 < old_value and self._first and not self._syncing and not self._follows:
             self.call_later(self.show_earlier)
 
     @property
     def _follows(self) -> bool:
-        """It stays at the end; the user has not scrolled up."""
+        """Whether the view follows the end."""
         return self._anchored and not self._anchor_released
 
     async def show_earlier(self) -> None:
-        """Draw the WINDOW turns before, without moving what is seen."""
+        """Draw the WINDOW turns before the first, without moving the visible part."""
         path = self._conversation.path()
         first = max(0, self._first - WINDOW)
         self._versions |= self._conversation.versions(path[first : self._first])
@@ -152,14 +152,14 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         self._syncing = False
 
         def stay() -> None:
-            if not self._follows:  # it may have been sent to the end meanwhile
-                # at once: it would let go of an end that it is sent to before the next frame
+            if not self._follows:  # it may follow the end by now
+                # at once: a later scroll would cancel following the end
                 self.scroll_to(y=seen_y + self.virtual_size.height - before, animate=False, immediate=True)
 
         self.call_after_refresh(stay)
 
     async def begin(self, reading: bool) -> TurnView:
-        """A reply that will stream, at the end. reading: it takes the focus from the turns before it."""
+        """Add an empty reply that will stream. reading: focus it, because a turn had the focus."""
         view = TurnView(DrawnTurn(None, "assistant", ""))
         await self.mount(view)
         view.fold(self.folded)
@@ -168,7 +168,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         return view
 
     async def end_reply(self, view: TurnView, conversation: Conversation) -> None:
-        """The reply of `view` is the last turn of the path now, or nothing came of it."""
+        """End a streamed reply: it is the last turn of the path now, or was empty."""
         path = conversation.path()
         number = path[-1] if path else None
         shown = [each.turn.number for each in self._views]
@@ -181,11 +181,11 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         await self.sync(conversation)
 
     async def notice(self, text: str, failed: bool = False) -> None:
-        """A line at the end."""
+        """Add a notice at the end."""
         await self.mount(Notice(text, failed))
 
     def toggle_thinking(self) -> None:
-        """Show or hide what was thought, everywhere."""
+        """Show or hide all thoughts."""
         self.folded = not self.folded
         for view in self.query(TurnView):
             view.fold(self.folded)
@@ -194,7 +194,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
 
     @property
     def focused_view(self) -> TurnView | None:
-        """The turn that has the focus, or holds what has it."""
+        """The turn that has the focus, or contains it."""
         focused = self.screen.focused
         if focused is None:
             return None
@@ -206,7 +206,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
             views[-1].focus()
 
     def focus_turn(self, number: int) -> None:
-        """Focus that turn, if it is drawn."""
+        """Focus a turn, if it is drawn."""
         for view in self._views:
             if view.turn.number == number:
                 view.focus()
@@ -223,33 +223,33 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
             views[max(place, 0)].focus()
 
     def action_turn_before(self) -> None:
-        """The turn above."""
+        """Focus the previous turn."""
         self._step(-1)
 
     def action_turn_after(self) -> None:
-        """The turn below, or back to the message."""
+        """Focus the next turn, then the prompt."""
         self._step(1)
 
     def action_line_up(self) -> None:
-        """One line."""
+        """Scroll up one line."""
         self.scroll_up(animate=False)
 
     def action_line_down(self) -> None:
-        """One line."""
+        """Scroll down one line."""
         self.scroll_down(animate=False)
 
     def action_first(self) -> None:
-        """To the first that is drawn, and what was before."""
+        """Scroll to the first drawn turn, which shows earlier ones."""
         self.release_anchor()
         self.scroll_home(animate=False, immediate=True)
 
     def action_last(self) -> None:
-        """To the end, and follow it."""
+        """Go to the end and follow it."""
         self.anchor()
         self.focus_last()
 
     def action_write(self) -> None:
-        """Back to the message."""
+        """Focus the prompt."""
         self.post_message(self.WriteRequested())
 
     # ---- a turn
@@ -260,23 +260,23 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
             self.post_message(self.TurnRequested(view.turn.number, what, step))
 
     def action_edit(self) -> None:
-        """Say it otherwise."""
+        """Edit the turn."""
         self._want("edit")
 
     def action_regenerate(self) -> None:
-        """Answer it again."""
+        """Regenerate the reply."""
         self._want("regenerate")
 
     def action_branch_before(self) -> None:
-        """Another version of it."""
+        """Switch to the previous version."""
         self._want("version", -1)
 
     def action_branch_after(self) -> None:
-        """Another version of it."""
+        """Switch to the next version."""
         self._want("version", 1)
 
     def action_copy_turn(self) -> None:
-        """Copy it."""
+        """Copy the turn."""
         view = self.focused_view
         if view is not None:
             from localq.tui.reply.reply_text import CopyRequested  # start-up cost
@@ -284,11 +284,11 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
             self.post_message(CopyRequested(view.turn.text))
 
     async def on_earlier_turns_requested(self) -> None:
-        """The line was clicked."""
+        """Show earlier turns."""
         self.release_anchor()
         await self.show_earlier()
 
 
 def is_live(widget: Widget) -> bool:
-    """A reply that streams."""
+    """Whether `widget` is a streaming reply."""
     return isinstance(widget, TurnView) and widget.turn.number is None

@@ -1,4 +1,4 @@
-"""One turn of a conversation on the screen: who speaks, what was thought, what was said, and in how many versions."""
+"""One turn on the screen: headline with its version, thought, text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from textual.widgets import Collapsible, Static
 from localq.sanitize import sanitize
 from localq.tui.reply.repeated_row import RepeatedRow
 
-MOST_CHARACTERS = 20_000  # of a message of the user that are drawn: a file that was pasted is not read here
+MOST_CHARACTERS = 20_000  # drawn of a user message; it may contain a whole file
 
 
 @dataclass(frozen=True)
 class DrawnTurn:
-    """What is drawn. number: in the tree of the conversation, None while it streams; version: "2 of 3" or nothing."""
+    """Content of a turn. number: in the conversation, None while it streams; version: "2 of 3" or ""."""
 
     number: int | None
     role: str
@@ -28,19 +28,19 @@ class DrawnTurn:
 
 
 class TurnView(RepeatedRow, Vertical, can_focus=True):
-    """A turn. A reply may stream: `grow`, then `end`."""
+    """The widget of a turn. A reply may stream: `grow`, then `end`."""
 
     def __init__(self, turn: DrawnTurn) -> None:
         super().__init__(classes=turn.role)
         self.turn = turn
         self._thought, self._thinking = sanitize(turn.thought), False
-        self._said = False  # something of it has come
+        self._said = False  # some text has arrived
         self._pointed = False
         self._collapsed = True
 
     def compose(self) -> ComposeResult:
-        """The line of who speaks, then the text."""
-        from localq.tui.reply.reply_text import ReplyText  # start-up cost: it knows Markdown
+        """The headline, then the text."""
+        from localq.tui.reply.reply_text import ReplyText  # start-up cost: it imports Markdown
 
         yield Static(self._headline(), classes="headline")
         if self.turn.role == "user":
@@ -61,30 +61,30 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
         return Content(pointer + " · ".join(filter(None, [who, *marks])))
 
     def _title(self) -> str:
-        return f"{'thinking' if self._thinking else 'thought'}, {len(self._thought.split())} words"
+        return f"{'thinking' if self._thinking else 'thought'} ({len(self._thought.split())} words)"
 
     def on_focus(self) -> None:
-        """Mark it, by more than colour."""
+        """Mark the turn, not only by colour."""
         self._pointed = True
         self._draw_headline()
 
     def on_blur(self) -> None:
-        """Take the mark away."""
+        """Remove the mark."""
         self._pointed = False
         self._draw_headline()
 
     def _draw_headline(self) -> None:
-        """If it is there: the focus may come before anything is."""
+        """Update the headline, if it exists: the focus may come before `compose`."""
         for line in self.query(".headline").results(Static):
             line.update(self._headline())
 
     @property
     def is_empty(self) -> bool:
-        """Nothing of it has come."""
+        """Whether no text has arrived."""
         return not self._said and not self._thought and not self.turn.text
 
     def show(self, turn: DrawnTurn) -> None:
-        """Another number, version or end of the same text."""
+        """Update number, version or end of the same text."""
         if turn != self.turn:
             self.turn = turn
             self._draw_headline()
@@ -92,7 +92,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
     # ---- a reply that streams
 
     async def grow(self, thought: str, text: str) -> None:
-        """Put these behind what is there, and return when they are there."""
+        """Append to thought and text; return when they are drawn."""
         from localq.tui.reply.reply_text import ReplyText  # as above
 
         if thought:
@@ -106,7 +106,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
             await self.query_one(ReplyText).append(text)
 
     async def end(self, turn: DrawnTurn) -> None:
-        """It is complete: what is drawn now is what is kept."""
+        """End the reply: show the final text."""
         from localq.tui.reply.reply_text import ReplyText  # as above
 
         self._thought, self._thinking = sanitize(turn.thought), False
@@ -118,21 +118,21 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
         from localq.tui.reply.reply_text import ReplyText  # as above
 
         found = self.query(Collapsible)
-        if found:  # most replies have none, and every widget costs time at every layout
+        if found:  # created on demand: every widget costs time at every layout
             found.first().title = self._title()
             self.query_one(".thought", Static).update(Content(self._thought))
         elif self._thought:
             await self.mount(self._folded(), before=self.query_one(ReplyText))
 
     def fold(self, collapsed: bool) -> None:
-        """Show or hide what was thought."""
+        """Show or hide the thought."""
         self._collapsed = collapsed
         for folded in self.query(Collapsible):
             folded.collapsed = collapsed
 
 
 def truncate(text: str) -> str:
-    """`text` as far as it is drawn, and how much is not."""
+    """`text` up to MOST_CHARACTERS, with a note on the rest."""
     if len(text) <= MOST_CHARACTERS:
         return text
-    return f"{text[:MOST_CHARACTERS]}\n(and {len(text) - MOST_CHARACTERS:,} characters more)"
+    return f"{text[:MOST_CHARACTERS]}\n({len(text) - MOST_CHARACTERS:,} more characters not shown)"

@@ -1,4 +1,4 @@
-"""Help: every key as it is set, and every command; made from the keys and the commands themselves."""
+"""The help screen: all keys as configured, and all commands."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from localq.tui.keys import key_labels
 from localq.tui.terminal.terminal_app import TerminalScreen
 
 WHERE = {
-    keymap.ANYWHERE: "Anywhere", keymap.MESSAGE: "In the message", keymap.CONVERSATION: "In the conversation",
-    keymap.SIDEBAR: "In the list of conversations", keymap.PICKER: "In the list of models",
-    keymap.QUESTION: "In its questions", keymap.DETAILS: "In the details of a model",
-    keymap.OPENING: "While a model is opened or fetched", keymap.SETTINGS: "In the settings",
-    keymap.INSTRUMENTS: "In the instruments",
+    keymap.ANYWHERE: "Anywhere", keymap.MESSAGE: "Prompt", keymap.CONVERSATION: "Conversation",
+    keymap.SIDEBAR: "List of conversations", keymap.PICKER: "List of models",
+    keymap.QUESTION: "Confirmations", keymap.DETAILS: "Details of a model",
+    keymap.OPENING: "Opening or fetching a model", keymap.SETTINGS: "Settings",
+    keymap.INSTRUMENTS: "Instruments",
 }  # fmt: skip
 
 
 def key_rows(chosen: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
-    """(where, keys, what they do, name in `[keys]`), in the order of `keymap.KEYS`."""
+    """Rows of (where, keys, action, name in `[keys]`), in the order of `keymap.KEYS`."""
     return [(WHERE[key.where], key_labels(key), key.what, name) for name, key in keymap.bindings(chosen).items()]
 
 
 def page(chosen: Mapping[str, str]) -> Group:
-    """The whole page."""
+    """The whole help text."""
     parts: list[RenderableType] = []
     for where in WHERE.values():
         grid = Table.grid(padding=(0, 2, 0, 0))
@@ -42,26 +42,26 @@ def page(chosen: Mapping[str, str]) -> Group:
             if place == where:
                 grid.add_row(Text(f"  {keys}"), Text(what), Text(name, "dim"))
         parts += [Text(where, "bold"), grid, Text()]
-    parts.append(Text('The last column is the name of a key in the settings, such as keys = "send=ctrl+s".\n'))
+    parts.append(Text('The last column is the name for changing a key, such as keys = "send=ctrl+s".\n'))
     return Group(*parts, Text("Commands", "bold"), Text("\n".join(f"  {line}" for line in commands.HELP.split("\n"))))
 
 
 class HelpScreen(TerminalScreen, ModalScreen[None]):
-    """Over what is there; Esc goes back."""
+    """The help, over the current screen; Esc closes it."""
 
-    AUTO_FOCUS = "#help"  # keys scroll it
+    AUTO_FOCUS = "#help"  # so that keys scroll it
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "leave", "Back", show=False)]
 
     def __init__(self, chosen: Mapping[str, str]) -> None:
-        """chosen: the keys of the settings."""
+        """chosen: keys set by the user."""
         super().__init__()
         self._chosen = chosen
 
     def compose(self) -> ComposeResult:
-        """Scrolls with the usual keys."""
+        """The page in a scroll view."""
         with VerticalScroll(id="help"):
             yield Static(page(self._chosen))
 
     def action_leave(self) -> None:
-        """Back."""
+        """Close."""
         self.dismiss(None)

@@ -1,4 +1,4 @@
-"""What the palette lists: what keys do on the screen that it is called from, the commands of a chat, the themes."""
+"""Entries of the command palette: key actions of the current screen, slash commands, themes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from localq.tui.keys import key_labels
 
 
 def system_commands(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
-    """Of `screen`; what has no key there is not listed."""
+    """Entries for `screen`: its key actions, then, in a chat, the slash commands."""
     yield from _of_keys(app, screen)
-    yield SystemCommand("Theme", "choose another", app.action_change_theme)
+    yield SystemCommand("Theme", "choose a theme", app.action_change_theme)
     if isinstance(screen, ChatScreen):
         for name, (usage, what) in completion.command_usages().items():
-            told = usage.replace("[", "\\[")  # Textual reads it as markup
-            yield SystemCommand(f"{name}: {what}", told, partial(screen.take_command, name, usage == name))
+            escaped = usage.replace("[", "\\[")  # Textual reads it as markup
+            yield SystemCommand(f"{name}: {what}", escaped, partial(screen.take_command, name, usage == name))
 
 
 def _of_keys(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
@@ -40,6 +40,6 @@ def _of_keys(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
 
 
 def _title(name: str, what: str) -> str:
-    """With the name of the key, which may be the word that is looked for."""
+    """The action, with the key's name if that is another word, so that a search finds it."""
     word = name.rpartition("_")[2]
     return f"{what[:1].upper()}{what[1:]}{'' if word in what else f' ({word})'}"

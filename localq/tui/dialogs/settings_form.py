@@ -1,6 +1,6 @@
-"""What the settings screen reads and writes: the texts of its fields, what they mean, where they go. Knows no widget.
+"""Values of the settings form: texts of its fields, parsing, applying, saving. Without widgets.
 
-A text is a value as `localq config set` takes it; an empty one leaves the value to the model, or to nobody.
+A text is a value as in `localq config set`; an empty one is the model's default, or unset.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 @dataclass(frozen=True)
 class Form:
-    """The values as they are meant, and the errors by field; nothing may be applied while there are any."""
+    """Parsed values, and errors by field; with errors nothing is applied."""
 
     sampling: Sampling
     max_tokens: int | None
@@ -39,20 +39,20 @@ class Form:
 
 
 def own_defaults(session: ChatSession | None) -> Sampling:
-    """What models.toml or the model's maker says; greedy where there is no model, or its files say nothing sound."""
+    """The model's default sampling; greedy without a model or with unreadable files."""
     if session is None or not session.request.path:
         return Sampling()
     entry = default_sampling.catalog_entry(session.record.model)
     try:
         return default_sampling.sampling(entry, model_folder.open_model(Path(session.request.path)).generation_config)
-    except LocalqError:  # opening it has told
+    except LocalqError:  # reported when the model was opened
         return Sampling()
 
 
 def field_texts(session: ChatSession | None, chosen: Settings, defaults: Sampling) -> dict[str, str]:
-    """What stands in the fields at first: what is in force, and nothing where that is the model's own.
+    """Initial texts of the fields: the current values, empty where they are the model's defaults.
 
-    What the user chose is shown though it be the model's own too: it counts for other models.
+    A value that the user set is shown even if it equals the default, since it applies to other models.
     """
     now = session.sampling if session is not None else chosen.sampling(defaults)
     silent = {name: getattr(defaults, name) for name in SAMPLING if getattr(chosen, name) is None}
@@ -64,7 +64,7 @@ def field_texts(session: ChatSession | None, chosen: Settings, defaults: Samplin
 
 
 def read(written: Mapping[str, str], defaults: Sampling) -> Form:
-    """The fields as values. Raises nothing: what is wrong stands in `errors`."""
+    """Parse the fields. Raises nothing; `errors` has the invalid ones."""
     errors: dict[str, LocalqError] = {}
     values = dataclasses.asdict(defaults)
     for name in SAMPLING:
@@ -86,7 +86,7 @@ def read(written: Mapping[str, str], defaults: Sampling) -> Form:
 
 
 def apply(form: Form, session: ChatSession) -> str | None:
-    """The next reply is made so. Returns what `ChatSession.keep` has to tell."""
+    """Apply to the next reply; return a notice where saving fails."""
     assert not form.errors, "checked by the screen"
     session.sampling, session.max_tokens = form.sampling, form.max_tokens
     session.stop_strings, session.system = form.stop, form.system
@@ -94,7 +94,7 @@ def apply(form: Form, session: ChatSession) -> str | None:
 
 
 def save_as_default(written: Mapping[str, str]) -> list[str]:
-    """Into config.toml, for every model: what is filled in; what is empty is removed there. The names that changed.
+    """Write the fields to config.toml, for every model; empty ones are removed. Returns the changed names.
 
     Stop strings belong to a conversation. Raises LocalqError where the file cannot be read or written.
     """

@@ -1,4 +1,4 @@
-"""Settings: how replies are made, the system prompt, colours. Applied at once, or not at all; kept if wished."""
+"""The settings screen: sampling, stop strings, system prompt, theme. Applied together, and saved on request."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from localq.tui.dialogs.settings_form import CHOICES, LINES, NAMES, Form
 from localq.tui.keys import active_key, bindings
 from localq.tui.terminal.terminal_app import TerminalScreen
 
-_STOP_HELP = "a reply ends before any of these; one a line, \\n is a new line"
+_STOP_HELP = "stop strings, one a line; write \\n for a line end"
 
 
 class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
-    """Of the running `session`, if there is one. Dismisses with the settings as they are now; None: nothing changed."""
+    """Settings of `session`, if any. Dismisses with the new settings; None: unchanged."""
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
     BINDINGS: ClassVar = [*bindings("settings_apply", "settings_keep", "settings_leave")]
@@ -50,26 +50,26 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         yield Static("", id="told", markup=False)
         with Horizontal(id="buttons"):
             yield Button(f"Apply {active_key(self, 'settings_apply')}", id="apply", compact=True)
-            yield Button(f"As default {active_key(self, 'settings_keep')}", id="keep", compact=True)
+            yield Button(f"Save as default {active_key(self, 'settings_keep')}", id="keep", compact=True)
             yield Button("Back", id="leave", compact=True)
 
     def on_mount(self) -> None:
-        """No errors yet."""
+        """Show errors of the initial values."""
         self._show(settings_form.read(self._written(), self._defaults))
         self.query_one("#temperature").focus()
 
-    # ---- what is seen
+    # ---- scrolling
 
     def set_focus(self, widget: Widget | None, scroll_visible: bool = True, from_app_focus: bool = False) -> None:
-        """Textual's; but a field is seen with what stands above and below it."""
+        """As Textual's, but scroll to the field with its heading and error."""
         super().set_focus(widget, False, from_app_focus)
         if scroll_visible:
             self.call_after_refresh(self.reveal)
 
     def reveal(self) -> None:
-        """The field that is written in, at last: where there is no room for its heading and its error, it is."""
+        """Scroll to the focused field; last, so that it is visible where its heading and error do not fit."""
         name = self.focused.id if self.focused is not None else None
-        if name not in NAMES or not self.query("#fields"):  # the latter where the screen is just being left
+        if name not in NAMES or not self.query("#fields"):  # none while the screen is closing
             return
         fields = self.query_one("#fields")
         for each in (f"wrong-{name}", f"heading-{name}", name):
@@ -103,12 +103,12 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
 
     @on(Input.Submitted)
     def action_apply(self) -> None:
-        """Apply and go back; or to the first field that is wrong."""
+        """Apply and close, or focus the first invalid field."""
         if self._applied():
             self.dismiss(self._settings)
 
     def action_keep(self) -> None:
-        """Apply, and write config.toml."""
+        """Apply, and save to config.toml."""
         if not self._applied():
             return
         try:
@@ -120,10 +120,10 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         now: dict[str, Any] = {name: known.get(name) for name in changed}
         self._settings = dataclasses.replace(self._settings, **now)
         where = f"in {places.config_file()}"
-        self._tell(f"Written: {', '.join(changed)} {where}" if changed else f"It stands so {where} already")
+        self._tell(f"Saved {where}: {', '.join(changed)}" if changed else f"No changes {where}")
 
     def action_leave(self) -> None:
-        """Without what was not applied."""
+        """Close, discarding changes."""
         self.dismiss(self._settings if self._changed else None)
 
     def _applied(self) -> bool:
@@ -132,7 +132,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         self._show(form)
         if form.errors:
             first = next(name for name in NAMES if name in form.errors)
-            self._tell(f"Nothing was applied: {first} is wrong")
+            self._tell(f"Not applied: {first} is invalid")
             self.query_one(f"#{first}").focus()
             return False
         if self._session is not None and (note := settings_form.apply(form, self._session)):
@@ -146,30 +146,30 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
 
 
 class _Wrong(Static):
-    def on_resize(self) -> None:  # it has a place only now
+    def on_resize(self) -> None:  # laid out only now
         for each in self.ancestors:
             if isinstance(each, SettingsScreen):
                 each.reveal()
 
 
 def _heading(name: str, defaults: Sampling) -> str:
-    """What it is, what it may be, what the model's maker set."""
+    """Name, range, description and the model's default."""
     if name == "stop":
         return f"stop: {_STOP_HELP}"
-    told = [settings.DESCRIPTIONS[name]]
+    parts = [settings.DESCRIPTIONS[name]]
     if name in LIMITS:
-        told = [LIMITS[name][1], *told, *([f"the model's own: {own}"] if (own := _own(name, defaults)) else [])]
-    return f"{name}: {'; '.join(told)}"
+        parts = [LIMITS[name][1], *parts, *([f"model default: {own}"] if (own := _own(name, defaults)) else [])]
+    return f"{name}: {'; '.join(parts)}"
 
 
 def _own(name: str, defaults: Sampling) -> str:
-    """What the model's maker set; empty for what no maker states."""
+    """The model's default; empty for settings that generation_config.json cannot state."""
     return str(getattr(defaults, name)) if name in STATED else ""
 
 
 def _field(name: str, text: str, own: str) -> Widget:
     if name in LINES:
-        return Input(text, id=name, compact=True, placeholder=f"unset: {own}" if own else "unset")
+        return Input(text, id=name, compact=True, placeholder=f"default: {own}" if own else "unset")
     if name in CHOICES:
         choices: Iterator[tuple[str, str]] = ((each, each) for each in settings.CHOICES[name])
         return Select(choices, value=text, allow_blank=False, id=name, compact=True)

@@ -1,4 +1,4 @@
-"""The palette, and the list of themes in it: the chosen one is taken at once, and kept in config.toml."""
+"""The command palette, and the list of themes; the chosen theme is applied and saved to config.toml."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from localq.tui.terminal.terminal_app import TerminalScreen
 
 
 class ThemeChoices(ThemeProvider):
-    """Textual's search, over the themes that the settings know."""
+    """Search over the themes of the settings."""
 
     @property
     def commands(self) -> list[tuple[str, Callable[[], None]]]:
-        """Names, and what choosing them does."""
+        """Theme names with their actions."""
         app = cast("ChatApp", self.app)
         return [(name, partial(set_theme, app, name)) for name in sorted(settings.CHOICES["theme"])]
 
@@ -32,23 +32,23 @@ class _Searched(TerminalScreen, CommandPalette):
     def _on_click(self, event: Click) -> None:  # type: ignore[override]  # as in Textual's
         try:
             self.get_widget_at(event.screen_x, event.screen_y)
-        except NoWidget:  # the terminal has become smaller since: there is nothing to click at
+        except NoWidget:  # outside, after the terminal became smaller
             event.prevent_default()
 
 
 class Palette(_Searched):
-    """Search and do one."""
+    """The command palette."""
 
 
 class ThemePalette(_Searched):
-    """Search and choose one."""
+    """The list of themes."""
 
     def __init__(self) -> None:
-        super().__init__(providers=[ThemeChoices], placeholder="Look for a theme")
+        super().__init__(providers=[ThemeChoices], placeholder="Search themes")
 
 
 def set_theme(app: ChatApp, name: str) -> None:
-    """Take it; a config.toml that cannot be written is told, and the theme lasts until the end then."""
+    """Apply and save a theme; if config.toml cannot be written, show the error and use it until the app ends."""
     app.settings = app.settings.replace(theme=name)
     app.theme = name
     try:

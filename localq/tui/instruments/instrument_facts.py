@@ -1,7 +1,7 @@
-"""What the instruments show, gathered as it comes in: speed, memory, the profile of a step, the card. No widgets.
+"""Data of the instruments: speed, memory, profile of a decode step, sensors. Without widgets.
 
-Every stream event passes through here, so `add` takes a few additions and draws nothing. Panels that share one
-`Facts` show the same, and what one of them asks of the card is not asked again by the other.
+Every stream event passes through `add`, which is cheap and draws nothing. Panels that share one `InstrumentFacts` show
+the same data and read the sensors once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from localq.worker.messages import Loaded
 
 SLICE_S = 1.0  # of decoding, one point of the graph
-SLICES = 240  # that are kept: what the widest terminal shows
-LATER = 2  # a profile is taken anew when the context has grown by this factor
-LOOK_S = 1.0  # between two looks at the card
-TRIES = 3  # of a profile: the model may be at work when one is asked for
-_LEAST = 256  # positions: below, growth says little
+SLICES = 240  # kept; enough for the widest terminal
+LATER = 2  # growth of the context after which a new profile is due
+LOOK_S = 1.0  # between two readings of the sensors
+TRIES = 3  # of a profile; the model may be busy
+_LEAST = 256  # positions; growth below this is ignored
 
 
 @dataclass
 class Slice:
-    """Part of a reply: tokens in so many seconds of decoding, and the positions that were in use at its end."""
+    """Part of a reply: tokens, seconds of decoding, and the positions in use at its end."""
 
     tokens: float
     seconds: float
@@ -39,12 +39,12 @@ class Slice:
 
     @property
     def tokens_per_s(self) -> float:
-        """Its speed."""
+        """Speed of the slice."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
 class Speed:
-    """Tokens over the time that the engine says it spent decoding, in slices, without the pauses between replies."""
+    """Decode speed in slices, from the engine's decode times; pauses between replies do not count."""
 
     def __init__(self) -> None:
         self.slices: collections.deque[Slice] = collections.deque(maxlen=SLICES)
@@ -53,7 +53,7 @@ class Speed:
         self._own = 0  # slices that the running reply began
 
     def add(self, stats: Stats) -> None:
-        """What an event says of the running reply, or of the next one, which may be over with its first event."""
+        """Add statistics of the running reply, or of the next one, which may end with its first event."""
         if stats == self.last:
             return
         if not self.running or stats.generated_tokens < self.last.generated_tokens:
@@ -68,7 +68,7 @@ class Speed:
         self.running = stats.phase != "done"
 
     def end(self) -> None:
-        """The reply is over."""
+        """End the reply."""
         self.running = False
 
     @property
@@ -91,40 +91,40 @@ class Speed:
 
 @dataclass(frozen=True)
 class Sample:
-    """A profile (`StepProfile.to_dict()`) and when it came."""
+    """A profile (`StepProfile.to_dict()`) and its time."""
 
     profile: dict[str, Any]
     at_s: float
 
 
 class InstrumentFacts:
-    """Filled in by a panel's methods; read by its widgets. Belongs to the thread that draws."""
+    """Filled by panels, read by their widgets; belongs to the drawing thread."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, sensors: Callable[[str], Sensors] = Sensors
     ) -> None:
-        """sensors: of the GPU with a UUID."""
+        """sensors: opens the sensors of the GPU with a UUID."""
         self.clock, self._sensors = clock, sensors
         self.loaded: Loaded | None = None
         self.roof: Roof | None = None
         self.speed = Speed()
         self.sample: Sample | None = None
-        self.untimed = ""  # why the last profile failed
+        self.untimed = ""  # error of the last profile
         self.reading = Reading()
-        self.look: Callable[[], Reading] | None = None  # at the card, or at the memory of the machine; in any thread
-        self.looking = False  # somebody does
-        self.looked_s = -LOOK_S  # when the last look began
-        self.asked = self.wanted = False  # a profile: asked for and not there yet; wanted by the user
-        self._failures = 0  # since the last one
+        self.look: Callable[[], Reading] | None = None  # reads the sensors, or host memory; in any thread
+        self.looking = False  # a reading is in progress
+        self.looked_s = -LOOK_S  # start of the last reading
+        self.asked = self.wanted = False  # a profile: requested and not received; requested by the user
+        self._failures = 0  # since the last profile
         self.changed: set[Callable[[], None]] = set()  # called after every change
         self._joules = self._metered = 0.0  # of the last reply, between readings
         self._read_at_tokens = 0
 
-    # ---- what comes in
+    # ---- input
 
     def load(self, loaded: Loaded) -> None:
-        """Another model, or the same anew: nothing of the one before holds."""
-        from localq.planner.speed import roofline  # start-up cost: the first frame is there before a model
+        """Reset for a new load."""
+        from localq.planner.speed import roofline  # start-up cost: not needed before the first frame
 
         self.loaded, self.sample, self.untimed, self.reading = loaded, None, "", Reading()
         self.look = partial(read_gpu, self._sensors(loaded.gpu_uuid)) if self.on_gpu else read_host_memory
@@ -132,33 +132,33 @@ class InstrumentFacts:
         self._joules = self._metered = 0.0
         found = roofline.bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
         self.roof = roofline.Roof(roofline.Reads(**loaded.reads), found) if found else None
-        self._tell()
+        self._notify()
 
     def add(self, stats: Stats) -> None:
-        """A stream event of a reply."""
+        """Add a stream event of a reply."""
         if not self.speed.running and stats != self.speed.last:
             self._joules = self._metered = 0.0
             self._read_at_tokens = -1
         self.speed.add(stats)
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
-        """The reply is over."""
+        """End the reply."""
         self.speed.end()
-        self._tell()
+        self._notify()
 
     def add_profile(self, profile: dict[str, Any]) -> None:
-        """A fresh profile."""
+        """Add a new profile."""
         self.sample, self.untimed, self.asked, self._failures = Sample(profile, self.clock()), "", False, 0
-        self._tell()
+        self._notify()
 
     def add_profile_failure(self, why: str) -> None:
-        """There is none, and why."""
+        """Note that a profile failed, and why."""
         self.untimed, self.asked, self._failures = why, False, self._failures + 1
-        self._tell()
+        self._notify()
 
     def add_reading(self, reading: Reading) -> None:
-        """A look at the card."""
+        """Add a reading of the sensors."""
         tokens = self.speed.last.generated_tokens
         if self.speed.running and self._read_at_tokens >= 1 and tokens > self._read_at_tokens:
             joules = joules_between(self.reading, reading)
@@ -166,27 +166,27 @@ class InstrumentFacts:
                 self._joules, self._metered = self._joules + joules, self._metered + tokens - self._read_at_tokens
         self._read_at_tokens = tokens if self.speed.running else -1
         self.reading = reading
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for each in tuple(self.changed):
             each()
 
-    # ---- what follows from it
+    # ---- derived
 
     @property
     def on_gpu(self) -> bool:
-        """The loaded model runs on a GPU."""
+        """Whether the loaded model runs on a GPU."""
         return self.loaded is not None and self.loaded.device == "cuda"
 
     @property
     def joules_per_token(self) -> float | None:
-        """Of the last reply as far as it was watched; None where the card tells neither energy nor power."""
+        """Energy per token of the last reply; None where the card reports neither energy nor power."""
         return self._joules / self._metered if self._metered else None
 
     @property
     def profile_due(self) -> bool:
-        """The user wants one, a step was never timed, or the context has grown by `LATER` since."""
+        """Whether a profile is due: requested, never taken, or the context has grown by `LATER` since."""
         if not self.on_gpu or self.speed.running or self.asked:
             return False
         if self.wanted or self._failures >= TRIES:
@@ -197,7 +197,7 @@ class InstrumentFacts:
 
 
 def read_gpu(sensors: Sensors) -> Reading:
-    """A look at a card; of the processes those that are not ours."""
+    """A reading of the GPU's sensors, without our own processes."""
     reading = sensors.read()
     if reading.processes is None:
         return reading
@@ -206,17 +206,17 @@ def read_gpu(sensors: Sensors) -> Reading:
 
 def read_host_memory() -> Reading:
     """Memory of this machine, for a model on the CPU."""
-    import psutil  # type: ignore[import-untyped]  # start-up cost: only instruments that are shown ask
+    import psutil  # type: ignore[import-untyped]  # start-up cost: only for visible instruments
 
     memory = psutil.virtual_memory()
     return Reading(time.monotonic(), total=memory.total, free=memory.available)
 
 
 def is_ours(pid: int) -> bool:
-    """It is this process, or an engine process of it."""
+    """Whether `pid` is this process or an engine process of it."""
     import psutil
 
     try:
         return os.getpid() in (pid, psutil.Process(pid).ppid())
-    except psutil.Error:  # of another user, of another container, or gone
+    except psutil.Error:  # of another user or container, or ended
         return False

@@ -1,9 +1,8 @@
-"""The panel of instruments: speed and its roof, the card, the time of a step, memory. It draws, and asks when shown.
+"""The instrument panel: speed, card, kernel times, memory.
 
-Whatever comes in is only noted; drawing follows at most `FRAMES` times a second, and only while the panel can be seen
-and nothing lies over it: a change behind a dialog has all of the screen drawn. The card is asked once a second at most,
-in a thread, and not at all while no panel can be seen. A profile of the decode step is not taken here: `ProfileRequested`
-asks the screen for one.
+New data is only noted; drawing follows at most `FRAMES` times a second, while the panel is visible and no screen is
+above it (a change behind a dialog redraws the whole screen). Sensors are read at most once a second, in a thread, and
+not while no panel is visible. The panel takes no profile: it posts `ProfileRequested`.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ if TYPE_CHECKING:
     from localq.worker.messages import Loaded
 
 FRAMES = 8  # a second, at most
-TWO_COLUMNS = 74  # cells: below, what fills the screen is one column
+TWO_COLUMNS = 74  # cells from which the full screen has two columns
 Mode = Literal["side", "strip", "full"]
 MODES: tuple[Mode, ...] = ("side", "strip", "full")
 
 
 class InstrumentPanel(VerticalScroll):
-    """`mode`: "side" is a dock of 40 columns, "strip" six lines of speed and memory, "full" all of it, wide."""
+    """All instruments. mode: "side" (40 columns), "strip" (six lines of speed and memory) or "full"."""
 
     DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments_profile")]
 
     class ProfileRequested(Message):
-        """A profile of the decode step is due; `show_profile` or `show_no_profile` answers, when no reply runs."""
+        """A profile is due; answer with `show_profile` or `show_no_profile` when no reply runs."""
 
     class Sensed(Message):
-        """A look at the card (or at the machine's memory) while `loaded` ran on it."""
+        """A reading of the sensors (or of host memory) for the load `loaded`."""
 
         def __init__(self, loaded: Loaded, reading: Reading) -> None:
             super().__init__()
@@ -68,7 +67,7 @@ class InstrumentPanel(VerticalScroll):
         id: str | None = None,
         mode: Mode = "side",
     ) -> None:
-        """facts: those of another panel, to show the same."""
+        """facts: data shared with another panel."""
         super().__init__(id=id, classes=f"-narrow -{mode}")
         self.set_reactive(InstrumentPanel.mode, mode)
         self.facts = facts or InstrumentFacts(clock)
@@ -83,41 +82,41 @@ class InstrumentPanel(VerticalScroll):
         with Vertical(classes="instruments--column"):
             yield MemoryBar(self.facts, "memory")
 
-    # ---- what the chat tells
+    # ---- input
 
     def show_loaded(self, loaded: Loaded) -> None:
-        """A model is there."""
+        """A model was loaded."""
         self.facts.load(loaded)
         self._look()
         self._ask()
 
     def show_stats(self, stats: Stats) -> None:
-        """An event of the running reply; cheap, for every one of them."""
+        """Add a stream event of the reply; cheap."""
         self.facts.add(stats)
 
     def reply_ended(self) -> None:
-        """The reply is over, however it ended."""
+        """The reply has ended."""
         self.facts.end()
         self._ask()
 
     def show_profile(self, profile: dict[str, Any]) -> None:
-        """The answer to `ProfileRequested`: `StepProfile.to_dict()`."""
+        """Show a profile (`StepProfile.to_dict()`)."""
         self.facts.add_profile(profile)
 
     def show_no_profile(self, why: str) -> None:
-        """The other answer: it could not be taken. Behind the next replies it is tried again, `TRIES` times in all."""
+        """The profile failed; it is tried again after later replies, `TRIES` times in all."""
         self.facts.add_profile_failure(why)
 
     def action_profile(self) -> None:
-        """Take one now, or when the reply that runs is over."""
+        """Request a profile, now or after the running reply."""
         self.facts.wanted = self.facts.on_gpu
         self._ask()
 
-    # ---- being seen
+    # ---- visibility
 
     @property
-    def can_be_seen(self) -> bool:
-        """It has a place on a screen, and no other covers that: dialogs let shine through what is below."""
+    def is_visible(self) -> bool:
+        """Whether it is visible: on a screen that no opaque screen covers."""
         if not self._seen or not self.is_attached:
             return False
         screens = self.app.screen_stack
@@ -148,43 +147,43 @@ class InstrumentPanel(VerticalScroll):
         self._changed()
 
     def watch_mode(self) -> None:
-        """Classes do the rest; see instruments.tcss."""
+        """Set the CSS class of the mode."""
         self.update_classes({f"-{each}": self.mode == each for each in MODES})
         for instrument in self.query(Instrument):
             instrument.compact = self.mode == "strip"
             instrument.refresh(layout=True)
         self._ask()
 
-    # ---- drawing and asking
+    # ---- drawing and reading
 
     def _changed(self) -> None:
-        if not self._drawing and self.can_be_seen and self.screen.is_active:
+        if not self._drawing and self.is_visible and self.screen.is_active:
             self._drawing = True
             self.set_timer(1 / FRAMES, self._draw)
 
     def _draw(self) -> None:
         self._drawing = False
-        if self.can_be_seen and self.screen.is_active:
+        if self.is_visible and self.screen.is_active:
             for instrument in self.query(Instrument):
                 if instrument.display:
                     instrument.redraw()
 
     def _tick(self) -> None:
-        self._changed()  # ages grow
+        self._changed()  # the ages change
         self._look()
-        if not self.facts.untimed:  # what failed is tried again behind the next reply
+        if not self.facts.untimed:  # a failed profile is tried again after the next reply
             self._ask()
 
     def _ask(self) -> None:
-        """For a profile, if one is due and would be seen."""
-        if self.can_be_seen and self.mode != "strip" and self.facts.profile_due:
+        """Request a profile, if one is due and visible."""
+        if self.is_visible and self.mode != "strip" and self.facts.profile_due:
             self.facts.asked, self.facts.wanted = True, False
             self.post_message(self.ProfileRequested())
 
     def _look(self) -> None:
-        """At the card, in a thread of its own that nothing waits for: a driver in trouble may never answer."""
+        """Read the sensors in a daemon thread: a faulty driver may never answer."""
         facts = self.facts
-        if facts.look is None or facts.looking or not self.can_be_seen:
+        if facts.look is None or facts.looking or not self.is_visible:
             return
         if facts.clock() - facts.looked_s >= 0.9 * LOOK_S:  # timers are not exact
             facts.looking, facts.looked_s = True, facts.clock()
@@ -198,20 +197,20 @@ class InstrumentPanel(VerticalScroll):
         self.post_message(self.Sensed(loaded, reading))
 
     def on_instrument_panel_sensed(self, message: Sensed) -> None:
-        """Another model may have been loaded meanwhile."""
+        """Use a reading, unless another model was loaded meanwhile."""
         message.stop()
         if message.loaded is self.facts.loaded:
             self.facts.add_reading(message.reading)
 
 
 class InstrumentsScreen(TerminalScreen, ModalScreen[None]):
-    """All instruments over the whole screen, where there is no room for them beside a chat."""
+    """All instruments on the whole screen, for narrow terminals."""
 
     DEFAULT_CSS = "InstrumentsScreen { background: $background; }"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments", "profile", "instruments_leave")]
 
     def __init__(self, panel: InstrumentPanel) -> None:
-        """What `panel` is told is shown here; what is wanted is asked for by it."""
+        """Shows the data of `panel`; profile requests go through it."""
         super().__init__()
         self._panel = panel
 
@@ -223,14 +222,14 @@ class InstrumentsScreen(TerminalScreen, ModalScreen[None]):
         self.dismiss()
 
     def action_leave(self) -> None:
-        """By a key of this screen."""
+        """Close."""
         self.dismiss()
 
     def action_profile(self) -> None:
-        """Take one now, or when the reply that runs is over."""
+        """Request a profile, now or after the running reply."""
         self.query_one(InstrumentPanel).action_profile()
 
     def on_instrument_panel_profile_requested(self, message: InstrumentPanel.ProfileRequested) -> None:
-        """The chat's screen answers it."""
+        """Forward the request to the chat screen."""
         message.stop()
         self._panel.post_message(InstrumentPanel.ProfileRequested())

@@ -1,8 +1,8 @@
-"""Where the memory is: a bar of letters, one for each part, and a legend with what was taken and what was planned.
+"""Memory: a bar of letters, one for each part, and a legend with measured and planned sizes.
 
-The letters make it legible without colour: K is the KV cache in use and k the rest of it, O what others hold, a dot
-what is free. On a GPU NVML tells all memory and what is free; what the ledger does not explain is the others'. On the
-CPU the same is told of the memory of the machine.
+Letters make the bar legible without colour: K is the KV cache in use, k the rest of it, O other processes, a dot free
+memory. Total and free memory come from NVML; what the ledger does not explain belongs to other processes. On the CPU
+the figures are those of host memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from textual.content import Content
 
 from localq.sanitize import sanitize
 from localq.tui.instruments.instrument_facts import InstrumentFacts
-from localq.tui.instruments.instrument_widget import UNTOLD, Instrument, line
+from localq.tui.instruments.instrument_widget import UNKNOWN, Instrument, line
 
 if TYPE_CHECKING:
     from localq.gpus import Process
@@ -27,7 +27,7 @@ KV, OTHERS, FREE = "K", "O", "·"
 
 @dataclass(frozen=True)
 class Kind:
-    """A part of the ledger as it is shown: its letter, its name, the components in it, its colour."""
+    """A part of the bar: letter, name, components of the ledger, style."""
 
     letter: str
     name: str
@@ -51,7 +51,7 @@ RESERVED_STYLE, OTHERS_STYLE, FREE_STYLE = "$success", "reverse $error", "$text-
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the bar; `bytes` decide its width."""
+    """A segment of the bar; its width is proportional to `bytes`."""
 
     letter: str
     bytes: int
@@ -60,7 +60,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Kind -> (taken, planned or None), bytes of the KV cache in use, all there is, others', free; None = not told."""
+    """Kind -> (measured, planned or None), KV cache in use, total, other processes, free; None: unknown."""
 
     kinds: dict[Kind, tuple[int, int | None]]
     kv_used: int
@@ -70,17 +70,17 @@ class MemoryUse:
 
     @property
     def taken(self) -> int:
-        """By the ledger."""
+        """Sum of the measured sizes."""
         return sum(taken for taken, _ in self.kinds.values())
 
     @property
     def planned(self) -> int | None:
-        """As predicted before the load."""
+        """Sum of the predicted sizes."""
         parts = [planned for _, planned in self.kinds.values()]
         return None if not parts or None in parts else sum(part or 0 for part in parts)
 
     def segments(self) -> list[Segment]:
-        """In the order of the bar."""
+        """Segments in the order of the bar."""
         found: list[Segment] = []
         for kind, (taken, _) in self.kinds.items():
             used = self.kv_used if kind.letter == KV else taken
@@ -93,15 +93,17 @@ class MemoryUse:
 
 
 class MemoryBar(Instrument):
-    """The bar, the legend, and who else holds memory of the GPU."""
+    """The bar, its legend, and other processes on the GPU."""
 
     def lines(self, width: int) -> list[Content]:
-        """See `Instrument`."""
+        """The lines; see `Instrument.lines`."""
         loaded = self.facts.loaded
         if loaded is None:
-            return [line(width, ("Memory", "bold"), ": no model is loaded")]
+            return [line(width, ("Memory", "bold"), ": no model loaded")]
         memory = memory_use(self.facts)
-        drawn = line(width, *[(each.letter * cells, each.style) for each, cells in segment_cells(memory.segments(), width)])
+        drawn = line(
+            width, *[(each.letter * cells, each.style) for each, cells in segment_cells(memory.segments(), width)]
+        )
         if self.compact:
             return [_short_title(memory, width), drawn, *_short_legend(memory, width)]
         others = self.facts.reading.processes or ()
@@ -112,11 +114,13 @@ class MemoryBar(Instrument):
 
 
 def memory_use(facts: InstrumentFacts) -> MemoryUse:
-    """Of the model that is loaded, and around it as the last look at the card told."""
+    """Memory of the loaded model, and of the card at the last reading."""
     loaded, reading = facts.loaded, facts.reading
     assert loaded is not None
     known = {name for kind in KINDS for name in kind.components}
-    more = tuple(name for name in (*loaded.ledger, *loaded.predicted) if name not in known)  # of another version
+    more = tuple(
+        name for name in (*loaded.ledger, *loaded.predicted) if name not in known
+    )  # components of other versions
     kinds: dict[Kind, tuple[int, int | None]] = {}
     for kind in KINDS:
         parts = (*kind.components, *more) if kind.letter == "S" else kind.components
@@ -132,7 +136,7 @@ def memory_use(facts: InstrumentFacts) -> MemoryUse:
 
 
 def segment_cells(segments: Sequence[Segment], width: int) -> list[tuple[Segment, int]]:
-    """Cells of every segment: in proportion, none without one while there is room, together `width`."""
+    """Cells of each segment: proportional, at least one each if there is room, `width` in all."""
     total = sum(each.bytes for each in segments)
     if not total or width <= 0:
         return []
@@ -140,14 +144,14 @@ def segment_cells(segments: Sequence[Segment], width: int) -> list[tuple[Segment
     exact = {each: width * each.bytes / total for each in shown}
     cells = {each: max(1, int(part)) for each, part in exact.items()}
     while (off := width - sum(cells.values())) != 0:
-        step = 1 if off > 0 else -1  # to whom most is owed, from whom has most too much and can spare it
+        step = 1 if off > 0 else -1  # give to the most underfilled, take from the most overfilled
         able = [each for each in shown if step > 0 or cells[each] > 1]
         cells[max(able, key=lambda each: step * (exact[each] - cells[each]))] += step
     return [(each, cells[each]) for each in segments if each in cells]
 
 
 def holders(others: Sequence[Process], bytes_per_token: float) -> list[str]:
-    """Other processes, the largest first: "firefox 640 MiB = 3.9k tokens"; none where sizes are not told."""
+    """Other processes, the largest first: "firefox 640 MiB = 3.9k tokens"; none without sizes."""
     found = []
     for each in [each for each in others if each.bytes][:NAMED]:
         size = each.bytes or 0
@@ -156,7 +160,7 @@ def holders(others: Sequence[Process], bytes_per_token: float) -> list[str]:
 
 
 def _tokens(size: int, bytes_per_token: float) -> str:
-    """What would fit there of the context."""
+    """The same memory in tokens of KV cache."""
     if not bytes_per_token:
         return ""
     count = size / bytes_per_token
@@ -179,34 +183,34 @@ def _short_title(memory: MemoryUse, width: int) -> Content:
 
 
 def _row(letter: tuple[str, str], name: str, taken: int, planned: int | None, width: int) -> Content:
-    told = UNTOLD if planned is None else _mib(planned)
+    told = UNKNOWN if planned is None else _mib(planned)
     return line(width, letter, f" {name:<11}{_mib(taken):>8}{told:>8}{_off(taken, planned):>7}")
 
 
 def _legend(memory: MemoryUse, width: int) -> list[Content]:
-    found = [line(width, (f"{'  MiB':<13}{'taken':>8}{'planned':>8}{'off':>7}", "$text-muted"))]
+    found = [line(width, (f"{'  MiB':<13}{'used':>8}{'planned':>8}{'diff':>7}", "$text-muted"))]
     for kind, (taken, planned) in memory.kinds.items():
         found.append(_row((kind.letter, kind.style), kind.name, taken, planned, width))
         if kind.letter == KV:
             used, rest = _mib(memory.kv_used), _mib(taken - memory.kv_used)
             found.append(line(width, f"  K in use {used}, ", (KV.lower(), RESERVED_STYLE), f" reserved {rest}"))
-    found.append(_row(("=", ""), "in all", memory.taken, memory.planned, width))
+    found.append(_row(("=", ""), "total", memory.taken, memory.planned, width))
     for letter, name, size, style in (
         (OTHERS, "others", memory.others, OTHERS_STYLE), (FREE, "free", memory.free, FREE_STYLE),
     ):  # fmt: skip
-        found.append(line(width, (letter, style), f" {name:<11}{UNTOLD if size is None else _mib(size):>8}"))
+        found.append(line(width, (letter, style), f" {name:<11}{UNKNOWN if size is None else _mib(size):>8}"))
     return found
 
 
 def _host(host: dict[str, int], width: int) -> list[Content]:
-    """Host memory that is not in the ledger: "+" and the same columns."""
-    words = {"embedding": "of the host", "snapshots": "host, at most", "reading": "at most"}
-    told = [(name, size) for name, size in host.items() if size]
-    return [line(width, f"+ {name:<11}{_mib(size):>8}  {words.get(name, 'of the host')}") for name, size in told]
+    """Host memory, which is not in the ledger: "+" and the same columns."""
+    words = {"embedding": "host", "snapshots": "host, max", "reading": "host, max"}
+    found = [(name, size) for name, size in host.items() if size]
+    return [line(width, f"+ {name:<11}{_mib(size):>8}  {words.get(name, 'host')}") for name, size in found]
 
 
 def _short_legend(memory: MemoryUse, width: int) -> list[Content]:
-    """Letters and MiB one behind the other."""
+    """Letters and sizes, wrapped."""
     told = [(kind.letter, kind.name, taken) for kind, (taken, _) in memory.kinds.items() if taken]
     told += [(OTHERS, "others", memory.others or 0)] if memory.others is not None else []
     told += [(FREE, "free", memory.free or 0)] if memory.free is not None else []
@@ -222,7 +226,7 @@ def _short_legend(memory: MemoryUse, width: int) -> list[Content]:
 
 def _off(taken: int, planned: int | None) -> str:
     if not planned:
-        return UNTOLD
+        return UNKNOWN
     off = 100 * (taken - planned) / planned
     return f"{off:+.1f}%" if abs(off) < 99.95 else f"{off:+.0f}%"
 

@@ -1,7 +1,7 @@
-"""tok/s over the last minute of decoding, and the roof that the card's bandwidth sets as a line at the same scale.
+"""Decode speed over the last minute, with the roofline of the card's bandwidth at the same scale.
 
-Braille: a cell has two columns of four dots, a column is a second. The roof is drawn for the positions that were in use
-at the time, so it falls as the context fills; columns before the first reply show it for what is in use now.
+Braille: a cell has two columns of four dots; a column is a second. The roofline is that of the positions in use at the
+time, so it falls as the context fills.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ ROWS = 4  # of the graph
 DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # of a braille cell: left and right column, from the bottom
 BLANK = 0x2800
 AXIS = 5  # cells left of the graph
-NO_ROOF_CPU = "no roof: a share of the bandwidth is told of GPUs alone"
-NO_ROOF_CARD = "no roof: the bandwidth of this card is not known; `localq fit` measures it"
-NO_ROOF_MODEL = "no roof: not all of this model is read for a token"
+NO_ROOF_CPU = "bandwidth share: GPU only"
+NO_ROOF_CARD = "bandwidth share: unknown card; measure it with `localq fit`"
+NO_ROOF_MODEL = "bandwidth share: not available for this model"
 
 
 class SpeedGraph(Instrument):
-    """The figures, the graph, and the share of what the bandwidth allows in words."""
+    """Figures, graph, and the share of the bandwidth."""
 
     def lines(self, width: int) -> list[Content]:
-        """See `Instrument`."""
+        """The lines; see `Instrument.lines`."""
         facts = self.facts
-        said = explanation(facts)
+        texts = explanation(facts)
         if self.compact:
-            below = [line(width, shorten(said[0], width))] if said else []
+            below = [line(width, shorten(texts[0], width))] if texts else []
         else:
-            below = [each for text in said for each in words(text, width, "")]
+            below = [each for text in texts for each in words(text, width, "")]
         return [_figures(facts, width), *graph(facts, max(0, width - AXIS), width), *below]
 
 
 def rate_and_roof(facts: InstrumentFacts) -> tuple[float, float]:
-    """(tok/s, the roof for it): now while a reply runs, else the mean of the last one with the roof in its middle."""
+    """(tok/s, roofline): current values during a reply, else the mean of the last one, at its middle."""
     speed, roof = facts.speed, facts.roof
     used, is_now = speed.last.context_used, speed.running and speed.now > 0
     if not is_now:
@@ -53,7 +53,7 @@ def rate_and_roof(facts: InstrumentFacts) -> tuple[float, float]:
 
 
 def explanation(facts: InstrumentFacts) -> list[str]:
-    """The share of the roof and where the roof comes from, or why there is none."""
+    """The share of the roofline and its source, or why there is none."""
     if facts.loaded is None:
         return []
     if facts.roof is None:
@@ -61,34 +61,34 @@ def explanation(facts: InstrumentFacts) -> list[str]:
         return [model if facts.on_gpu else NO_ROOF_CPU]
     rate, roof = rate_and_roof(facts)
     gb_per_s, source = facts.roof.bandwidth.bytes_per_s / 1e9, facts.roof.bandwidth.source
-    share = f"{100 * rate / roof:.0f} % of what" if rate else f"{figure(roof)} tok/s are what"
+    share = f"{100 * rate / roof:.0f}% of the" if rate else f"{figure(roof)} tok/s is the"
     moved = human_bytes(facts.roof.reads.at(facts.speed.last.context_used))
-    return [f"{share} {gb_per_s:,.0f} GB/s allow ({source})", f"{moved} read a token"]
+    return [f"{share} limit of {gb_per_s:,.0f} GB/s ({source})", f"{moved} read per token"]
 
 
 def shorten(said: str, width: int) -> str:
-    """`said`, or where it does not fit without what explains it: where the roof comes from, why there is none."""
+    """`said`, without its explanation where it does not fit."""
     return said if cell_len(said) <= width else re.split(r": | \(", said, maxsplit=1)[0]
 
 
 def _figures(facts: InstrumentFacts, width: int) -> Content:
     if facts.loaded is None:
-        return line(width, ("tok/s", "bold"), ": no model is loaded")
+        return line(width, ("tok/s", "bold"), ": no model loaded")
     speed, roof = facts.speed, rate_and_roof(facts)[1]
-    told = [f"now {figure(speed.now)}"] if speed.running and speed.now else []
+    parts = [f"now {figure(speed.now)}"] if speed.running and speed.now else []
     if speed.last.decode_s > 0:
-        told.append(f"mean {figure(speed.last.tokens_per_s)}")
-    elif not told:
-        told.append("reading the prompt" if speed.running else "no reply yet")
+        parts.append(f"mean {figure(speed.last.tokens_per_s)}")
+    elif not parts:
+        parts.append("reading the prompt" if speed.running else "no reply yet")
     bound = (f", roof {figure(roof)}", "$warning") if facts.roof else ""
-    return line(width, ("tok/s", "bold"), f" {', '.join(told)}", bound)
+    return line(width, ("tok/s", "bold"), f" {', '.join(parts)}", bound)
 
 
 # ---- the graph
 
 
 def graph(facts: InstrumentFacts, cells: int, width: int) -> list[Content]:
-    """`ROWS` lines: an axis with the figures at their heights, and `cells` of dots."""
+    """`ROWS` lines: an axis with labels, and `cells` of dots."""
     slices = list(facts.speed.slices)[-2 * cells :] if cells else []
     roofs = _roofs(facts.roof, slices, facts.speed.last.context_used, 2 * cells)
     rates = [0.0] * (2 * cells - len(slices)) + [each.tokens_per_s for each in slices]
@@ -111,12 +111,12 @@ def _roofs(roof: Roof | None, slices: Sequence[Slice], used: int, columns: int) 
 
 
 def _heights(values: Sequence[float], top: float) -> list[int]:
-    """Dots of each value, 0 to 4 * ROWS; what is not nothing has at least one."""
+    """Height of each value in dots, 0 to 4 * ROWS; at least one for a value above 0."""
     return [max(1, round(4 * ROWS * value / top)) if value > 0 else 0 for value in values]
 
 
 def _cell(bars: Sequence[int], lines: Sequence[int], row: int) -> tuple[str, str]:
-    """Of two columns: the dots of the bars below their heights, and the top dot of the line."""
+    """A cell of two columns: dots of the bars, and the dot of the line."""
     bits, style = BLANK, ""
     for column, dots in enumerate(DOTS):
         for up, bit in enumerate(dots):
@@ -129,7 +129,7 @@ def _cell(bars: Sequence[int], lines: Sequence[int], row: int) -> tuple[str, str
 
 
 def _labels(shown: tuple[float, float], top: float) -> dict[int, str]:
-    """Row -> figure: nothing at the bottom, the roof, and the speed where no other stands."""
+    """Row -> label: 0 at the bottom, the roofline, and the speed where that row is free."""
     if not top:
         return {0: "0"}
     rate, roof = shown
@@ -142,7 +142,7 @@ def _labels(shown: tuple[float, float], top: float) -> dict[int, str]:
 
 
 def _joined(parts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Neighbours of one style together."""
+    """Neighbours of one style joined."""
     found: list[tuple[str, str]] = []
     for text, style in parts:
         if found and found[-1][1] == style:

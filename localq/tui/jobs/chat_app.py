@@ -22,7 +22,7 @@ class ChatApp(TerminalApp):
 
     @abstractmethod
     def edit_text(self, text: str, otherwise: str) -> str:
-        """Return `text` as edited in the user's editor. Raises LocalqError, which ends with the advice `otherwise`."""
+        """Return `text` as edited in the user's editor. Raises LocalqError with the advice `otherwise`."""
 
     @abstractmethod
     def action_help(self) -> None:

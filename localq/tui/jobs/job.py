@@ -1,7 +1,7 @@
-"""Long work of a screen in a thread that nobody has to wait for: opening a model, fetching one.
+"""Long work of a screen in a daemon thread: opening a model, fetching one.
 
-Not a worker of Textual, whose threads an app waits for when it ends: a transfer that stands still would hold the
-terminal for as long as the hub's watchdog lets it. What such a job made and nobody took is given back.
+Not a Textual worker, because an app waits for worker threads at exit: a stalled transfer would hold the terminal until
+the hub's timeout. A result that is not taken is discarded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 class Job(Generic[T]):
-    """`work`, with a watcher, in a thread; `post` gets what the watcher posts, and last `Job.Ended`.
+    """Runs `work` with a watcher in a thread; `post` gets the watcher's messages, and `Job.Ended` last.
 
-    discard  is given what was made where nobody takes it
+    discard  called with a result that is not taken
     """
 
     class Ended(Message):
-        """`job.take()` has the outcome."""
+        """The job has ended; `job.take()` returns the result."""
 
         def __init__(self, job: Job[T]) -> None:
             super().__init__()
@@ -45,15 +45,15 @@ class Job(Generic[T]):
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """Returns at once."""
+        """Start the thread."""
         threading.Thread(target=self._run, name=f"job {self.name}", daemon=True).start()
 
     def stop(self) -> None:
-        """It ends with a StoppedError as soon as it can."""
+        """Ask the job to end; its result is StoppedError."""
         self.watcher.stop()
 
     def abandon(self) -> None:
-        """`stop`, and nobody will ask for what became of it."""
+        """Stop the job and discard its result."""
         self.stop()
         with self._guard:
             self._taken = True
@@ -62,9 +62,9 @@ class Job(Generic[T]):
             self._discard(made)
 
     def take(self) -> T | LocalqError:
-        """What was made, or why not. Once it was stopped it is stopped, however far it came.
+        """Return the result or the LocalqError; StoppedError once stopped, whatever the progress.
 
-        Raises what was no expected failure: a bug must not vanish in a thread.
+        Raises any other exception of the thread, so that a bug does not vanish.
         """
         with self._guard:
             self._taken = True
@@ -77,7 +77,7 @@ class Job(Generic[T]):
             return left[0]
         if isinstance(self._error, LocalqError):
             return self._error
-        raise self._error or AssertionError("it has not ended, or was taken before")
+        raise self._error or AssertionError("the job has not ended, or its result was taken")
 
     def _run(self) -> None:
         made: list[T] = []

@@ -1,4 +1,4 @@
-"""A model as the screens have it: a session over an engine process that can be loaded again and closed, by threads."""
+"""`ModelHandle`: an open model as screens use it: its session, and loading, profiling and closing its engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # start-up cost
 
 
 class ModelHandle:
-    """An open model. `load`, `profile` and `close` block, and are for threads."""
+    """An open model. `load`, `profile` and `close` block; call them in threads."""
 
     def __init__(
         self,
@@ -27,21 +27,21 @@ class ModelHandle:
         self.session, self._load, self._close, self._profile = session, load, close, profile
 
     def load(self) -> None:
-        """Load it unless a living engine process holds it. Raises LocalqError."""
+        """Load the model unless the engine process has it loaded. Raises LocalqError."""
         self._load()
 
     def profile(self) -> dict[str, Any]:
-        """Times of a decode step behind the conversation, which stays: `StepProfile.to_dict()`. Raises LocalqError."""
+        """Profile of a decode step after the conversation: `StepProfile.to_dict()`. Raises LocalqError."""
         return self._profile()
 
     def close(self) -> None:
-        """End the engine process within 2 s, whatever it does; more than once is fine."""
+        """End the engine process within 2 s; may be called again."""
         self._close()
 
     @classmethod
     def from_ready(cls, made: ReadyModel, post: Callable[[Message], object]) -> ModelHandle:
-        """What a job has opened; `post` gets the messages of `watching` when it is loaded again."""
-        from localq.chat.open_model import load_now  # whoever has opened it has imported these
+        """A handle of an opened model; `post` gets the messages of later loads."""
+        from localq.chat.open_model import load_now  # imported already by opening the model
         from localq.tui.jobs.thread_messages import PostingWatcher
         from localq.worker.messages import Profile
 
@@ -50,7 +50,7 @@ class ModelHandle:
 
         def close() -> None:
             made.close()
-            client.close()  # another process than the first, where one was loaded again
+            client.close()  # after a reload this is another process
 
         return cls(
             opened.session,
@@ -61,9 +61,9 @@ class ModelHandle:
 
     @classmethod
     def for_session(cls, session: ChatSession) -> ModelHandle:
-        """A session that somebody else has opened and closes."""
+        """A handle of a session that the caller opened and closes."""
 
         def profile() -> dict[str, Any]:
-            raise LocalqError("the decode step", "this engine takes no profile of it")
+            raise LocalqError("profile", "this engine has no profile of the decode step")
 
         return cls(session, session.ensure_loaded, lambda: None, profile)

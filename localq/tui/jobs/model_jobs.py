@@ -1,4 +1,4 @@
-"""What screens do to a model in a `job`: opening it, fetching it."""
+"""Work of jobs on a model: open and load it, or fetch it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localq.chat import open_model
-from localq.chat.open_model import OpenOptions, OpenSession
+from localq.chat.open_model import OpenSession
+from localq.chat.open_options import OpenOptions
 from localq.files.hub import fetch as hub
 from localq.planner import prepare, pull_report
 from localq.settings import Settings
@@ -17,34 +18,34 @@ from localq.worker.messages import Loaded
 
 @dataclass(frozen=True)
 class ReadyModel:
-    """A model that is open and loaded; whoever takes it closes it, which ends its engine process."""
+    """A model that is open and loaded; `close` ends its engine process."""
 
     opened: OpenSession
     loaded: Loaded
     stack: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
-        """More than once is fine."""
+        """End the engine process; may be called again."""
         self.stack.close()
 
 
 def open_and_load(name: str, settings: Settings, wanted: OpenOptions, watcher: PostingWatcher) -> ReadyModel:
-    """`name`, ready for a conversation. Raises LocalqError as opening and loading do."""
+    """Open and load `name` for a conversation. Raises LocalqError as `open_session` and loading."""
     with ExitStack() as stack:
         opened = stack.enter_context(open_model.open_session(name, settings, watcher, wanted))
         open_model.check_chat_template(opened, name)
-        watcher.at_stop = opened.client.close  # a load may say nothing for long
+        watcher.at_stop = opened.client.close  # a load may be silent for long
         loaded = open_model.load_now(opened, watcher)
         watcher.at_stop = None
         return ReadyModel(opened, loaded, stack.pop_all())
 
 
 def pull(name: str, settings: Settings, watcher: PostingWatcher) -> Path:
-    """`name` on this machine, as `localq pull` fetches it: what does not fit is refused. Raises LocalqError."""
+    """Fetch `name` as `localq pull` does; return its path. Raises LocalqError, also where it does not fit."""
     target, why = pull_report.choose_target(name, settings)
     if why:
         watcher.say(why)
-    asks = target.entry is not None or not settings.offline  # else what follows says that it is not here
+    asks = target.entry is not None or not settings.offline  # else `model_path` below raises the error
     if hub.local_path(target) is None and asks:
         verdict = pull_report.verdict(target, settings, None, force=False)
         if verdict is not None and verdict.refusal is not None:

@@ -1,7 +1,7 @@
-"""How a thread that fetches or loads a model tells a screen about it: by messages, of which `post_message` is the door.
+"""Progress and notices of a thread that fetches or loads a model, as Textual messages.
 
-Knows no screen: the model picker's progress and the status line of a chat use the same watcher. Text of the hub, of
-files and of the engine process is sanitized here, so that whoever draws it need not think of it.
+The same watcher serves the opening screen and the status line. Text of the hub, of files and of the engine process is
+sanitized here.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from localq.chat.terminal.transfer_rate import ResumedBytes
 from localq.errors import ExitCode, LocalqError
 from localq.sanitize import sanitize
 
-if TYPE_CHECKING:  # start-up cost: the one knows the hub
+if TYPE_CHECKING:  # start-up cost
     from localq.wording import OnProgress
     from localq.worker.messages import Event
 
-EVERY_S = 0.05  # between two messages of a transfer that goes on; a local disk would post thousands a second
+EVERY_S = 0.05  # between two progress messages; a local disk would post thousands a second
 
 
 class WatcherNotice(Message):
-    """One line that the user must see."""
+    """A notice for the user."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class WatcherNotice(Message):
 
 
 class Fetching(Message):
-    """`what` (a file, a check) stands at `done` of `total` bytes of all files; total 0: nothing is counted.
+    """`what` (a file, a check) is at `done` of `total` bytes of all files; total 0: not counted.
 
-    `here` of the bytes done were on this machine before.
+    here   bytes of `done` that were on disk before
     """
 
     def __init__(self, what: str, done: int, total: int, here: int = 0) -> None:
@@ -45,7 +45,7 @@ class Fetching(Message):
 
 
 class LoadingStage(Message):
-    """The engine process loads: `stage` in words stands at `done` of `total` bytes; total 0: nothing is counted."""
+    """The engine process loads: `stage` is at `done` of `total` bytes; total 0: not counted."""
 
     def __init__(self, stage: str, done: int, total: int) -> None:
         super().__init__()
@@ -53,21 +53,21 @@ class LoadingStage(Message):
 
 
 class StoppedError(LocalqError):
-    """The user stopped it. Files that were being fetched keep what they have.
+    """The user stopped it; partial files are kept.
 
-    A LocalqError because those pass through a transfer as they are, and any other exception is taken for a fault of it.
+    A LocalqError, because a transfer passes those on and treats other exceptions as its own faults.
     """
 
     def __init__(self, name: str) -> None:
-        next_step = "Opening it again goes on where this one was."
+        next_step = "Open it again to resume."
         super().__init__(name, "stopped", next_step, ExitCode.INTERRUPTED)
 
 
 class PostingWatcher:
-    """An `opening.Watcher` for a thread; `post` takes its messages and may be called from any thread.
+    """A `Watcher` that posts messages; `post` may be called from any thread.
 
-    After `stop`, the next progress raises StoppedError in that thread. What may be silent for long is ended by what
-    `at_stop` is set to (closing the engine process), in a thread of its own.
+    After `stop`, the next progress event raises StoppedError in the working thread. at_stop: called in a thread of its
+    own, to end work that may be silent for long (it closes the engine process).
     """
 
     def __init__(self, post: Callable[[Message], object], every_s: float = EVERY_S) -> None:
@@ -83,26 +83,26 @@ class PostingWatcher:
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """End what goes on, from any thread. A transfer that stands still ends when the hub's watchdog ends it."""
+        """Stop the work, from any thread. A stalled transfer ends at the hub's timeout."""
         self._stopped.set()
         if self.at_stop is not None:
             threading.Thread(target=self.at_stop, daemon=True).start()
 
     def say(self, text: str) -> None:
-        """A `Said`."""
+        """Post a notice."""
         self._post(WatcherNotice(sanitize(text)))
 
     @contextlib.contextmanager
     def fetching(self, name: str) -> Iterator[OnProgress]:
-        """Posts `Fetching`: every new `what`, every end, and of the bytes between them a few a second."""
+        """Post `Fetching` for every new file, every end, and a few times a second between."""
         self._name, self._what, self._leaps = name, "", ResumedBytes()
         self._check()
         yield self._show
         self._check()
 
     def loading(self, event: Event) -> None:
-        """A `LoadingStage`."""
-        from localq.worker.messages import Loading  # start-up cost; whoever has an event has imported it
+        """Post a `LoadingStage`."""
+        from localq.worker.messages import Loading  # start-up cost
 
         self._check()
         if isinstance(event, Loading):

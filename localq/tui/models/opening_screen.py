@@ -1,4 +1,4 @@
-"""A model that is being opened, or fetched: stages, bytes, rate, time left; Esc stops it, an error says what to do."""
+"""The screen of opening or fetching a model: stage, bytes, rate, time left; errors with retry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
-from localq.chat.open_model import OpenOptions
+from localq.chat.open_options import OpenOptions
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
 from localq.settings import Settings
@@ -26,11 +26,11 @@ from localq.tui.models.transfer_lines import TransferLines, bar
 from localq.tui.terminal.terminal_app import TerminalScreen
 
 T = TypeVar("T")
-TICK_S = 0.5  # between two looks at the clock, for what stands still
+TICK_S = 0.5  # between two updates of a stalled transfer
 
 
 class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
-    """Runs a job and dismisses with what it made, or with the LocalqError; StoppedError where the user stopped it."""
+    """Runs a job; dismisses with its result or LocalqError (StoppedError where the user stopped it)."""
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -45,11 +45,11 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         self._begin()
 
     def work(self, watcher: PostingWatcher) -> T:
-        """In a thread."""
+        """The work, in a thread."""
         raise NotImplementedError
 
     def discard(self, made: T) -> None:
-        """What was made after the user had stopped it."""
+        """Discard a result that came after the user stopped the job."""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="job"):
@@ -64,21 +64,21 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
                 yield Button(f"Try again ({active_key(self, 'opening_again')})", id="again", compact=True)
 
     def on_mount(self) -> None:
-        """Start."""
+        """Start the job."""
         self.set_interval(TICK_S, self._draw)
         self._start()
 
     def on_unmount(self) -> None:
-        """An app that ends does not wait."""
+        """Abandon the job, so that the app can exit."""
         self._job.abandon()
 
-    # ---- what the thread tells
+    # ---- messages of the thread
 
     @on(Fetching)
     @on(LoadingStage)
     def _progress(self, message: Fetching | LoadingStage) -> None:
         message.stop()
-        self._lines.seen(message, time.monotonic())
+        self._lines.update(message, time.monotonic())
         self._draw()
 
     @on(WatcherNotice)
@@ -104,7 +104,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
 
     @on(Button.Pressed, "#leave")
     def action_leave(self) -> None:
-        """Stop; where it is stopped already, or has failed, go back at once."""
+        """Stop the job; when stopping already, or after an error, go back."""
         if self.error is not None:
             self.dismiss(self.error)
         elif self._job.watcher.stopped:
@@ -116,7 +116,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
 
     @on(Button.Pressed, "#again")
     def action_again(self) -> None:
-        """What failed once more; what was fetched before is not fetched again."""
+        """Retry after an error; a fetch resumes."""
         if self.error is not None:
             self._begin()
             self._start()
@@ -130,14 +130,14 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
 
     def _start(self) -> None:
         self._draw()
-        self.query_one("#job").focus()  # not what stops it: Enter, pressed twice where this was chosen, must not
+        self.query_one("#job").focus()  # not the stop button: a second Enter in the picker must not press it
         self._job.start()
 
     def _draw(self) -> None:
         failed, stopping = self.error is not None, self._job.watcher.stopped
         lines = self._lines.lines(time.monotonic())
         leave = active_key(self, "opening_leave")
-        stage = f"Stopping. {leave} again does not wait for it." if stopping else lines.stage
+        stage = f"Stopping. Press {leave} again to go back without waiting." if stopping else lines.stage
         for name, text in (
             ("stage", "" if failed else stage), ("bar", "" if failed else bar(lines.share)),
             ("detail", "" if failed else lines.detail), ("said", "\n".join(self._said)),
@@ -151,35 +151,35 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
 
 
 class OpeningScreen(JobScreen[ReadyModel]):
-    """Opens and loads `name` for a conversation."""
+    """Opens and loads a model for a conversation."""
 
     def __init__(self, name: str, settings: Settings, wanted: OpenOptions) -> None:
         self._settings, self._wanted = settings, wanted
         super().__init__("Opening", name)
 
     def work(self, watcher: PostingWatcher) -> ReadyModel:
-        """See `jobs`."""
+        """See `model_jobs.open_and_load`."""
         return model_jobs.open_and_load(self.name_wanted, self._settings, self._wanted, watcher)
 
     def discard(self, made: ReadyModel) -> None:
-        """End its engine process."""
+        """End the engine process."""
         made.close()
 
 
 class PullScreen(JobScreen[Path]):
-    """Fetches `name` and opens nothing."""
+    """Fetches a model without opening it."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self._settings = settings
         super().__init__("Fetching", name)
 
     def work(self, watcher: PostingWatcher) -> Path:
-        """See `jobs`."""
+        """See `model_jobs.pull`."""
         return model_jobs.pull(self.name_wanted, self._settings, watcher)
 
 
 def _words(error: LocalqError | None) -> str:
-    """What, why, and the next step in a paragraph of its own."""
+    """Text of an error, with the next step in a paragraph of its own."""
     if error is None:
         return ""
     return sanitize(f"{error.what}: {error.why.rstrip('.')}." + (f"\n\n{error.next_step}" if error.next_step else ""))

@@ -1,4 +1,4 @@
-"""The model picker: what is on this machine and what its card can hold, with the verdict of `fit` in every row."""
+"""The model picker: models on disk and models that fit the card, with the verdict of `fit` in each row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PickedModel:
-    """What to open: a name as `localq chat` takes it, the format picked with it, and whether against the plan."""
+    """The model to open: its name, format, and whether to load it although the plan says it does not fit."""
 
     name: str
     format: str | None
@@ -47,22 +47,22 @@ class _Plans:
 
 
 class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
-    """Dismisses with what was picked, or with None."""
+    """Dismisses with the chosen model, or None."""
 
-    # No CSS_PATH: for a file that a screen brings, Textual parses all CSS once more and styles every widget anew.
+    # No CSS_PATH: for a CSS file of a screen, Textual parses all CSS again and restyles every widget.
     DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     AUTO_FOCUS = "#filter"
     BINDINGS: ClassVar = [*bindings("picker_leave")]
 
     class Drawn(Message):
-        """Its first frame is there."""
+        """The first frame is drawn."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings, self._every = settings, False
         self._order = next(iter(ORDERS))
         self._rows: list[PickerRow] = []
-        self._words = "Looking at what this machine can hold"
+        self._words = "Checking what fits this machine"
         self._note = self._basis = ""
         self._job: Job[_Plans] | None = None
         self._removal: Job[int] | None = None
@@ -76,7 +76,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Names at once, plans when they are there."""
+        """Show names at once; plans follow."""
         try:
             self._rows = picker_rows.name_rows()
         except LocalqError as error:
@@ -89,12 +89,12 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self.post_message(self.Drawn())
 
     def on_unmount(self) -> None:
-        """An app that ends does not wait."""
+        """Abandon the jobs, so that the app can exit."""
         for job in (self._job, self._removal):
             if job is not None:
                 job.abandon()
 
-    # ---- what is computed
+    # ---- plans
 
     def _plan(self) -> None:
         every = self._every
@@ -134,7 +134,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
             self._words, self._rows, self._basis = plans.outlook.words, plans.rows, plans.outlook.basis
         self._draw()
 
-    # ---- what is shown
+    # ---- drawing
 
     @property
     def _text(self) -> str:
@@ -142,7 +142,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
 
     @property
     def row(self) -> PickerRow | None:
-        """The one under the cursor."""
+        """The row under the cursor."""
         return self.query_one(ModelTable).row
 
     def _draw(self) -> None:
@@ -154,7 +154,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     def _describe(self) -> None:
         row, text = self.row, self._text.strip()
         basis = f"; tok/s {self._basis}" if row is not None and row.tok_s is not None else ""
-        found = f"{row.sentence}{basis}" if row is not None else f"Nothing here is called so. Enter opens {text!r}."
+        found = f"{row.sentence}{basis}" if row is not None else f"No match. Enter: open {text!r} from the Hub or disk"
         self.query_one("#sentence", Static).update(sanitize(self._note or found))
 
     def _tell(self, note: str) -> None:
@@ -174,7 +174,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     # ---- what the user does
 
     def action_leave(self) -> None:
-        """Without a filter: out of here."""
+        """Clear the filter, or close the picker."""
         if self._text:
             self.query_one("#filter", Input).value = ""
             self.query_one("#filter", Input).focus()
@@ -200,16 +200,16 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
             self.dismiss(PickedModel(self.row.name, self.row.exact))
 
     def action_force(self) -> None:
-        """Open what is too large by the plan, after a question."""
+        """Open a model that is too large by the plan, after confirmation."""
         row = self.row
         if row is None:
             return
         if row.verdict != picker_rows.TOO_LARGE:
-            self._tell(f"Only what is too large is opened against the plan. {row.name}: {row.verdict}.")
+            self._tell(f"Force is for models that are too large. {row.name}: {row.verdict}.")
             return
 
         from localq.tui.models.picker_dialogs import (
-            ForceScreen,  # start-up cost, as those below: `beforehand` imports them
+            ForceScreen,  # start-up cost, as those below: `preload` imports them
         )
 
         def answered(yes: bool | None) -> None:
@@ -224,47 +224,47 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self._draw()
 
     def action_sort(self) -> None:
-        """The next order."""
+        """Use the next sort order."""
         orders = list(ORDERS)
         self._order = orders[(orders.index(self._order) + 1) % len(orders)]
         self._draw()
 
     def action_every(self) -> None:
-        """All formats, or the best of each model."""
+        """Switch between all formats and the best of each model."""
         self._every = not self._every
         self._draw()
         self._plan()
 
     def action_filter(self) -> None:
-        """To the filter."""
+        """Focus the filter."""
         self.query_one("#filter", Input).focus()
 
     def action_list(self) -> None:
-        """To the list."""
+        """Focus the list."""
         self.query_one(ModelTable).focus()
 
     def action_details(self) -> None:
-        """What `localq show` tells."""
+        """Show details, as `localq show`."""
         from localq.tui.models.picker_dialogs import DetailsScreen
 
         if self.row is not None:
             self.app.push_screen(DetailsScreen(self.row.full_name, self._settings))
 
     def action_pull(self) -> None:
-        """Fetch it and stay here."""
+        """Fetch the model without opening it."""
         from localq.tui.models.opening_screen import PullScreen  # it knows the hub
 
         row = self.row
         if row is None:
             return
         if row.local is not None and row.local.complete:
-            self._tell(f"{row.name} is on this machine already: {row.local.path}")
+            self._tell(f"{row.name} is already on disk: {row.local.path}")
             return
         self.app.push_screen(PullScreen(row.full_name, self._settings), self._pulled)
 
     def _pulled(self, outcome: Path | LocalqError | None) -> None:
         if isinstance(outcome, StoppedError):
-            self._tell(f"Stopped. What came in is kept; {active_key(self, 'picker_pull')} goes on where it was.")
+            self._tell(f"Stopped. Resume: {active_key(self, 'picker_pull')}")
         elif isinstance(outcome, LocalqError):
             self._tell(str(outcome))
         elif outcome is not None:
@@ -272,12 +272,12 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self._plan()
 
     def action_delete(self) -> None:
-        """Remove it from the disk, after a question."""
+        """Delete the model from disk, after confirmation."""
         from localq.tui.models.picker_dialogs import RemoveScreen
 
         model = self.row.local if self.row is not None else None
         if model is None:
-            self._tell("Nothing of it is on this machine.")
+            self._tell("Not on disk.")
             return
 
         def answered(yes: bool | None) -> None:
@@ -287,6 +287,6 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self.app.push_screen(RemoveScreen(model), answered)
 
     def _remove(self, model: LocalModel) -> None:
-        self._tell(f"Removing {model.name}")
+        self._tell(f"Deleting {model.name}")
         self._removal = Job(model.name, lambda watcher: local_models.remove([model]), self.post_message)
         self._removal.start()

@@ -1,4 +1,4 @@
-"""What the model picker asks and tells on top of itself: whether to remove or to force a model, and all known of it."""
+"""Dialogs of the model picker: delete and force confirmations, and the details of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CSS = Path(__file__).with_suffix(".tcss")
 
 
 class QuestionScreen(TerminalScreen, ModalScreen[bool]):
-    """A question, what there is to know of it, and two answers; no is the one in focus."""
+    """A question with details and two answers; "no" has the focus."""
 
     CSS_PATH = _CSS
     AUTO_FOCUS = "#no"
@@ -54,36 +54,36 @@ class QuestionScreen(TerminalScreen, ModalScreen[bool]):
         self.dismiss(message.button.id == "yes")
 
     def action_yes(self) -> None:
-        """By a key."""
+        """Answer yes."""
         self.dismiss(True)
 
     def action_no(self) -> None:
-        """By a key."""
+        """Answer no."""
         self.dismiss(False)
 
 
 class RemoveScreen(QuestionScreen):
-    """Says what would be freed, and asks."""
+    """Confirms deleting a model; lists its files."""
 
     def __init__(self, model: LocalModel) -> None:
         paths = "\n".join(map(str, paths_of(model)))
-        shared = "\nAnother tool put some of it there, and may use it." if model.shared else ""
+        shared = "\nSome files were put there by another tool, which may need them." if model.shared else ""
         size = human_bytes(model.bytes)
-        question = f"Remove {model.name} ({model.format}) from this machine? {size} at most are freed."
-        super().__init__(question, f"{paths}{shared}", "Remove it", "Keep it")
+        question = f"Delete {model.name} ({model.format}) from disk? Frees up to {size}."
+        super().__init__(question, f"{paths}{shared}", "Delete", "Keep")
 
 
 class ForceScreen(QuestionScreen):
-    """Says why the plan advises against it, and asks."""
+    """Confirms opening a model that does not fit, with the reason."""
 
     def __init__(self, row: PickerRow) -> None:
-        question = f"Open {row.full_name} although the plan says that it does not fit?"
-        risk = "Memory may be short while it loads, or later."
-        super().__init__(question, f"The plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open it", "Leave it")
+        question = f"Open {row.full_name} although it does not fit by the plan?"
+        risk = "It may run out of memory while loading, or later."
+        super().__init__(question, f"The plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open", "Cancel")
 
 
 class DetailsScreen(TerminalScreen, ModalScreen[None]):
-    """What `localq show` tells of a model."""
+    """Details of a model, as `localq show`."""
 
     CSS_PATH = _CSS
     BINDINGS: ClassVar = [*bindings("details_leave")]
@@ -99,36 +99,36 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with ScrollableContainer(classes="dialog", id="facts"):
-            yield Static("Looking", id="lines", markup=False)
+            yield Static("Reading files", id="lines", markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(f"Back ({active_key(self, 'details_leave')})", id="back", compact=True)
 
     def on_mount(self) -> None:
-        """Its files are read in a thread."""
+        """Read the files in a thread."""
         self.query_one("#facts").focus()
         self._job.start()
 
     def on_unmount(self) -> None:
-        """An app that ends does not wait."""
+        """Abandon the job, so that the app can exit."""
         self._job.abandon()
 
     @on(Job.Ended)
     def _ended(self, message: Job.Ended) -> None:
         message.stop()
-        told = self._job.take()
-        if isinstance(told, LocalqError):
-            self.query_one("#lines", Static).update(sanitize(str(told)))
+        outcome = self._job.take()
+        if isinstance(outcome, LocalqError):
+            self.query_one("#lines", Static).update(sanitize(str(outcome)))
         else:
-            self._lines = [sanitize(each) for each in told]
+            self._lines = [sanitize(each) for each in outcome]
             self._draw()
 
     def on_resize(self) -> None:
-        """Facts for this width."""
+        """Wrap for the new width."""
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        """Facts in as many lines as they need; tables behind them are scrolled, not wrapped."""
-        if not self._lines or not self.query("#facts"):  # the latter where the screen is just being left
+        """Draw the facts wrapped; tables after them scroll instead."""
+        if not self._lines or not self.query("#facts"):  # none while the screen is closing
             return
         room = self.query_one("#facts").scrollable_content_region.width
         facts = list(itertools.takewhile(bool, self._lines))
@@ -139,12 +139,12 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
 
     @on(Button.Pressed)
     def action_leave(self) -> None:
-        """Back."""
+        """Close."""
         self.dismiss(None)
 
 
 def _wrapped(fact: str, room: int) -> list[str]:
-    """A name and a value, which goes on below its beginning."""
+    """A name and its value, wrapped below its beginning."""
     name, value = fact[: model_facts.NAME_CELLS], fact[model_facts.NAME_CELLS :]
     first, *more = textwrap.wrap(value, max(room - len(name), 10), break_on_hyphens=False) or [""]
     return [name + first, *(" " * len(name) + each for each in more)]

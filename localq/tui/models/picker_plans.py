@@ -1,6 +1,6 @@
-"""What the card or the CPU of this machine does with the rows of the model picker: verdicts, contexts, speeds.
+"""Plans of the model picker: verdict, context and speed of each row on this machine's card or CPU.
 
-For a thread: it may ask the driver, and measure. No network.
+Runs in a thread: it may query the driver and measure bandwidth. No network.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from localq.tui.models.picker_rows import (  # fmt: skip
 )
 from localq.wording import Say, human_bytes
 
-CPU_ITEM_BYTES = 4  # weights and KV cache are float32 there, whatever the format
+CPU_ITEM_BYTES = 4  # weights and KV cache are float32 on the CPU
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is planned for: bytes of the GPU, or None and bytes of memory that are free; how fast it reads.
+    """The machine that is planned for: GPU memory, or None and free host memory; its bandwidth.
 
-    words, basis   the same in words, and what the speeds rest on
+    words, basis   the same in words, and the basis of predicted speeds
     """
 
     words: str
@@ -48,25 +48,25 @@ class Outlook:
 
 
 def outlook(settings: Settings, say: Say) -> Outlook:
-    """Of this machine. May measure how fast its GPU reads, once, which takes seconds: `say` is told."""
+    """The outlook of this machine. May measure the GPU's bandwidth once, which takes seconds and is announced."""
     budget = choose.budget_here(settings)
     gpu = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
     if budget is None or gpu is None:
-        import psutil  # type: ignore[import-untyped]  # start-up cost: a machine with a GPU does without; ships no types
+        import psutil  # type: ignore[import-untyped]  # start-up cost: needed without a GPU only; has no types
 
         free = int(psutil.virtual_memory().available)
-        why = "by the settings" if settings.device == "cpu" else "there is no NVIDIA GPU"
+        why = "--device cpu" if settings.device == "cpu" else "no NVIDIA GPU"
         return Outlook(f"On the CPU ({why}), {human_bytes(free)} of memory free", None, free)
     machine, basis = planner_card.machine_here(gpu, say)
     limit = f" (--vram {settings.vram})" if settings.vram else ""
-    words = f"{gpu.name}: {budget / footprint.MIB:,.0f} MiB to use{limit}"
+    words = f"{gpu.name}: {budget / footprint.MIB:,.0f} MiB available{limit}"
     return Outlook(words, budget, machine=machine, basis=basis)
 
 
 def plan_rows(outlook: Outlook, settings: Settings, every: bool = False) -> list[PickerRow]:
-    """The models here, the last used first, then those that fit best. every: all formats, not the best of each model.
+    """Models on disk, the last used first, then those that fit best. every: all formats of each model.
 
-    Raises LocalqError as `picker_rows.names`.
+    Raises LocalqError as `picker_rows.name_rows`.
     """
     known = offers.of_catalogue()
     found = [_with_plan(row, outlook, settings) for row in local_rows(known)]
@@ -83,9 +83,9 @@ def plan_rows(outlook: Outlook, settings: Settings, every: bool = False) -> list
 
 def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRow:
     if row.offer is None:
-        assert row.local is not None, "what the catalogue does not list is here"
+        assert row.local is not None, "a model without an offer is on disk"
         if not row.local.complete:
-            return replace(row, verdict=INCOMPLETE, why="its download was cut off; opening it goes on")
+            return replace(row, verdict=INCOMPLETE, why="incomplete download; opening it resumes")
         try:
             offer = uncatalogued.offer(catalog.resolve(str(row.local.path)), offline=True)
         except LocalqError as error:
@@ -105,7 +105,7 @@ def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> Row:
     memory, wishes = Memory(outlook.budget or 0, 0), choose.wishes_of(settings)
     try:
         return fit_rows.row_of(offer, memory, wishes, outlook.machine)
-    except LocalqError:  # the shape cannot have what is wished for, which loading will say
+    except LocalqError:  # the model has no such option, which loading reports
         return fit_rows.row_of(offer, memory, placement.Wishes(), outlook.machine)
 
 
@@ -122,9 +122,9 @@ def _on_cpu(row: PickerRow, outlook: Outlook) -> PickerRow:
     offer, needed = row.offer, _cpu_bytes(row.offer)
     if offer.unsupported:
         return replace(row, verdict=NOT_YET, why=offer.unsupported)
-    sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters take about {human_bytes(needed)} of memory"
+    sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters need about {human_bytes(needed)} of memory"
     if needed > outlook.host_bytes:
-        return replace(row, verdict=TOO_LARGE, why=f"{sized}, and {human_bytes(outlook.host_bytes)} are free")
+        return replace(row, verdict=TOO_LARGE, why=f"{sized}; {human_bytes(outlook.host_bytes)} free")
     return replace(row, verdict=ON_CPU, why=sized, ctx=min(planner.CPU_CONTEXT, offer.arch.max_context))
 
 

@@ -1,6 +1,6 @@
-"""What the model picker lists: the models on this machine, then those that its card can hold. Knows no widget.
+"""Rows of the model picker, their sort orders and filter, without widgets.
 
-Names come first, from a look at the folders and the catalogue; plans and speeds follow from a thread. No network.
+Names come at once from folders and the catalogue; plans and speeds follow from a thread. No network.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ON_CPU, INCOMPLETE, UNREADABLE, UNPLANNED = "on the CPU", "incomplete", "unreada
 class PickerRow:
     """One line of the picker.
 
-    name      what opens it, as `localq chat` takes it (with `exact`, in this very format)
-    verdict   one of the words above, and `why` in a sentence
-    ctx       tokens of context at most, None where that is not known
-    local     what of it is on this machine
-    offer     as it is planned; None for what nothing can be planned of
+    name      name that opens it in `localq chat` (with `exact`: in this format)
+    verdict   one of the words above; why: the reason
+    ctx       maximum context, None if unknown
+    local     its files on this machine
+    offer     its entry in the planner, None if it cannot be planned
     """
 
     name: str
@@ -40,22 +40,22 @@ class PickerRow:
 
     @property
     def place(self) -> str:
-        """Whether it is here: "on disk, 98.4 MB", "31.0 MB of 98.4 MB here", "98.4 MB to fetch"."""
+        """Where it is: "on disk, 98.4 MB", "31.0 MB of 98.4 MB on disk", "98.4 MB to fetch"."""
         size = self.offer.download_bytes if self.offer is not None else None
         if self.local is not None and self.local.complete:
             return f"on disk, {human_bytes(self.local.bytes)}"
         if self.local is not None:
-            return f"{human_bytes(self.local.bytes)}{f' of {human_bytes(size)}' if size else ''} here"
+            return f"{human_bytes(self.local.bytes)}{f' of {human_bytes(size)}' if size else ''} on disk"
         return f"{human_bytes(size)} to fetch" if size else "to fetch"
 
     @property
     def exact(self) -> str | None:
-        """The format to ask for besides the name, which alone may mean another one on this card."""
+        """The format to request with the name, which alone may select another one on this card."""
         return self.offer.format if self.offer is not None and self.offer.preferred and self._is_catalogued else None
 
     @property
     def full_name(self) -> str:
-        """NAME@FORMAT, or the name of what has but one."""
+        """NAME@FORMAT, or the name alone."""
         return f"{self.name}@{self.exact}" if self.exact else self.name
 
     @property
@@ -64,12 +64,12 @@ class PickerRow:
 
     @property
     def quality(self) -> float | None:
-        """Perplexity over that of the full weights, where it was measured."""
+        """Perplexity relative to the unquantized weights, where measured."""
         return offers.ratio(self.offer) if self.offer is not None else None
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Under `COLUMNS`."""
+        """The cells under `COLUMNS`."""
         ctx = "-" if self.ctx is None else f"{self.ctx:,}"
         rate = "-" if self.tok_s is None else f"{self.tok_s:.0f}" if self.tok_s >= 10 else f"{self.tok_s:.1f}"
         quality = "-" if self.quality is None else f"{self.quality:.2f}x"
@@ -77,13 +77,13 @@ class PickerRow:
 
     @property
     def sentence(self) -> str:
-        """All of it in words, for whoever sees no columns."""
-        told = [f"{self.name}, {self.format}: {self.verdict}"]
-        told += [f"{self.ctx:,} tokens of context at most"] if self.ctx else []
-        told += [f"about {self.cells[4]} tok/s"] if self.tok_s is not None else []
-        told += [f"perplexity {self.cells[6]} that of the full weights"] if self.quality is not None else []
-        told += [self.place, self.why]
-        return "; ".join(filter(None, told))
+        """The row in words."""
+        parts = [f"{self.name}, {self.format}: {self.verdict}"]
+        parts += [f"up to {self.ctx:,} tokens of context"] if self.ctx else []
+        parts += [f"about {self.cells[4]} tok/s"] if self.tok_s is not None else []
+        parts += [f"perplexity {self.cells[6]} that of the unquantized model"] if self.quality is not None else []
+        parts += [self.place, self.why]
+        return "; ".join(filter(None, parts))
 
 
 COLUMNS = ("MODEL", "FORMAT", "VERDICT", "CONTEXT", "TOK/S", "WHERE", "QUALITY")
@@ -91,7 +91,7 @@ RIGHT = (3, 4, 6)  # columns of figures
 
 
 def name_rows() -> list[PickerRow]:
-    """At once: what is here, then the catalogue. Raises LocalqError for a damaged catalogue or an unreadable disk."""
+    """Rows without plans: models on disk, then the catalogue. Raises LocalqError for unreadable files."""
     known = offers.of_catalogue()
     found = local_rows(known)
     here = {row.name for row in found}
@@ -100,7 +100,7 @@ def name_rows() -> list[PickerRow]:
 
 
 def local_rows(known: Sequence[Offer]) -> list[PickerRow]:
-    """What is on this machine, as far as it can be told without plans. Raises as `names`."""
+    """Rows of the models on disk, without plans. Raises as `name_rows`."""
     by_name = {each.name: each for each in known}
     by_repo: dict[str, Offer] = {}
     for each in known:
@@ -115,7 +115,7 @@ def local_rows(known: Sequence[Offer]) -> list[PickerRow]:
     return list(rows.values())
 
 
-# ---- order and choice
+# ---- order and filter
 
 
 def _size(row: PickerRow) -> int:
@@ -123,16 +123,16 @@ def _size(row: PickerRow) -> int:
 
 
 ORDERS: dict[str, Callable[[PickerRow], tuple[object, ...]] | None] = {
-    "the best first": None,
+    "best first": None,
     "by name": lambda row: (row.name.casefold(),),
-    "the fastest first": lambda row: (-(row.tok_s or 0.0),),
-    "the longest context first": lambda row: (-(row.ctx or 0),),
-    "the largest first": lambda row: (-_size(row),),
+    "fastest first": lambda row: (-(row.tok_s or 0.0),),
+    "longest context first": lambda row: (-(row.ctx or 0),),
+    "largest first": lambda row: (-_size(row),),
 }
 
 
 def filter_rows(rows: Iterable[PickerRow], text: str, order: str) -> list[PickerRow]:
-    """The rows with every word of `text` in name, format, verdict or place; in an order of `ORDERS`."""
+    """Rows with all words of `text` in name, format, verdict or place; sorted by an order of `ORDERS`."""
     words = text.casefold().split()
     found = [
         row
@@ -144,7 +144,7 @@ def filter_rows(rows: Iterable[PickerRow], text: str, order: str) -> list[Picker
 
 
 def is_model_name(text: str, rows: Sequence[PickerRow]) -> bool:
-    """`text` is itself a name (ORG/REPO, a folder, a file, NAME@FORMAT), and not a filter that left `rows`."""
+    """Whether `text` is a model name (ORG/REPO, folder, file, NAME@FORMAT) rather than a filter."""
     return bool(text.strip()) and not any(row.name.casefold() == text.strip().casefold() for row in rows) and (
         not rows or "/" in text or text.strip().endswith(".gguf") or "@" in text
     )  # fmt: skip

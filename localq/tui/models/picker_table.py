@@ -1,4 +1,4 @@
-"""The table of the model picker and the line above it that filters. They tell the screen what is wanted, no more."""
+"""The table of the model picker, and its filter field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localq.tui.keys import bindings
 from localq.tui.models.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
 
 _BEST, _NAME, _FAST, _CONTEXT, _LARGE = ORDERS
-_ORDER_OF = {"MODEL": _NAME, "CONTEXT": _CONTEXT, "TOK/S": _FAST, "WHERE": _LARGE}  # others: the best first
+_ORDER_OF = {"MODEL": _NAME, "CONTEXT": _CONTEXT, "TOK/S": _FAST, "WHERE": _LARGE}  # others: best first
 _GOES_FIRST = (
     "QUALITY",
     "WHERE",
@@ -24,12 +24,12 @@ _GOES_FIRST = (
     "CONTEXT",
     "TOK/S",
     "VERDICT",
-)  # where there is no room; before them, one without figures
-_NAME_CELLS = 16  # to which a name is cut before a column goes
+)  # order in which columns are dropped; columns without figures go before these
+_NAME_CELLS = 16  # names are cut to this before a column is dropped
 
 
 class FilterInput(Input):
-    """Filters as it is typed into; the arrows lead to the table."""
+    """The filter; the arrow keys lead to the table."""
 
     BINDINGS: ClassVar = [
         Binding("enter", "submit", "Open"),  # as in every field
@@ -37,11 +37,11 @@ class FilterInput(Input):
     ]
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(placeholder="Filter; or ORG/REPO, folder, .gguf", select_on_focus=False, **options)
+        super().__init__(placeholder="Filter, or ORG/REPO, folder, .gguf", select_on_focus=False, **options)
 
 
 class ModelTable(DataTable[Text]):
-    """Rows of the picker. A click moves the cursor, a double click or a key opens, a heading sorts."""
+    """The rows. A click moves the cursor, a double click opens, a click on a heading sorts."""
 
     BINDINGS: ClassVar = [
         *bindings("picker_open"),
@@ -50,10 +50,10 @@ class ModelTable(DataTable[Text]):
     ]
 
     class Opened(Message):
-        """The row under the cursor is wanted."""
+        """Open the row under the cursor."""
 
     class Moved(Message):
-        """The cursor stands on another row."""
+        """The cursor is on another row."""
 
     class SortedBy(Message):
         """A heading was clicked."""
@@ -69,21 +69,23 @@ class ModelTable(DataTable[Text]):
 
     @property
     def row(self) -> PickerRow | None:
-        """The one under the cursor."""
+        """The row under the cursor."""
         return self.rows_shown[self.cursor_row] if 0 <= self.cursor_row < len(self.rows_shown) else None
 
     def show(self, rows: Sequence[PickerRow]) -> None:
-        """These rows; the cursor stays on its model where that is among them, or on top where it was never moved."""
+        """Show rows; the cursor stays on its model, or on the first row if it was never moved."""
         before = self.row.name if self.row is not None and self.cursor_row else ""
         self.rows_shown = list(rows)
         self.clear(columns=True)
         lines = [
             [_cell(cell, place) for place, cell in enumerate(each)] for each in (COLUMNS, *(r.cells for r in rows))
         ]
-        # Given, because the table measures new cells only after it has drawn them.
+        # Computed here, because the table measures new cells only after drawing them.
         columns = list(zip(*lines, strict=True))
-        told = {title for title, column in zip(COLUMNS, columns, strict=True) if {"-"} != {c.plain for c in column[1:]}}
-        goes_first = sorted(_GOES_FIRST, key=lambda title: title in told)
+        with_figures = {
+            title for title, column in zip(COLUMNS, columns, strict=True) if {"-"} != {c.plain for c in column[1:]}
+        }
+        goes_first = sorted(_GOES_FIRST, key=lambda title: title in with_figures)
         widths = _widths([max(cell.cell_len for cell in column) for column in columns], goes_first, self._room())
         for place, width in widths.items():
             self.add_column(lines[0][place], key=COLUMNS[place], width=width)
@@ -95,27 +97,27 @@ class ModelTable(DataTable[Text]):
         self._stands_on = self.row.name if self.row is not None else ""
 
     def _room(self) -> int:
-        """Cells of a row, beside the scrollbar."""
+        """Cells of a row without the scrollbar."""
         return (self.size.width or self.app.size.width) - self.styles.scrollbar_size_vertical
 
     def on_resize(self, event: events.Resize) -> None:
-        """Columns for this width; of a table that is not shown, none."""
+        """Choose columns for the new width."""
         if event.size.width:
             self.show(self.rows_shown)
 
     def action_cursor_up(self) -> None:
-        """Above the first row is the filter."""
+        """Move up; from the first row to the filter."""
         if self.cursor_row == 0:
             self.screen.query_one(FilterInput).focus()
         else:
             super().action_cursor_up()
 
     def action_open(self) -> None:
-        """Open it."""
+        """Open the row."""
         self.post_message(self.Opened())
 
     def on_click(self, event: events.Click) -> None:
-        """Twice: open it."""
+        """A double click opens."""
         if event.chain == 2 and event.style.meta.get("row", -1) >= 0:
             self.post_message(self.Opened())
 
@@ -123,13 +125,13 @@ class ModelTable(DataTable[Text]):
     def _highlighted(self, message: DataTable.RowHighlighted) -> None:
         message.stop()
         name = self.row.name if self.row is not None else ""
-        if name != self._stands_on:  # and not merely drawn anew
+        if name != self._stands_on:  # not after a redraw
             self._stands_on = name
             self.post_message(self.Moved())
 
     @on(DataTable.RowSelected)
     def _selected(self, message: DataTable.RowSelected) -> None:
-        message.stop()  # a click, which moves the cursor and no more
+        message.stop()  # a click only moves the cursor
 
     @on(DataTable.HeaderSelected)
     def _sort(self, message: DataTable.HeaderSelected) -> None:
@@ -138,11 +140,11 @@ class ModelTable(DataTable[Text]):
 
 
 def _widths(wanted: list[int], goes_first: Sequence[str], room: int) -> dict[int, int]:
-    """Place -> cells of the columns that `room` is enough for: all, or those that matter most, with names cut short."""
+    """Column -> width for those that fit into `room`: all, or the most important ones with names cut."""
     places = list(range(len(wanted)))
     for title in (None, *goes_first):
         places = [place for place in places if COLUMNS[place] != title]
-        for_name = room - 2 * len(places) - sum(wanted[place] for place in places[1:])  # a blank on either side
+        for_name = room - 2 * len(places) - sum(wanted[place] for place in places[1:])  # with a blank on either side
         if for_name >= min(wanted[0], _NAME_CELLS):
             break
     return {place: wanted[place] if place else max(1, min(wanted[0], for_name)) for place in places}

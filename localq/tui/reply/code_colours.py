@@ -1,7 +1,7 @@
-"""The lines of a block of code in their colours. A block that grows is coloured in parts: what is finished, once.
+"""Coloured lines of code blocks. A growing block is coloured in parts; a finished part is not coloured again.
 
-Where a part ends is guessed: behind a line that leaves no string or comment open. Some languages hold others (a script
-within HTML), and there the guess is wrong, until the block has ended and is coloured as a whole.
+A part ends after a line that leaves no string or comment open. That guess fails for embedded languages (a script in
+HTML), until the block has ended and is coloured as a whole.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pygments.util import ClassNotFound  # type: ignore[import-untyped]
 from textual.content import Content, Span
 from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme
 
-PART = 24  # lines behind which a part may end; twice as many, and it need not be before a line without an indent
-TAB = 8  # cells, as Textual has it
-SLICE_S = 0.002  # of colouring, between which keys are answered
-WAIT_S = 0.002  # between two looks whether they are
-KEPT = 16  # blocks of which the lines are kept until they are asked for
+PART = 24  # lines after which a part may end before an unindented line; twice as many: before any line
+TAB = 8  # cells, as in Textual
+SLICE_S = 0.002  # of colouring, before keys are handled
+WAIT_S = 0.002  # between two checks for waiting keys
+KEPT = 16  # blocks in the cache
 
 
 class Look(NamedTuple):
-    """What colours depend on besides the code: its language as the fence names it, and the theme."""
+    """What colours depend on beside the code: the language named by the fence, and the theme."""
 
     language: str
     ansi: bool
@@ -38,7 +38,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ColouredLine:
-    """content: as it was written. width: in cells, tabs included. ends: a part may end behind it."""
+    """A line of code. content: unchanged text; width: in cells with tabs; ends: a part may end after it."""
 
     content: Content
     width: int
@@ -49,41 +49,41 @@ _ready: OrderedDict[tuple[str, Look], list[ColouredLine]] = OrderedDict()
 
 
 def lines(code: str, look: Look) -> list[ColouredLine]:
-    """All of them, at once unless `prepared` has been awaited."""
+    """The coloured lines of `code`; from the cache after `prepare`."""
     found = _ready.get((code, look))
     return _kept(code, look, list(_coloured(code, look))) if found is None else found
 
 
 async def prepare(code: str, look: Look, is_waited_for: Callable[[], bool]) -> list[ColouredLine]:
-    """As `lines`, in slices of time. is_waited_for: by a key, which goes first."""
+    """Colour `code` for `lines`, in slices of time. is_waited_for: whether a key waits, which goes first."""
     found = _ready.get((code, look))
     return _kept(code, look, await _sliced(code, look, is_waited_for)) if found is None else found
 
 
 class GrowingCode:
-    """A block of code to which lines are added."""
+    """A code block to which lines are added."""
 
     def __init__(self, look: Look, found: Sequence[ColouredLine] = ()) -> None:
-        """found: its lines until now."""
+        """found: its lines so far."""
         self.look = look
-        self._done, self._code = list[ColouredLine](), ""  # that are finished, and what they are of
-        self._rest = list[ColouredLine]()  # behind those
+        self._done, self._code = list[ColouredLine](), ""  # finished lines, and their code
+        self._rest = list[ColouredLine]()  # later lines
         self._finish(list(found))
 
     @property
     def in_parts(self) -> bool:
-        """The colours may not be those of the whole."""
+        """Whether the colours may differ from those of the whole block."""
         return bool(self._done)
 
     async def take(self, code: str, is_waited_for: Callable[[], bool]) -> list[ColouredLine]:
-        """The lines of `code`; what it has in common with the last time is not coloured again."""
+        """The lines of `code`; a beginning that is the same as before is not coloured again."""
         code = "\n".join(code.splitlines())
         if not code.startswith(self._code):
             self._done, self._code = [], ""
         rest = await _sliced(code[len(self._code) :], self.look, is_waited_for)
         for place, (old, new) in enumerate(zip(self._rest, rest, strict=False)):
             if (old.content.plain, old.content.spans, old.ends) == (new.content.plain, new.content.spans, new.ends):
-                rest[place] = old  # and is not drawn again
+                rest[place] = old  # the same object is not redrawn
         found = [*self._done, *rest]
         self._finish(found)
         return found
@@ -96,7 +96,7 @@ class GrowingCode:
         self._rest = found[len(self._done) :]
 
     def _end(self, found: list[ColouredLine]) -> int:
-        """How many lines are finished now. The last two may become others."""
+        """The number of finished lines; the last two may still change."""
         begun = len(self._done)
         for end in range(len(found) - 2, begun + PART, -1):
             indented = found[end].content.plain[:1] in ("", " ", "\t", "}", ")", "]")
@@ -113,7 +113,7 @@ def _kept(code: str, look: Look, found: list[ColouredLine]) -> list[ColouredLine
 
 
 async def _sliced(code: str, look: Look, is_waited_for: Callable[[], bool]) -> list[ColouredLine]:
-    await asyncio.get_running_loop().run_in_executor(None, _lexer, look.language)  # the first imports it: 0.05 s
+    await asyncio.get_running_loop().run_in_executor(None, _lexer, look.language)  # the first use imports it, 0.05 s
     found, until_s = list[ColouredLine](), time.monotonic() + SLICE_S
     for line in _coloured(code, look):
         found.append(line)
@@ -126,7 +126,7 @@ async def _sliced(code: str, look: Look, is_waited_for: Callable[[], bool]) -> l
 
 
 def _coloured(code: str, look: Look) -> Iterator[ColouredLine]:
-    """As `textual.highlight.highlight` (8.2) colours it, line by line."""
+    """Lines with the colours of `textual.highlight.highlight` (8.2)."""
     styles = _styles(look.ansi, look.dark)
     left = "\n".join(code.splitlines()).count("\n") + 1
     text, spans = "", list[Span]()
@@ -136,7 +136,7 @@ def _coloured(code: str, look: Look) -> Iterator[ColouredLine]:
             if place:
                 yield _line(text, spans, kind in Text)
                 text, spans, left = "", [], left - 1
-                if not left:  # the lexer adds a line's end where there is none
+                if not left:  # the lexer adds a line end
                     return
             if part and style:
                 spans.append(Span(len(text), len(text) + len(part), style))
@@ -166,7 +166,7 @@ def _styles(ansi: bool, dark: bool) -> dict[Any, str]:
 
 @functools.lru_cache(maxsize=KEPT)
 def _lexer(language: str) -> Lexer:
-    """Where no language is told none is guessed, which would try all of them at every step."""
+    """The lexer of a language; plain text without one, as guessing would try all lexers at every step."""
     try:
         return get_lexer_by_name(language or "text", stripnl=False, ensurenl=True)
     except ClassNotFound:

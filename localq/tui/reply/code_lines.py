@@ -1,4 +1,4 @@
-"""Lines of code, of which those that are seen are drawn: Textual draws all of a text that grows, at every step."""
+"""`CodeLines`: a widget that draws only visible lines; Textual redraws all of a growing text at every step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from textual.widgets import Label
 
 from localq.tui.reply.code_colours import TAB, ColouredLine
 
-_Seen = tuple[ColouredLine, Style, tuple[int, int] | None, int]  # what a row depends on
+_Seen = tuple[ColouredLine, Style, tuple[int, int] | None, int]  # inputs of a row
 
 
 class CodeLines(Label):
-    """Lines, none of which is broken."""
+    """Lines of code, not wrapped."""
 
     def __init__(self, lines: Sequence[ColouredLine], id: str | None = None) -> None:
         super().__init__(id=id)
@@ -25,7 +25,7 @@ class CodeLines(Label):
         self._drawn: dict[int, tuple[_Seen, Strip]] = {}
 
     def take(self, lines: Sequence[ColouredLine]) -> None:
-        """Show these. Those that are the same objects as before are not drawn again."""
+        """Show lines; the same objects as before are not redrawn."""
         before = len(self._lines), self._width
         self._lines = lines
         self.refresh(layout=before != (len(lines), self._width))
@@ -35,7 +35,7 @@ class CodeLines(Label):
         return max((line.width for line in self._lines), default=0)
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
-        """Of the longest line, and at least of what holds it."""
+        """Width of the longest line, at least that of the container."""
         return max(container.width, self._width)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -43,12 +43,12 @@ class CodeLines(Label):
         return len(self._lines)
 
     def notify_style_update(self) -> None:
-        """Another theme has other colours by the same names."""
+        """Clear the drawn rows: another theme has other colours."""
         self._drawn.clear()
         super().notify_style_update()
 
     def render_line(self, y: int) -> Strip:
-        """One line."""
+        """Draw one line."""
         width, style = self.size.width, self.visual_style
         if y >= len(self._lines):
             return Strip.blank(width, style.rich_style)
@@ -56,7 +56,7 @@ class CodeLines(Label):
         span = None if selection is None else selection.get_span(y)
         seen = (self._lines[y], style, span, width)
         known = self._drawn.get(y)
-        if known is None or known[0] != seen:  # lines are equal where they are the same
+        if known is None or known[0] != seen:  # lines compare by identity
             known = self._drawn[y] = (seen, self._strip(y, *seen))
         return known[1]
 
@@ -69,5 +69,5 @@ class CodeLines(Label):
         return Strip(*shown.to_strip(style)).adjust_cell_length(width, style.rich_style)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The text of what is selected, as it was written."""
+        """The selected text, unchanged."""
         return selection.extract("\n".join(line.content.plain for line in self._lines)), "\n"

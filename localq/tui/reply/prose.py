@@ -1,5 +1,6 @@
-"""Text of a reply that is no code, drawn by one widget: Textual has some for every paragraph, item and cell, and each
-costs time whenever anything is laid out.
+"""`Prose`: one widget for many blocks of a reply that are not code.
+
+Textual has a widget for every paragraph, item and cell, and each costs time at every layout.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from localq.tui.reply.prose_rows import Breaker, Cell, Row, margin, takes_mark
 from localq.tui.reply.reply_block import SizedByContent
 
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
-WIDTHS = 2  # that are kept: with and without a scrollbar
+WIDTHS = 2  # cached: with and without a scrollbar
 
 
 class Prose(SizedByContent, Widget):
-    """Some blocks, one below the other."""
+    """Several blocks, one below the other."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         *HEADINGS,
@@ -61,7 +62,7 @@ class Prose(SizedByContent, Widget):
         self.take(blocks)
 
     def take(self, blocks: Sequence[ProseBlock]) -> None:
-        """Show these, of which there is one at least."""
+        """Show blocks; at least one."""
         self._blocks = blocks
         self._broken.clear()
         self.styles.margin = (margin(blocks[0])[0], 0, margin(blocks[-1])[1], 0)
@@ -83,11 +84,11 @@ class Prose(SizedByContent, Widget):
         return Breaker(self._get_style, selection, selected)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Rows at that width."""
+        """Rows at a width."""
         return len(self._rows(width)) if width else 0
 
     def render_line(self, y: int) -> Strip:
-        """One row."""
+        """Draw one row."""
         width, base = self.size.width, self.visual_style
         rows = self._rows(width) if width else []
         if y >= len(rows):
@@ -99,7 +100,7 @@ class Prose(SizedByContent, Widget):
 
     def _drawn(self, cell: Cell) -> list[Segment]:
         style = self.get_visual_style(*cell.names)
-        if cell.names[-1:] == ("quote-bar",):  # as a border: half of its colour is what is around the quote
+        if cell.names[-1:] == ("quote-bar",):  # as a border: half of its colour is the background around the quote
             around = self.get_visual_style(*cell.names[:-2]).background or style.background
             if around is not None:
                 style += Style(foreground=around + self.get_component_styles("quote-bar").color)
@@ -113,7 +114,7 @@ class Prose(SizedByContent, Widget):
         return segments
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The text, unbroken, of what is selected."""
+        """The selected text, not wrapped."""
         breaker = self._breaker(None)
         breaker.rows(self._blocks, max(1, self.size.width))
         lines = []
@@ -125,5 +126,5 @@ class Prose(SizedByContent, Widget):
         return "\n".join(lines), "\n"
 
     async def action_link(self, href: str) -> None:
-        """A link was clicked."""
+        """Post a click on a link."""
         self.post_message(Markdown.LinkClicked(self.query_ancestor(Markdown), href))

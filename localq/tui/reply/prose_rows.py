@@ -1,6 +1,6 @@
-"""Blocks of a reply, broken into rows of cells for a width; styles are looked up when a row is drawn.
+"""Blocks of a reply as rows of cells at a width; styles are looked up when a row is drawn.
 
-They stand where Textual's widgets for Markdown (8.2) have them, and are selected as those are.
+Layout and selection are those of Textual's Markdown widgets (8.2).
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from textual.geometry import Offset, Size
 from textual.selection import Selection
 from textual.style import Style
 
-from localq.tui.reply.prose_blocks import ProseBlock, ProseList, ProseQuote, ProseRule, ProseTable, ProseText
+from localq.text.markdown.blocks import ListBlock, QuoteBlock, RuleBlock, TableBlock, TextBlock
+from localq.tui.reply.prose_blocks import ProseBlock, ProseText
 
 MARGINS = {"h1": (2, 1), "h2": (2, 1), "h3": (1, 1), "h4": (1, 1), "h5": (1, 1), "h6": (1, 1)}  # lines above, below
 TOP, MIDDLE, BOTTOM = ("┌", "┬", "┐"), ("├", "┼", "┤"), ("└", "┴", "┘")
 
 
 class Cell(NamedTuple):
-    """Part of a row. width: columns; names: of its styles, each upon the one before; line: what it shows."""
+    """Part of a row. width: columns; names: its styles, outermost first; line: its text."""
 
     width: int
     names: tuple[str, ...]
@@ -35,36 +36,38 @@ Row = list[Cell]
 
 
 def margin(block: ProseBlock, is_top: bool = True) -> tuple[int, int]:
-    """Empty lines above and below it. is_top: it is in no other."""
-    if isinstance(block, ProseText):
+    """Empty lines above and below a block. is_top: a top-level block."""
+    if isinstance(block, TextBlock):
         return MARGINS.get(block.kind, (0, int(is_top)))
-    if isinstance(block, ProseQuote):
+    if isinstance(block, QuoteBlock):
         return 1, 1
-    return 0, 0 if isinstance(block, ProseList) and block.nested else 1
+    return 0, 0 if isinstance(block, ListBlock) and block.nested else 1
 
 
 def takes_mark(selection: Selection | None, line: int) -> bool:
-    """Whether what stands before that line of the text is selected with it: where the selection came from above."""
+    """Whether the mark before a line is selected with it: the selection begins above the line."""
     if selection is None or selection.get_span(line) is None:
         return False
     return selection.start is None or selection.start.y < line
 
 
 class Breaker:
-    """Breaks blocks into rows. `said` has the lines of their text, each with what stands before it."""
+    """Breaks blocks into rows. said: lines of their text, each with the mark before it."""
 
     def __init__(
         self, get_style: Callable[[str | Style], Style], selection: Selection | None, selected: Style | None
     ) -> None:
         self.said: list[tuple[str, str]] = []
         self._get_style, self._selection, self._selected = get_style, selection, selected
-        self._mark = ""  # of an item whose text has not come
+        self._mark = ""  # of an item, until its text
 
     def rows(self, blocks: Sequence[ProseBlock], width: int) -> list[Row]:
-        """Those that are in no other, without the margins around all of them."""
+        """Rows of top-level blocks, without the outer margins."""
         return self._stacked(blocks, width, (), is_top=True)
 
-    def _stacked(self, blocks: Sequence[ProseBlock], width: int, names: tuple[str, ...], is_top: bool = False) -> list[Row]:
+    def _stacked(
+        self, blocks: Sequence[ProseBlock], width: int, names: tuple[str, ...], is_top: bool = False
+    ) -> list[Row]:
         if not blocks:
             return []
         empty = [Cell(width, names)]
@@ -78,17 +81,17 @@ class Breaker:
 
     def _block(self, block: ProseBlock, width: int, names: tuple[str, ...]) -> list[Row]:
         match block:
-            case ProseText():
+            case TextBlock():
                 return self._text(block, width, names)
-            case ProseList():
+            case ListBlock():
                 return [row for mark, within in block.items for row in self._item(mark, within, width, names)]
-            case ProseQuote():
+            case QuoteBlock():
                 names = (*names, "quote")
                 bar, pad = Cell(1, (*names, "quote-bar"), "▌"), Cell(1, names)
                 return [[bar, pad, *row, pad] for row in self._stacked(block.blocks, max(1, width - 3), names)]
-            case ProseTable():
+            case TableBlock():
                 return self._table(block, width, (*names, "table"))
-            case ProseRule():
+            case RuleBlock():
                 return [[Cell(width, names)], [Cell(width, (*names, "rule"), "─" * width)]]
 
     def _text(self, block: ProseText, width: int, names: tuple[str, ...]) -> list[Row]:
@@ -97,7 +100,7 @@ class Breaker:
             return [[Cell(width, names, line)] for line in lines]
         names_here = (*names, block.kind)
         longest = min(width, max(line.content.cell_length for line in lines))
-        if block.kind == "h3":  # is as wide as what it says
+        if block.kind == "h3":  # only as wide as its text
             return [[Cell(longest, names_here, line), Cell(width - longest, names)] for line in lines]
         left = (width - longest) // 2 if block.kind == "h1" else 0
         return [[Cell(left, names_here), Cell(width - left, names_here, line)] for line in lines]
@@ -124,11 +127,11 @@ class Breaker:
         shown = Content(mark)
         if self._selected is not None and takes_mark(self._selection, len(self.said)):
             shown = shown.stylize(self._selected)
-        rows = self._stacked(blocks, max(1, width - columns), names)  # an item that says nothing is not shown
+        rows = self._stacked(blocks, max(1, width - columns), names)  # an empty item is not shown
         first, empty = Cell(columns, (*names, "bullet"), shown), Cell(columns, names)
         return [[first if row is rows[0] and at == 0 else empty, *row] for at, row in enumerate(rows)]
 
-    def _table(self, table: ProseTable, width: int, names: tuple[str, ...]) -> list[Row]:
+    def _table(self, table: TableBlock[Content], width: int, names: tuple[str, ...]) -> list[Row]:
         columns = _columns(table, width)
 
         def line(corners: tuple[str, str, str]) -> Row:
@@ -148,7 +151,7 @@ class Breaker:
             for at in range(height):
                 row = [bar]
                 for lines, column in zip(broken, columns, strict=True):
-                    place = at if number else at - (height - len(lines))  # a heading stands at the bottom
+                    place = at if number else at - (height - len(lines))  # a heading is aligned to the bottom
                     shown = lines[place] if 0 <= place < len(lines) else ""
                     within = [Cell(1, here), Cell(column - 2, here, shown), Cell(1, here)]
                     row += [*(within if column > 2 else [Cell(column, here)]), bar]
@@ -157,8 +160,8 @@ class Breaker:
         return rows
 
 
-def _columns(table: ProseTable, width: int) -> list[int]:
-    """Columns of the screen for each, with an empty one at either side, as Textual's grid gives them."""
+def _columns(table: TableBlock[Content], width: int) -> list[int]:
+    """Widths of the columns, with a blank at either side, as Textual's grid computes them."""
     contents = [[row[place].content for row in table.rows] for place in range(len(table.rows[0]))]
     wished = [max(each.get_optimal_width({}, width) for each in column) + 2 for column in contents]
     least = [max(each.get_minimal_width({}) for each in column) + 2 for column in contents]
@@ -169,7 +172,7 @@ def _columns(table: ProseTable, width: int) -> list[int]:
 
 
 def _from(selection: Selection | None, line: int) -> Selection | None:
-    """The selection as the text that begins at `line` sees it."""
+    """The selection relative to a text that begins at `line`."""
     if selection is None:
         return None
     moved = [None if each is None else Offset(each.x, each.y - line) for each in selection]

@@ -1,7 +1,7 @@
-"""What shows nothing of its own but what it holds: one row of it is drawn for all.
+"""`RepeatedRow`: a container that draws one row and repeats it.
 
-Textual (8.2) draws every row of whatever lies below others, each time something grows: for a reply, its turn and the
-conversation that was a third of a frame.
+Textual (8.2) draws every row of a container each time its content grows; for a reply, its turn and the conversation
+that takes a third of a frame.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from textual.widget import Widget
 if TYPE_CHECKING:
     _Widget = Widget
 else:
-    _Widget = object  # a class with styles of its own would hide those of the widget that it is part of
+    _Widget = object  # a base with styles would hide those of the widget
 
 
 class RepeatedRow(_Widget):
-    """A container; stands before the widget among its bases."""
+    """Mixin of a container; listed before the widget class."""
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Textual's rows: those between its edges are all alike, but for the first, where an empty text has its end."""
+        """As Textual's rows: those between the edges are equal, except the first, the end of an empty text."""
         gutter = self.styles.gutter
         first, last = gutter.top + 1, self.region.height - gutter.bottom
         inner = crop.intersection(Region(crop.x, first, crop.width, max(0, last - first)))

@@ -1,4 +1,4 @@
-"""What stands below other such things in a reply, as high as what it says is at a width."""
+"""`SizedByContent`: a part of a reply whose height depends on its content and width only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from textual.widget import Widget
 if TYPE_CHECKING:
     _Widget = Widget
 else:
-    _Widget = object  # a class with styles of its own would hide those of the widget that it is part of
+    _Widget = object  # a base with styles would hide those of the widget
 
 
 class SizedByContent(_Widget):
-    """A part of a reply, of which nothing depends on how high the reply is; stands before the widget among its bases.
+    """Mixin of a part of a reply, listed before the widget class: its size does not depend on the container's height.
 
-    Textual (8.2) keeps the size of a widget by that of what holds it: of a reply that grows, every part was measured
-    again at every step.
+    Textual (8.2) caches the size of a widget by that of its container, so each part of a growing reply would be
+    measured again at every step.
     """
 
     def _get_box_model(

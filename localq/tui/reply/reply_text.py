@@ -1,6 +1,6 @@
-"""The text of a reply as Markdown, which grows while it streams; its blocks of code can be copied as they were written.
+"""`ReplyText`: the text of a reply as Markdown, which grows while it streams; code blocks can be copied.
 
-HTML is shown as the text that it is, and a link opens nothing: where it leads is a message for the screen to show.
+HTML is shown as text. A click on a link opens nothing; it posts a message, and the screen shows the address.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from textual.app import App, ComposeResult
 from textual.await_complete import AwaitComplete
@@ -21,20 +20,22 @@ from textual.widget import Widget
 from textual.widgets import Markdown, Static
 from textual.widgets._markdown import MarkdownFence
 
+from localq.text.markdown.blocks import OpaqueBlock, last_line
+from localq.text.markdown.parser import markdown_parser
 from localq.tui.keys import bindings
 from localq.tui.reply import code_colours
 from localq.tui.reply.code_colours import ColouredLine, Look
 from localq.tui.reply.code_lines import CodeLines
 from localq.tui.reply.prose import Prose
-from localq.tui.reply.prose_blocks import OpaqueBlock, ProseBlock, ReplyBlock, last_line, reply_blocks
+from localq.tui.reply.prose_blocks import READER, ProseBlock, ProseOrOther
 from localq.tui.reply.repeated_row import RepeatedRow
 from localq.tui.reply.reply_block import SizedByContent
 
-MOST_TOGETHER = 16  # blocks in one widget, all of which are broken into lines again where one grows
+MOST_TOGETHER = 16  # blocks in one widget; all are wrapped again when one grows
 
 
 class CopyRequested(Message):
-    """`text` is to go to the clipboard, as it is."""
+    """Copy `text` to the clipboard."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -42,17 +43,17 @@ class CopyRequested(Message):
 
 
 class CopyMark(Static):
-    """The line above a block of code: its language, and what is clicked to copy it."""
+    """The line above a code block: its language, and "copy", which can be clicked."""
 
     ALLOW_SELECT = False
 
     def on_click(self) -> None:
-        """Copy the block below."""
+        """Copy the code block."""
         self.query_ancestor(CodeBlock).action_copy_turn()
 
 
 class CodeBlock(SizedByContent, RepeatedRow, MarkdownFence, can_focus=True):
-    """A block of code. `source` is what stood between the fences."""
+    """A code block. code_source: the text between the fences."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings("copy_turn"), Binding("enter", "copy_turn", "copy", show=False)
@@ -66,11 +67,11 @@ class CodeBlock(SizedByContent, RepeatedRow, MarkdownFence, can_focus=True):
 
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Nothing: `CodeLines` shows the lines, and the block around them has no text of its own."""
+        """Return empty content: `CodeLines` draws the lines."""
         return Content("")
 
     def compose(self) -> ComposeResult:
-        """A line to copy it by, and the code."""
+        """The copy line, and the code."""
         yield CopyMark(self._mark())
         yield CodeLines(self._lines, id="code-content")
 
@@ -82,12 +83,12 @@ class CodeBlock(SizedByContent, RepeatedRow, MarkdownFence, can_focus=True):
         return Content(f"{self.lexer.split(' ')[0] or 'code'} · copy")
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Its lines are not broken: nothing needs to be laid out to count them."""
+        """The number of lines, which are not wrapped, so nothing is laid out."""
         gutters = sum(child.styles.gutter.height for child in self.children)
         return len(self._lines) + gutters + len(self.query_children(CopyMark))
 
     def notify_style_update(self) -> None:
-        """The theme may be another."""
+        """Colour again if the theme has changed."""
         if self._growing.look != self._look:
             self._growing = code_colours.GrowingCode(self._look)
             self._show(code_colours.lines(self.code, self._look))
@@ -99,7 +100,7 @@ class CodeBlock(SizedByContent, RepeatedRow, MarkdownFence, can_focus=True):
             each.take(lines)
 
     async def grow(self, token: Token, is_waited_for: Callable[[], bool]) -> None:
-        """Show the code of `token` instead, which mostly goes on with what is shown."""
+        """Show the code of `token`, which usually extends the current code."""
         self.code, self.code_source = token.content.rstrip(), token.content.removesuffix("\n")
         if self.lexer != token.info:
             self.lexer = token.info
@@ -110,32 +111,32 @@ class CodeBlock(SizedByContent, RepeatedRow, MarkdownFence, can_focus=True):
         self._show(await self._growing.take(self.code, is_waited_for))
 
     async def finish(self, is_waited_for: Callable[[], bool]) -> None:
-        """No more will come: colours are those of the whole now."""
+        """The block has ended: colour it as a whole."""
         if self._growing.in_parts:
             self._growing = code_colours.GrowingCode(self._look)
             self._show(await code_colours.prepare(self.code, self._look, is_waited_for))
 
     def action_copy_turn(self) -> None:
-        """Ask for a copy of the source."""
+        """Request a copy of the code."""
         self.post_message(CopyRequested(self.code_source))
 
 
 class ReplyText(RepeatedRow, Markdown):
-    """Markdown without HTML, without guessed links, with blocks of code that can be copied.
+    """Markdown without HTML and guessed links, with code blocks that can be copied.
 
-    What is no code is drawn by few widgets: of a part that grows or is set anew only what differs is drawn again.
+    Few widgets draw all text that is not code; when text is added or replaced, only changed parts are redrawn.
     """
 
-    BLOCKS = {**Markdown.BLOCKS, "fence": CodeBlock, "code_block": CodeBlock}  # noqa: RUF012 - as its base has it
+    BLOCKS = {**Markdown.BLOCKS, "fence": CodeBlock, "code_block": CodeBlock}  # noqa: RUF012 - as in its base
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(text, parser_factory=_parser, open_links=False)
-        self._pieces: list[ReplyBlock] = []
-        self._shown: list[list[ReplyBlock]] = []  # by each child
-        self._grown: CodeBlock | None = None  # that may go on to grow
+        super().__init__(text, parser_factory=markdown_parser, open_links=False)
+        self._pieces: list[ProseOrOther] = []
+        self._shown: list[list[ProseOrOther]] = []  # blocks of each child
+        self._grown: CodeBlock | None = None  # code block that may still grow
 
     def update(self, markdown: str) -> AwaitComplete:
-        """Show `markdown` in place of what there is."""
+        """Replace the text."""
         self._markdown = markdown
 
         async def draw() -> None:
@@ -147,25 +148,24 @@ class ReplyText(RepeatedRow, Markdown):
         return AwaitComplete(draw())
 
     def append(self, markdown: str) -> AwaitComplete:
-        """Show `markdown` behind what there is, the last piece of which may become another by it."""
+        """Append to the text; the last block may change."""
         self._markdown = self.source + markdown
 
         async def draw() -> None:
             async with self.lock:
                 tail = self._markdown.splitlines(keepends=True)[self._last_parsed_line :]
-                tokens = _parser().parse("".join(tail))
+                tokens = markdown_parser().parse("".join(tail))
                 if tokens:
-                    self._pieces[-1:] = reply_blocks(tokens)
+                    self._pieces[-1:] = READER.blocks(tokens)
                     self._last_parsed_line += last_line(tokens)
                     await self._draw()
 
         return AwaitComplete(draw())
 
     async def settle(self, text: str) -> None:
-        """`text` is all of it: where what streamed is not that, it is set anew.
+        """Set the final text; redraw only if the streamed blocks differ from those of the whole text.
 
-        The ends of a stream may mean something else than the whole; drawing all of a long reply once more would take
-        the time of many keys.
+        A full redraw of a long reply would block many keys.
         """
         if self.source != text or (await _parsed(text))[1] != self._pieces:
             await self.update(text)
@@ -173,7 +173,7 @@ class ReplyText(RepeatedRow, Markdown):
             await self._finish()
 
     async def _draw(self) -> None:
-        """What differs from what is shown: of the first such child what it shows, the others anew."""
+        """Draw the changes: update the first child that differs, replace later ones."""
         wanted = _together(self._pieces)
         same = 0
         while same < min(len(wanted), len(self._shown)) and wanted[same] == self._shown[same]:
@@ -193,19 +193,21 @@ class ReplyText(RepeatedRow, Markdown):
             await self._finish()
 
     def _is_waited_for(self) -> bool:
-        """By a key."""
+        """Whether a key waits."""
         input_priority = getattr(self.app, "input_priority", None)
         return input_priority is not None and input_priority.wait
 
-    async def _colour(self, wanted: list[list[ReplyBlock]]) -> None:
-        """Code among them, in pieces of time: 400 lines take 0.08 s."""
-        for token in (token for group in wanted for each in group if isinstance(each, OpaqueBlock) for token in each.tokens):
-            if token.type in ("fence", "code_block"):  # as Textual reads one
+    async def _colour(self, wanted: list[list[ProseOrOther]]) -> None:
+        """Colour code blocks in slices of time: 400 lines take 0.08 s."""
+        for token in (
+            token for group in wanted for each in group if isinstance(each, OpaqueBlock) for token in each.tokens
+        ):
+            if token.type in ("fence", "code_block"):  # as in Textual
                 code = token.content.rstrip()
                 await code_colours.prepare(code, look(self.app, token.info), self._is_waited_for)
 
-    async def _changed(self, child: Widget, wanted: list[ReplyBlock]) -> bool:
-        """Whether `child` could show these instead, and does."""
+    async def _changed(self, child: Widget, wanted: list[ProseOrOther]) -> bool:
+        """Show `wanted` in `child` if it can; return whether it did."""
         first = wanted[0]
         if isinstance(child, Prose) and not isinstance(first, OpaqueBlock):
             child.take(_prose(wanted))
@@ -217,47 +219,48 @@ class ReplyText(RepeatedRow, Markdown):
         return True
 
     async def _finish(self) -> None:
-        """The block of code that has grown is complete."""
+        """Finish the code block that has grown."""
         child, self._grown = self._grown, None
         if child is not None and child.is_attached:
             await child.finish(self._is_waited_for)
 
-    def _widget(self, wanted: list[ReplyBlock]) -> Widget:
+    def _widget(self, wanted: list[ProseOrOther]) -> Widget:
         if isinstance(wanted[0], OpaqueBlock):
             return next(iter(self._parse_markdown(wanted[0].tokens)))
         return Prose(_prose(wanted))
 
 
 def look(app: App[Any], language: str) -> Look:
-    """What colours depend on."""
+    """The current `Look`."""
     return Look(language, app.native_ansi_color, app.current_theme.dark)
 
 
-async def _parsed(text: str) -> tuple[list[Token], list[ReplyBlock]]:
-    parser = _parser()  # here: several at once are not made in threads
+async def _parsed(text: str) -> tuple[list[Token], list[ProseOrOther]]:
+    parser = markdown_parser()  # created here: creating several at once in threads is not safe
 
-    def parse() -> tuple[list[Token], list[ReplyBlock]]:
+    def parse() -> tuple[list[Token], list[ProseOrOther]]:
         tokens = parser.parse(text)
-        return tokens, reply_blocks(tokens)
+        return tokens, READER.blocks(tokens)
 
     return await asyncio.get_running_loop().run_in_executor(None, parse)
 
 
-def _together(found: list[ReplyBlock]) -> list[list[ReplyBlock]]:
-    """Those that one widget draws: the same at the beginning, whatever comes behind."""
-    groups: list[list[ReplyBlock]] = []
+def _together(found: list[ProseOrOther]) -> list[list[ProseOrOther]]:
+    """Group blocks that one widget draws; later blocks do not change earlier groups."""
+    groups: list[list[ProseOrOther]] = []
     for piece in found:
         last = groups[-1] if groups else []
-        if last and len(last) < MOST_TOGETHER and not isinstance(piece, OpaqueBlock) and not isinstance(last[0], OpaqueBlock):
+        if (
+            last
+            and len(last) < MOST_TOGETHER
+            and not isinstance(piece, OpaqueBlock)
+            and not isinstance(last[0], OpaqueBlock)
+        ):
             last.append(piece)
         else:
             groups.append([piece])
     return groups
 
 
-def _prose(found: list[ReplyBlock]) -> list[ProseBlock]:
+def _prose(found: list[ProseOrOther]) -> list[ProseBlock]:
     return [each for each in found if not isinstance(each, OpaqueBlock)]
-
-
-def _parser() -> MarkdownIt:
-    return MarkdownIt("gfm-like", {"html": False, "linkify": False})

@@ -1,7 +1,6 @@
-"""Keys before all else that is drawn: what has been read of the keyboard and was not answered on the screen yet.
+"""Input priority: while a typed key waits to be shown, drawing the conversation waits.
 
-A conversation takes longer to lay out and draw than a letter; while one waits, the conversation does, for `PATIENCE_S`
-at most, so that a key that is never answered (it has gone to a dialog) holds nothing up for good.
+It waits for `PATIENCE_S` at most, so that a key that is never handled (it went to a dialog) does not block drawing.
 """
 
 from __future__ import annotations
@@ -13,40 +12,40 @@ from textual.events import Key
 from textual.message import Message
 
 PATIENCE_S = 0.05
-EDITING = frozenset(("enter", "backspace", "tab", "up", "down", "left", "right"))  # no keys of the app's
+EDITING = frozenset(("enter", "backspace", "tab", "up", "down", "left", "right"))  # not the keys of app actions
 
 
 def is_typed(message: Message) -> bool:
-    """Whether it is a key that changes what is being written."""
+    """Whether a message is a key that edits text."""
     return isinstance(message, Key) and (message.is_printable or message.key in EDITING)
 
 
 class InputPriority:
-    """Keys that wait. `came` may be called in any thread; what is lost where two meet is one key's precedence."""
+    """Counts waiting keys. `key_read` may be called in any thread; a race costs the priority of one key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._count, self._since_s = 0, 0.0
 
     def key_read(self) -> None:
-        """One was read."""
+        """A key was read."""
         if not self._count:
             self._since_s = self._clock()
         self._count += 1
 
     def key_handled(self) -> None:
-        """One was done."""
+        """A key was handled."""
         self._count = max(0, self._count - 1)
 
     def forget(self) -> None:
-        """All of the screen is drawn now, and with it whatever came of them."""
+        """The whole screen is drawn, with the effect of all keys."""
         self._count = 0
 
     @property
     def is_waiting(self) -> bool:
-        """There are some, and they have not waited too long."""
+        """Whether keys wait, and not longer than `PATIENCE_S`."""
         return self._count > 0 and self._clock() - self._since_s < PATIENCE_S
 
 
 class TakesInputFirst:
-    """Mixin of a widget that reports its own keys as done (`InputPriorityScreen.draw_first`)."""
+    """Mixin of a widget that reports its keys as handled itself (`InputPriorityScreen.draw_first`)."""

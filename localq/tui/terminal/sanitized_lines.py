@@ -1,7 +1,7 @@
-"""The last sieve before a full screen: whatever a widget draws, no control character of a text reaches the terminal.
+"""The last filter before the terminal: no control character of a text is written, whatever a widget draws.
 
-Names of models and files, titles, errors and messages come to widgets on many ways, and Textual writes them as they
-are: it takes out a few control characters and leaves ESC. What it draws itself, colours and places, is no text.
+Names, titles, errors and messages reach widgets in many ways, and Textual removes only a few control characters, not
+ESC. Its own sequences for colours and positions are not affected.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from localq.sanitize import sanitize
 
 
 class SanitizeLines(LineFilter):
-    """`sanitize` for each segment of a line; what goes has no width, and so have tabs and ends of lines within one."""
+    """Sanitizes each segment of a line; removed characters, tabs and line ends have no width."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """The segments, their texts harmless."""
+        """The segments with sanitized texts."""
         return [part if part.control or part.text == (clean := _clean(part.text)) else Segment(clean, part.style)
                 for part in segments]  # fmt: skip
 

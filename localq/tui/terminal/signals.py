@@ -1,4 +1,4 @@
-"""Signals that end the app: it leaves as it would by a key, and where it cannot it dies."""
+"""Signals that end the app: it quits as by a key, and is killed if it cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import FrameType
 
 from localq.errors import ExitCode
 
-DIES_WITHIN_S = 5.0  # of a signal, whatever stands still
+DIES_WITHIN_S = 5.0  # after a signal, even if the event loop is stuck
 CODES = {
     signal.SIGINT: ExitCode.INTERRUPTED,
     signal.SIGTERM: ExitCode.TERMINATED,
@@ -23,13 +23,13 @@ CODES = {
 
 
 def install(leave: Callable[[int], None]) -> None:
-    """Have `leave` called in the loop that runs here, with an exit code, at any of `CODES`.
+    """Call `leave` with an exit code in the running loop at any signal of `CODES`.
 
-    Python's own handlers: those of the loop would not be heard where it waits for a terminal that takes nothing.
-    Whoever runs the app puts back what was there before.
+    Python's handlers, because those of the loop would not run while it waits for a blocked terminal. The caller of the
+    app restores the earlier handlers.
     """
     loop = asyncio.get_running_loop()
-    codes: SimpleQueue[int] = SimpleQueue()  # what is interrupted may hold any lock: to put into this takes none
+    codes: SimpleQueue[int] = SimpleQueue()  # the interrupted code may hold any lock; this needs none
 
     def die() -> None:
         code = codes.get()
@@ -38,11 +38,11 @@ def install(leave: Callable[[int], None]) -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         codes.put(CODES[signal.Signals(number)])
-        with contextlib.suppress(RuntimeError):  # it has ended
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(leave, CODES[signal.Signals(number)])
 
     threading.Thread(target=die, daemon=True).start()
 
     for number in CODES:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asks to go on
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it
             signal.signal(number, end)

@@ -1,5 +1,7 @@
-"""What our app adds to Textual's at a terminal: how it is read, what reaches it, its sizes, and what a size of nothing
-leaves behind: lists of no height, a mouse that is held, no focus."""
+"""Base of the app and of its screens: terminal input and output, resizing, and recovery from a terminal of zero size.
+
+A terminal that is too small for a moment leaves lists without height, a captured mouse and no focus.
+"""
 
 from __future__ import annotations
 
@@ -28,41 +30,43 @@ from localq.tui.terminal.sanitized_lines import SANITIZE_LINES
 if TYPE_CHECKING:
     _Screen = Screen[Any]
 else:
-    _Screen = object  # a class with styles of its own would hide those of the screen that it is part of
+    _Screen = object  # a base with styles would hide those of the screen
 
 
 class TerminalScreen(_Screen):
-    """What ours add to Textual's, and stands before it among their bases: a screen is laid out for the size that the
-    terminal has now, whatever an event says, gives the focus again to what had no room, and ends once.
+    """Mixin of screens, listed before Textual's class.
 
-    Of two events of different sizes that wait, Textual answers each by one more like it, without end (8.2,
-    `Screen._refresh_layout`).
+    A screen is laid out for the terminal's current size, whatever the event says: of two queued events with different
+    sizes Textual answers each with another, without end (8.2, `Screen._refresh_layout`). It restores the focus, and is
+    dismissed only once.
     """
 
-    _ending: tuple[Any] | None = None  # what it ends with
+    _ending: tuple[Any] | None = None  # pending result
 
     def _screen_resized(self, size: Size) -> None:
         super()._screen_resized(self.app.size)
-        self.call_after_refresh(self._update_auto_focus)  # what had no room for a moment has lost the focus
+        self.call_after_refresh(self._update_auto_focus)  # a widget without room has lost the focus
 
     def dismiss(self, result: Any = None) -> AwaitComplete:
-        """Textual's takes away whatever lies on top: of two presses at once the second took the screen below. One that
-        ends below another, or before it is there, waits until it may."""
+        """Dismiss this screen only; Textual's dismisses the top one, so a second press would take the screen below.
+
+        Below another screen, or before it is mounted, the dismissal waits.
+        """
         if self.app.screen is self and self.is_mounted:
             return super().dismiss(result)
         self._ending = (result,)
         return AwaitComplete.nothing()  # type: ignore[no-untyped-call, no-any-return]
 
     def on_mount(self) -> None:
-        """All of it is there once this is answered."""
+        """Run a pending dismissal after mounting."""
         self.call_later(self._end)
 
     def on_screen_resume(self) -> None:
-        """Nothing lies above any more."""
+        """Run a pending dismissal when the screen is on top again."""
         self._end()
 
     def _end(self) -> None:
-        """As was asked for when it could not."""
+        """Run a pending dismissal, if it is possible now."""
         if self._ending is not None and self.app.screen is self and self.is_mounted:
             super().dismiss(*self._ending)
 
@@ -79,8 +83,8 @@ class TerminalApp(App[int]):
         self.input_priority = InputPriority()
 
     def get_driver_class(self) -> type[Driver]:
-        """Textual's, but for how a terminal is read."""
-        from textual.drivers.linux_driver import LinuxDriver  # where there is one
+        """Textual's driver, with our input and output."""
+        from textual.drivers.linux_driver import LinuxDriver  # only on Linux
 
         from localq.tui.terminal.terminal_input import TerminalDriver
 
@@ -88,21 +92,20 @@ class TerminalApp(App[int]):
         return TerminalDriver if found is LinuxDriver else found
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's, and the one that lets no control character through."""
+        """Textual's filters, and the one that removes control characters."""
         return [*super().get_line_filters(), SANITIZE_LINES]
 
     def get_default_screen(self) -> Screen[Any]:
-        """The one below all others."""
+        """The bottom screen."""
         return _Lowest(id="_default")
 
     def on_resize(self, event: Resize) -> None:
-        """A terminal that was small for a moment has cut off what it showed; Textual draws where the size is new."""
+        """Redraw: a terminal that was small for a moment lost its content, and Textual draws only for a new size."""
         if self.screen.size == event.size:
             self.refresh()
 
     async def on_event(self, event: Event) -> None:
-        """Textual's; but what is not shown any more lets go of the mouse, and keys are not lost that come while nothing
-        has the focus because what had it was hidden for a moment."""
+        """As Textual's, but release a mouse captured by a removed widget, and give keys a focus if there is none."""
         if isinstance(event, MouseEvent):
             self._free_mouse()
         elif isinstance(event, Paste) or is_typed(event):
@@ -110,12 +113,12 @@ class TerminalApp(App[int]):
             if self.focused is None:
                 self.screen._update_auto_focus()
         await super().on_event(event)
-        if is_typed(event) and not isinstance(self.focused, TakesInputFirst):  # which says so itself
+        if is_typed(event) and not isinstance(self.focused, TakesInputFirst):  # it reports its keys itself
             self.input_priority.key_handled()
 
     def _handle_exception(self, error: Exception) -> None:
-        """Textual's; but where the app ends, what is just being made finds nothing of itself, and nobody is to know."""
-        cause = error.error if isinstance(error, WorkerFailed) else error  # the palette looks for its lines in a worker
+        """As Textual's, but ignore errors of widgets that are mounted while the app exits."""
+        cause = error.error if isinstance(error, WorkerFailed) else error  # the palette searches in a worker
         if not (self._exit and isinstance(cause, NoMatches | MountError)):
             super()._handle_exception(error)
 
@@ -130,7 +133,7 @@ class TerminalApp(App[int]):
         self, action: str | ActionParseResult, default_namespace: DOMNode | None = None,
         namespaces: Mapping[str, DOMNode] | None = None,
     ) -> bool:  # fmt: skip
-        """Textual's; but a list that has no height knows no place of its lines, which is no reason to end."""
+        """As Textual's, but ignore a KeyError of a list without height."""
         try:
             return await super().run_action(action, default_namespace, namespaces)
         except KeyError:
@@ -140,19 +143,21 @@ class TerminalApp(App[int]):
 
 
 class InputPriorityScreen(_Screen):
-    """A screen that draws what is written at once, by itself, and all else when no key waits: at one turn it is laid
-    out, at the next it is painted, so that a key waits for one of them."""
+    """A screen that draws typed text at once, and the rest when no key waits.
+
+    Layout and painting are in separate turns of the event loop, so that a key waits for one of them.
+    """
 
     app: TerminalApp
 
     _is_frame = _laying_out = _unpainted = False
-    _told: Set[Widget] = frozenset()  # of the last layout: they know that they are shown
+    _notified: Set[Widget] = frozenset()  # widgets of the last layout that were notified
 
     def _on_timer_update(self) -> None:
         if self.app.input_priority.is_waiting:
-            return  # the timer goes on
+            return  # the timer continues
         if self._unpainted:
-            if not self.app._batch_count:  # else nothing would be shown of it
+            if not self.app._batch_count:  # else nothing would be painted
                 self._paint()
             return
         self._is_frame = True
@@ -162,15 +167,15 @@ class InputPriorityScreen(_Screen):
             self._is_frame = False
 
     def _paint(self) -> None:
-        """What was laid out, with what has changed since."""
+        """Paint the layout, with later changes."""
         self._update_timer.pause()
         self._compositor.update_widgets(self._dirty_widgets)
         self._compositor_refresh()
         if self.app.screen is self:
-            self.check_idle()  # more may have been asked for; below another screen that is for that one to say
+            self.check_idle()  # more may be pending; below another screen that one handles it
 
     async def _on_idle(self, event: Idle) -> None:
-        """Textual's; but what waits until all is drawn waits for the paint, too."""
+        """As Textual's, but callbacks after a refresh wait for painting too."""
         if self._unpainted:
             event.prevent_default()
             self._update_timer.resume()
@@ -183,17 +188,20 @@ class InputPriorityScreen(_Screen):
         finally:
             self._laying_out = False
         if self._compositor._full_map is not old:
-            self._tell_shown(known)
+            self._notify_shown(known)
 
-    def _tell_shown(self, known: set[Widget]) -> None:
-        """Textual (8.2) tells those that they are shown that the map before this layout lacks (all but `known`). But
-        whoever asks for a place behind a scroll has that map made anew, and what was to be shown by then is in it."""
+    def _notify_shown(self, known: set[Widget]) -> None:
+        """Notify widgets that became visible.
+
+        Textual (8.2) notifies those missing from the map before the layout, all but `known`; a query for a place behind
+        a scroll rebuilds that map, and widgets in it would miss the notification.
+        """
         found = self._compositor._full_map
-        for widget in (found.keys() & known) - self._told:
+        for widget in (found.keys() & known) - self._notified:
             place = found[widget]
             widget.post_message(Resize(place.region.size, place.virtual_size, place.container_size))
             widget.post_message(Show())
-        self._told = set(found)
+        self._notified = set(found)
 
     def _compositor_refresh(self) -> None:
         self._unpainted = self._laying_out
@@ -204,14 +212,13 @@ class InputPriorityScreen(_Screen):
             super()._compositor_refresh()
 
     def draw_first(self, widget: Widget) -> None:
-        """A key is done in `widget`: draw that, unless more of them come."""
+        """A key was handled in `widget`: draw it, unless more keys wait."""
         self.app.input_priority.key_handled()
         if not self.app.input_priority.is_waiting:
             self.draw_alone(widget)
 
     def draw_alone(self, widget: Widget) -> None:
-        """Draw `widget` now, unless it has another size now. What else has changed waits for the next frame; nothing
-        is laid out, not even what is changed as one (`batch_update`)."""
+        """Draw `widget` now, unless its size changed. Other changes wait for the next frame, also in a batch update."""
         app, compositor = self.app, self._compositor
         if not self.is_current or widget._layout_required:
             return

@@ -1,8 +1,7 @@
-"""What a terminal sends, read so that none of it does what it should not: pastes, bytes that are no text, odd keys.
+"""Terminal input: pastes, invalid bytes and odd key codes cannot crash the app or act as keys.
 
-Textual's own reading (8.2, drivers/linux_driver.py and _xterm_parser.py) ends the app with a traceback on bytes that
-are no UTF-8 and on key codes that are no characters, and takes what follows an ESC in a paste for typed keys: a pasted
-text could press Ctrl-Q, or Enter.
+Textual's reader (8.2, drivers/linux_driver.py and _xterm_parser.py) crashes on bytes that are not UTF-8 and on invalid
+key codes, and takes text after an ESC in a paste for typed keys: a pasted text could press Ctrl-Q, or Enter.
 """
 
 from __future__ import annotations
@@ -31,34 +30,34 @@ from localq.tui.terminal.input_priority import InputPriority, is_typed
 from localq.tui.terminal.terminal_output import TerminalFile
 
 CHUNK_BYTES = 4096
-TICK_S = 0.1  # as often as this it is looked whether to end
-# After so long without more an ESC is the key Esc, which stops a reply. Terminals write a sequence at once, and SSH
-# sends it in one piece: vim waits 0.1 s, neovim 0.05 s and tmux 0.01 s. ESCDELAY, in milliseconds, says otherwise.
+TICK_S = 0.1  # between two checks for the end of the app
+# An ESC with nothing after it for this time is the key Esc, which stops a reply. Terminals write a sequence at once,
+# and SSH sends it in one piece: vim waits 0.1 s, neovim 0.05 s, tmux 0.01 s. ESCDELAY (milliseconds) overrides it.
 ESCAPE_S = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.05
 PASTED, END = "\x1b[200~", "\x1b[201~"
 
 
 class _Parser(XTermParser):
-    """Textual's, with our patience."""
+    """Textual's parser, with ESCAPE_S as timeout."""
 
     @staticmethod
-    def read1(timeout: float | None = None) -> Read1:  # type: ignore[override]  # of a class, as it is called
-        """The next character, or what is complete without it; Textual's own patience is 0.1 s (8.2)."""
+    def read1(timeout: float | None = None) -> Read1:  # type: ignore[override]  # called on the class
+        """Read the next character, with our timeout; Textual's is 0.1 s (8.2)."""
         return Read1(None if timeout is None else ESCAPE_S)
 
 
 class InputReader:
-    """Bytes in, Textual's messages out."""
+    """Bytes of the terminal in, Textual's messages out."""
 
     def __init__(self, debug: bool = False) -> None:
         self._debug = debug
         self._decode = codecs.getincrementaldecoder("utf-8")("ignore").decode
         self._parser = _Parser(debug)
-        self._held, self._held_at_s = "", 0.0  # what may begin a paste
-        self._paste: str | None = None  # what has come of one
+        self._held, self._held_at_s = "", 0.0  # possible start of a paste
+        self._paste: str | None = None  # text of a paste so far
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that `data` completes; what cannot be read is dropped."""
+        """Messages completed by `data`; invalid input is dropped."""
         text, self._held = self._held + self._decode(data), ""
         while text:
             if self._paste is not None:
@@ -72,7 +71,7 @@ class InputReader:
             yield from self._typed(keys)
 
     def tick(self) -> Iterator[Message]:
-        """What is complete because nothing more came."""
+        """Messages completed by a timeout."""
         if self._held and time.monotonic() - self._held_at_s >= ESCAPE_S:
             keys, self._held = self._held, ""
             yield from self._typed(keys)
@@ -80,14 +79,14 @@ class InputReader:
 
     @property
     def patience_s(self) -> float:
-        """Seconds until `tick` may have something to tell."""
+        """Seconds until `tick` may return a message."""
         ends = [self._held_at_s + ESCAPE_S] if self._held else []
         if self._parser._timeout_time is not None:
             ends.append(self._parser._timeout_time)
         return max(0.0, min(ends) - time.monotonic()) if ends else TICK_S
 
     def _pasted(self, text: str) -> Generator[Message, None, str]:
-        """Take the part of `text` that belongs to the paste; returns the rest."""
+        """Take the part of `text` that belongs to the paste; return the rest."""
         assert self._paste is not None
         begun, self._paste = len(self._paste), self._paste + text
         end = self._paste.find(END, max(0, begun - len(END)))
@@ -98,7 +97,7 @@ class InputReader:
         return rest
 
     def _hold(self, keys: str, more: bool) -> str:
-        """`keys` without the beginning of a paste at its end. A lone ESC is the key Esc, unless `more` is waiting."""
+        """`keys` without a possible start of a paste at the end. A lone ESC is the key Esc, unless `more` follows."""
         for length in range(len(PASTED) - 1, 0 if more else 1, -1):
             if keys.endswith(PASTED[:length]):
                 self._held, self._held_at_s = keys[-length:], time.monotonic()
@@ -108,12 +107,12 @@ class InputReader:
     def _typed(self, keys: str) -> Iterator[Message]:
         try:
             yield from self._parser.feed(keys) if keys else ()
-        except (ValueError, OverflowError):  # key codes that are no characters
+        except (ValueError, OverflowError):  # invalid key codes
             self._parser = _Parser(self._debug)
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's driver with reading and writing of its own: to stdout, so that stderr may be somewhere else."""
+    """Textual's driver with our input and output; it writes to stdout, so that stderr can be redirected."""
 
     def __init__(
         self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
@@ -122,54 +121,54 @@ class TerminalDriver(LinuxDriver):
         assert sys.__stdout__ is not None
         self._input_priority: InputPriority | None = getattr(app, "input_priority", None)
         self._terminal = TerminalFile(sys.__stdout__)
-        self._file = self._terminal  # type: ignore[assignment]  # what the writing thread needs of a file
+        self._file = self._terminal  # type: ignore[assignment]  # has what the writing thread uses
 
     def start_application_mode(self) -> None:
-        """Textual's, but for its handler of new sizes: that reads the size and then posts it, and where one more signal
-        comes between, the older size is posted last and stays."""
+        """As Textual's, with our handler of resizes: Textual's can post an older size last, when interrupted."""
         super().start_application_mode()  # type: ignore[no-untyped-call]
         loop = asyncio.get_running_loop()
 
         def resized(*_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(self._tell_size)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._post_size)
 
         signal.signal(signal.SIGWINCH, resized)
-        self._tell_size()  # what came before that was Textual's to tell
+        self._post_size()  # earlier resizes were handled by Textual
 
-    def _tell_size(self) -> None:
+    def _post_size(self) -> None:
         if not self._in_band_window_resize:
             size = Size(*self._get_terminal_size())
             self.send_message(Resize(size, size))
 
     def send_message(self, message: Message) -> None:
-        """Textual's; what is being drawn hears of a key before it has come through the queues."""
+        """As Textual's; drawing learns of a key before it has passed the queues."""
         if self._input_priority is not None and is_typed(message):
             self._input_priority.key_read()
         super().send_message(message)
 
     def _sigcont_application(self, *_: object) -> None:
-        """Going on after a stop that asked nobody (SIGSTOP), Textual starts reading and writing once more beside what
-        is there, of which nobody would end the first. Not from the handler itself: what it interrupts may hold a lock
-        that those who are to end wait for."""
+        """Continue after SIGSTOP: restart the threads, as Textual would start second ones beside the first.
+
+        Not in the handler itself: the interrupted code may hold a lock that the threads need to end.
+        """
         if not self._auto_restart or self._must_signal_resume:
             super()._sigcont_application()
             return
-        with contextlib.suppress(RuntimeError):  # it begins or ends just now, and draws or leaves anyway
+        with contextlib.suppress(RuntimeError):  # the loop is starting or ending
             asyncio.get_running_loop().call_soon_threadsafe(self._begin_again)
 
     def _begin_again(self) -> None:
         self.suspend_application_mode()
-        self._must_signal_resume = True  # the terminal may have been used meanwhile: all is drawn
+        self._must_signal_resume = True  # redraw all: the terminal may have been used meanwhile
         self.resume_application_mode()
 
     def run_input_thread(self) -> None:
-        """Until the app ends, or the terminal is gone."""
+        """Read until the app ends or the terminal is gone."""
         keys = InputReader(self._debug)
         with selectors.DefaultSelector() as selector:
             try:
                 selector.register(self.fileno, selectors.EVENT_READ)
-            except PermissionError:  # begun again by the SIGCONT of a hang-up, where nothing stands for the terminal
+            except PermissionError:  # restarted by the SIGCONT of a hang-up, without a terminal
                 self._terminal.hang_up()
                 return
             while not self.exit_event.is_set():

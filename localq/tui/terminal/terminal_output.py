@@ -1,7 +1,7 @@
-"""Writing to a terminal that may be gone: a window that was closed, a connection that broke.
+"""Terminal output that survives a closed window or a broken connection.
 
-Textual's thread that writes (8.2, drivers/_writer_thread.py) ends at the first error, and the app then waits for ever
-for room in its queue, deaf to signals. Here what cannot be written is dropped, and the app is told once.
+Textual's writer thread (8.2, drivers/_writer_thread.py) ends at the first error, and the app then waits for ever for
+room in its queue, without handling signals. Here output is dropped after an error, and the app is ended by a signal.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import TextIO
 
 
 class TerminalFile:
-    """`file`, which is a terminal, as Textual's writing thread takes it."""
+    """A terminal as a file for Textual's writer thread."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._told = threading.Lock()
-        self._ours = [each for each in (0, 1, 2) if os.isatty(each)]  # one that is gone is none any more
+        self._hung_up = threading.Lock()
+        self._ours = [each for each in (0, 1, 2) if os.isatty(each)]  # isatty is False after a hang-up
 
     def write(self, text: str) -> None:
-        """As far as there is somebody to write to."""
+        """Write, unless the terminal is gone."""
         try:
             self._file.write(text)
         except (OSError, ValueError):
             self.hang_up()
 
     def flush(self) -> None:
-        """As far as there is somebody to write to."""
+        """Flush, unless the terminal is gone."""
         try:
             self._file.flush()
         except (OSError, ValueError):
             self.hang_up()
 
     def fileno(self) -> int:
-        """Of the terminal."""
+        """Descriptor of the terminal."""
         return self._file.fileno()
 
     def isatty(self) -> bool:
-        """It was one when it was opened."""
+        """Always True: it was a terminal when opened."""
         return True
 
     def hang_up(self) -> None:
-        """The terminal is no more: let everything that is still written go nowhere, and end as if it had hung up."""
-        if not self._told.acquire(blocking=False):
+        """Discard all further output, and end the app as after a hang-up."""
+        if not self._hung_up.acquire(blocking=False):
             return
         with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_RDWR)

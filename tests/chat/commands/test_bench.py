@@ -57,9 +57,9 @@ def test_it_tells_both_speeds_and_leaves_the_conversation_alone():
     last, messages = session.last, session.messages
     text, reply, told = streamed(bench(session))
     assert (text, reply.text, reply.reason) == ("", "", "measured")
-    assert told[0] == "measuring; a stop ends it"
-    assert "model (bf16) on test CPU: reads 1,000.0 tok/s (1,000.0 to 1,000.0) (512 tokens)" in told[1]
-    assert "writes 100.0 tok/s (100.0 to 100.0) (128 tokens); 3 runs, greedy, from an empty context" in told[1]
+    assert told[0] == "measuring; stop to cancel"
+    assert "model (bf16) on test CPU: prefill 1,000.0 tok/s (1,000.0 to 1,000.0) (512 tokens)" in told[1]
+    assert "decode 100.0 tok/s (100.0 to 100.0) (128 tokens); 3 runs, greedy, empty context" in told[1]
     assert session.last is last
     assert session.messages == messages
     asked = session.client.generated[1:]
@@ -87,7 +87,7 @@ def test_a_short_context_and_a_slow_machine_measure_less(monkeypatch):
 
 @pytest.mark.parametrize(
     ("size", "argument", "why"),
-    [(4096, "fast", "it takes nothing, not 'fast'"), (63, "", "a context of 63 tokens is too short")],
+    [(4096, "fast", "unexpected argument 'fast'"), (63, "", "a context of 63 tokens is too short")],
 )
 def test_what_it_does_not_do_is_said(size, argument, why):
     with pytest.raises(LocalqError, match=re.escape(why)) as caught:
@@ -101,10 +101,10 @@ def test_a_stop_ends_it_and_an_engine_without_times_is_named():
     for part in parts:
         if isinstance(part, ReplyPiece) and part.stats.generated_tokens:
             session.stop()
-    assert part.notices == ("stopped: nothing was measured",)
+    assert part.notices == ("stopped; nothing measured",)
     assert len(session.client.generated) == 1
     untimed = session_over(["a"])
-    with pytest.raises(LocalqError, match="the engine told no times"):
+    with pytest.raises(LocalqError, match="the engine reported no times"):
         list(bench(untimed))
 
 
@@ -147,7 +147,7 @@ def test_on_the_screen_it_is_notices_and_can_be_stopped():
         await until(pilot, lambda: len(client.generated) > 5)
         await pilot.press("escape")
         await idle(pilot)
-        assert "stopped: nothing was measured" in " ".join(screen_text(app).split())
+        assert "stopped; nothing measured" in " ".join(screen_text(app).split())
 
     drive_chat(app, script)
     assert parse("/bench") == ("/bench", "")

@@ -86,7 +86,7 @@ def test_conversations_stay_whole_and_in_order(store, jumps):
     wanted = [text.format(turn) for turn in range(3) for text in ("question 1.{}", "answer 1.{}")]
     assert [kept.turns[turn].message.content for turn in kept.path()] == wanted
     assert len({turn.created_s for turn in kept.turns}) > 3  # it did jump
-    body = json.loads(transcript.export(store.load(2), "json"))
+    body = json.loads(transcript.export_record(store.load(2), "json"))
     assert [each["content"] for each in body["messages"]] == wanted
     assert "2  " in COMMANDS["/sessions"](session, "", None).splitlines()[0]
 

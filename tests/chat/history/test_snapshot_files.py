@@ -100,7 +100,7 @@ def test_prune_shows_and_removes_what_nothing_uses(folder, capsys):
     listed = json.loads(capsys.readouterr().out)["removed"]
     assert [(each["path"], each["bytes"], each["what"]) for each in listed] == [
         (str(part), 10, "unfinished snapshot"),
-        (str(gone), 100, "snapshot of a conversation that is gone"),
+        (str(gone), 100, "snapshot of a deleted conversation"),
     ]
     assert names() == {here.name, gone.name, part.name}
     assert cli.execute(["prune", "-y"]) == 0
@@ -116,7 +116,7 @@ def test_prune_removes_all_where_none_are_wanted(monkeypatch, capsys):
     monkeypatch.setenv("LOCALQ_SNAPSHOTS", "off")
     assert cli.execute(["prune", "-y"]) == 0
     assert names() == set()
-    assert "beyond the size allowed" in capsys.readouterr().err
+    assert "over the size limit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

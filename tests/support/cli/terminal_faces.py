@@ -120,7 +120,7 @@ class Tui(Line):
     name = "tui"
     ui = "tui"
     stops = (CTRL_C, ESCAPE)
-    hint = "Once more"
+    hint = "Press again"
     presses_while_loading = 2
     leaves = "\x11"  # Ctrl-Q, wherever the keys go
     keys = ("\x1bOP", "\x1bOQ", "\x1bOR", "\x1bOS", "\x02", "\x10", "\x13", "\x0f", "\x14")

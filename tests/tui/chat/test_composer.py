@@ -189,7 +189,7 @@ def test_commands_are_completed_with_what_they_do():
         await pilot.press("enter")
         await pilot.pause()
         await idle(pilot)
-        assert "nothing said yet" in screen_text(app)
+        assert "the conversation is empty" in screen_text(app)
 
     drive_chat(app, script)
 
@@ -261,7 +261,7 @@ def test_without_a_terminal_to_edit_at_the_message_stays():
 
     async def script(pilot):
         await pilot.press("h", "i", "ctrl+g")
-        await until(pilot, lambda: "there is no terminal to edit at" in screen_text(app))
+        await until(pilot, lambda: "no terminal to edit in" in screen_text(app))
         assert app.chat.composer.text == "hi"
 
     drive_chat(app, script)

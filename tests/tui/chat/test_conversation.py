@@ -253,11 +253,11 @@ def test_slash_commands_answer_in_the_conversation():
     async def script(pilot):
         await say(pilot, "hi")
         await say(pilot, "/tokens")
-        assert "the model reads" in notices(app)
+        assert "prompt: " in notices(app)
         await say(pilot, "/nonsense")
-        assert "✗ /nonsense: there is no such command" in notices(app)
+        assert "✗ /nonsense: unknown command" in notices(app)
         await say(pilot, "/undo")
-        assert "taken back: hi" in notices(app)
+        assert "removed: hi" in notices(app)
         assert views(app) == []
 
     drive_chat(app, script)
@@ -337,6 +337,6 @@ def test_the_end_of_a_reply_breaks_off_nothing_that_is_being_drawn(monkeypatch):
             client.seen.clear()
             await say(pilot, "go")
             assert text in screen_text(app)
-            assert screen_text(app).count("the reply reached its longest allowed length") == count
+            assert screen_text(app).count("stopped at the limit of") == count
 
     drive_chat(app, script)

@@ -37,7 +37,7 @@ def test_the_bar_fills_in_eighths():
 
 def test_all_of_it_where_there_is_room():
     assert line(FULL, 200) == (
-        "answering │ context 14% │ █▍░░░░░░░░ │ 64.0 tok/s │ first after 0.25 s │ llama-3.1-8b │ nf4 │ NVIDIA H200"
+        "answering │ context 14% │ █▍░░░░░░░░ │ 64.0 tok/s │ first token 0.25 s │ llama-3.1-8b │ nf4 │ NVIDIA H200"
     )
 
 
@@ -45,7 +45,7 @@ def test_all_of_it_where_there_is_room():
 def test_it_never_is_wider_than_its_place_and_drops_the_least_first(width):
     shown = line(FULL, width)
     assert cell_len(shown) <= width
-    order = ["NVIDIA H200", "nf4", "█▍░", "first after", "llama-3.1-8b", "context 14%", "64.0 tok/s"]
+    order = ["NVIDIA H200", "nf4", "█▍░", "first token", "llama-3.1-8b", "context 14%", "64.0 tok/s"]
     missing = [part not in shown for part in order]
     assert missing == sorted(missing, reverse=True)
 

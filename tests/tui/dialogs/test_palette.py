@@ -69,7 +69,7 @@ def test_a_command_is_done_or_begun_where_more_words_may_follow():
         await until(pilot, lambda: "two" in screen_text(app))
         await idle(pilot)
         app.chat.composer.put("draft")
-        await looked_for(pilot, "write it to FILE", "/export: write")
+        await looked_for(pilot, "write the conversation to FILE", "/export: write")
         await until(pilot, lambda: app.chat.composer.text == "/export draft")
         assert app.focused is app.chat.composer
 
@@ -97,7 +97,7 @@ def test_on_another_screen_it_lists_what_can_be_done_there(monkeypatch, own_cach
         titles = [each.title for each in app.get_system_commands(app.screen)]
         assert not any(each.startswith("/") or "conversation" in each for each in titles)
         assert not any(each.startswith(("Another model", "Settings")) for each in titles)  # not from here
-        await looked_for(pilot, "order", "The next order (sort)")
+        await looked_for(pilot, "order", "Next sort order (sort)")
         await until(pilot, lambda: "By name." in screen_text(app))
 
     drive(app, script)
@@ -110,6 +110,6 @@ def test_what_needs_a_model_says_so_before_there_is_one(monkeypatch, own_cache, 
     async def script(pilot):
         await until(pilot, lambda: app.screen is app.chat and app.focused is app.chat.composer)
         await pilot.press("ctrl+n")
-        await until(pilot, lambda: any("no model yet" in each.message for each in app._notifications))
+        await until(pilot, lambda: any("not loaded yet" in each.message for each in app._notifications))
 
     drive(app, script)

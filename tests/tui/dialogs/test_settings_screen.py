@@ -84,7 +84,7 @@ def test_limits_and_the_models_own_values_are_told_and_all_can_be_reached(sessio
     async def script(pilot: Pilot[Any]) -> None:
         headings = [str(each.content) for each in host.first.query(".heading").results(Static)]
         told = next(each for each in headings if each.startswith("temperature"))
-        assert told == "temperature: from 0 to 100; 0 = greedy; unset = the model's own; the model's own: 0.6"
+        assert told == "temperature: from 0 to 100; 0 = greedy; unset = the model's own; model default: 0.6"
         assert len(headings) == len(LIMITS) + 5
         assert host.first.query_one("#temperature", Input).value == ""
         assert host.first.query_one("#max_tokens", Input).value == "100"
@@ -171,7 +171,7 @@ def test_an_emptied_field_is_the_models_own_again(session):
         ("top_k", "1.5", "is not a whole number"),
         ("seed", "-1", "-1 is out of range"),
         ("max_tokens", "0", "0 is too small"),
-        ("stop", "\n".join("abcdefghijklmnopq"), "17 strings are too many"),
+        ("stop", "\n".join("abcdefghijklmnopq"), "too many stop strings (17)"),
     ],
 )
 def test_what_is_wrong_is_said_beside_it_and_nothing_is_applied(session, name, text, why):
@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said_beside_it_and_nothing_is_applied(session, name, t
         assert [each for each in settings_form.NAMES if wrong(host, each)] == [name]
         await pilot.press("ctrl+s")
         assert host.results == []
-        assert f"Nothing was applied: {name} is wrong" in screen_text(host)
+        assert f"Not applied: {name} is invalid" in screen_text(host)
         assert host.focused is host.first.query_one(f"#{name}")
         await pilot.press("f6")
         await pilot.press("escape")

@@ -44,7 +44,7 @@ def test_at_the_side(size):
         said = ("tok/s mean 500", "Decode step at 1,024", "host gap", "Memory of RTX 3090", "· free")
         await until(pilot, lambda: all(text in screen_text(app) for text in said))
         await pilot.press("f2")
-        await until(pilot, lambda: not panel.can_be_seen)
+        await until(pilot, lambda: not panel.is_visible)
         assert app.chat.conversation.region.right == size[0]
 
     chatting(size, scene)
@@ -94,7 +94,7 @@ def test_f5_times_a_step_anew_beside_the_chat_and_over_the_whole_screen():
 
 def test_nothing_of_it_where_it_is_not_asked_for():
     async def scene(app, pilot):
-        assert not app.chat.instruments.can_be_seen
+        assert not app.chat.instruments.is_visible
         assert app.chat.instruments.facts.reading.total is None
         assert app.chat.instruments.facts.sample is None
 

@@ -91,7 +91,7 @@ def test_an_event_costs_microseconds():
 def test_a_hidden_panel_draws_nothing_and_asks_nothing(draws):
     async def scene(app, pilot):
         app.panel.display = False
-        await until(pilot, lambda: not app.panel.can_be_seen)
+        await until(pilot, lambda: not app.panel.is_visible)
         draws.clear()
         app.panel.show_loaded(GPU)
         for tokens in range(1, 100):

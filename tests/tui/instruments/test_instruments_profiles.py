@@ -74,14 +74,14 @@ def test_what_failed_is_tried_again_behind_the_next_reply():
     async def scene(app, pilot):
         app.panel.show_loaded(GPU)
         await until(pilot, lambda: app.wanted == 1)
-        app.panel.show_no_profile("the model was at work")
+        app.panel.show_no_profile("the model was busy")
         app.panel._tick()
         await pilot.pause()
         assert app.wanted == 1
         app.panel.show_stats(reply(10))
         app.panel.reply_ended()
         await until(pilot, lambda: app.wanted == 2)
-        await until(pilot, lambda: "the model was at work" in screen_text(app))
+        await until(pilot, lambda: "the model was busy" in screen_text(app))
 
     run("side", (40, 50), scene)
 

@@ -60,15 +60,15 @@ def test_a_step_to_the_letter():
         "attention    500.0  8%  21% █",
         "down       4,000.0 67%  96% ████████",
         "head         500.0  8%  85% █",
-        "sum        6,000.0 -1.0% of it",
-        "step       6,060.0 measured whole",
-        "host gap      12.5 a token",
+        "kernels    6,000.0 = 99% of the step",
+        "step       6,060.0",
+        "host gap      12.5 per token",
     ]
     facts.add(reply(1))
     facts.add(reply(101))
-    assert kernels(facts)[-1] == "now       12,500.0 a token in all"  # 80 tok/s
+    assert kernels(facts)[-1] == "now       12,500.0 per token"  # 80 tok/s
     facts.end()
-    assert kernels(facts)[-1] == "host gap      12.5 a token"
+    assert kernels(facts)[-1] == "host gap      12.5 per token"
 
 
 def test_without_a_known_bandwidth_no_share_of_it():
@@ -78,14 +78,14 @@ def test_without_a_known_bandwidth_no_share_of_it():
 
 
 def test_why_there_is_no_profile():
-    assert " ".join(kernels(facts_of(CPU))) == "Decode step only the fused step of a GPU is timed, not the CPU's"
+    assert " ".join(kernels(facts_of(CPU))) == "Decode step kernel times: GPU only"
     facts = facts_of()
     assert kernels(facts) == ["Decode step", "not timed yet"]
     facts.add_profile_failure("profile: a context of 8 has no room for 20 steps")
     assert " ".join(kernels(facts)[1:]) == "profile: a context of 8 has no room for 20 steps"
     facts.add_profile(PROFILE)
     facts.add_profile_failure("the engine is busy")
-    assert "not timed again: the engine is busy" in kernels(facts)
+    assert "last profile failed: the engine is busy" in kernels(facts)
     assert kernels(InstrumentFacts()) == []
 
 
@@ -147,7 +147,7 @@ def test_a_card_to_the_letter():
         "GPU 97 %, 64 °C, 285 of 350 W", "1,695 MHz, memory 9,501 MHz", "held by power, – J/token",
     ]  # fmt: skip
     facts.add_reading(replace(READING, held_by=()))
-    assert card(facts)[2] == "clocks free, – J/token"
+    assert card(facts)[2] == "clocks not limited, – J/token"
 
 
 def test_what_is_not_told_is_a_dash():

@@ -64,11 +64,11 @@ def test_a_card_to_the_letter():
         "S scratch         400     400  +0.0%",
         "G graphs           20      25 -20.0%",
         "C CUDA            400     500 -20.0%",
-        "= in all       21,916  22,021  -0.5%",
+        "= total        21,916  22,021  -0.5%",
         "O others        1,648",
         "· free          1,000",
-        "+ snapshots        64  host, at most",
-        "+ embedding     2,004  of the host",
+        "+ snapshots        64  host, max",
+        "+ embedding     2,004  host",
         "  firefox 640 MiB = 1.3k tokens",
     ]
 
@@ -106,7 +106,7 @@ def test_the_cpu_tells_of_the_memory_of_the_machine():
         "K KV cache         92       –      –",
         "  K in use 0, k reserved 92",
         "S scratch           1       –      –",
-        "= in all          701       –      –",
+        "= total           701       –      –",
         "O others           99",
         "· free            200",
     ]
@@ -117,8 +117,8 @@ def test_the_cpu_tells_of_the_memory_of_the_machine():
 def test_memory_of_the_host_that_is_not_in_the_ledger_has_lines_of_its_own():
     rows = drawn(facts_of())
     assert [row for row in rows if row.startswith("+")] == [
-        "+ snapshots        64  host, at most",
-        "+ embedding     2,004  of the host",
+        "+ snapshots        64  host, max",
+        "+ embedding     2,004  host",
     ]
     assert [row for row in rows if not row.startswith("+")] == drawn(
         facts_of(replace(GPU, host={}))
@@ -129,7 +129,7 @@ def test_components_of_another_version_are_not_lost():
     loaded = replace(GPU, ledger={**GPU.ledger, "lattice": 600 * MIB})
     rows = drawn(facts_of(loaded))
     assert "S scratch       1,000     400  +150%" in rows
-    assert "= in all       22,516  22,021  +2.2%" in rows
+    assert "= total        22,516  22,021  +2.2%" in rows
 
 
 # ---- who else

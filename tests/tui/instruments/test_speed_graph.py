@@ -109,7 +109,7 @@ def test_the_roof_is_a_line_before_the_first_reply():
     assert rows[1] == " 104 " + "⠉" * 31
     assert rows[2] == " " * 5 + "⠀" * 31
     assert rows[4] == "   0 " + "⠀" * 31
-    assert rows[5:] == ["104 tok/s are what 936 GB/s allow", "(rated)", "9.0 GB read a token"]
+    assert rows[5:] == ["104 tok/s is the limit of 936", "(rated)", "9.0 GB read per token"]
 
 
 def test_the_share_of_the_roof_while_a_reply_runs_and_after_it():
@@ -117,22 +117,22 @@ def test_the_share_of_the_roof_while_a_reply_runs_and_after_it():
     for tokens in (1, 81, 161):
         facts.add(reply(tokens, used=400))
     assert drawn(facts)[0] == "tok/s now 80.0, mean 80.0, roof 99.6"  # 936 / 9.4
-    assert drawn(facts)[5:] == ["80 % of what 936 GB/s allow (rated)", "9.4 GB read a token"]
+    assert drawn(facts)[5:] == ["80% of the limit of 936 GB/s (rated)", "9.4 GB read per token"]
     facts.end()  # the mean, under the roof in the middle of the reply, at 320: 936 / 9.32
     assert drawn(facts)[0] == "tok/s mean 80.0, roof 100"
-    assert drawn(facts, 46, compact=True)[5:] == ["80 % of what 936 GB/s allow (rated)"]
-    assert drawn(facts, 30, compact=True)[5:] == ["80 % of what 936 GB/s allow"]
+    assert drawn(facts, 46, compact=True)[5:] == ["80% of the limit of 936 GB/s (rated)"]
+    assert drawn(facts, 30, compact=True)[5:] == ["80% of the limit of 936 GB/s"]
 
 
 def test_what_was_measured_on_this_card_is_the_roof():
     local_measurements.keep_bandwidth("GPU-5a1b", 468e9)
-    assert drawn(facts_of())[5:] == ["52.0 tok/s are what 468 GB/s allow", "(measured)", "9.0 GB read a token"]
+    assert drawn(facts_of())[5:] == ["52.0 tok/s is the limit of 468", "(measured)", "9.0 GB read per token"]
 
 
 @pytest.mark.parametrize(("loaded", "said"), [
-    (CPU, "no roof: a share of the bandwidth is told of GPUs alone"),
+    (CPU, "bandwidth share: GPU only"),
     (replace(GPU, device_name="A card of tomorrow"), NO_ROOF_CARD),
-    (replace(GPU, reads={}), "no roof: not all of this model is read for a token"),
+    (replace(GPU, reads={}), "bandwidth share: not available for this model"),
 ])  # fmt: skip
 def test_no_roof_is_said_in_words_and_none_is_drawn(loaded, said):
     facts = facts_of(loaded)
@@ -144,7 +144,7 @@ def test_no_roof_is_said_in_words_and_none_is_drawn(loaded, said):
 
 
 def test_without_a_model_there_is_nothing_to_say():
-    assert drawn(InstrumentFacts())[0] == "tok/s: no model is loaded"
+    assert drawn(InstrumentFacts())[0] == "tok/s: no model loaded"
 
 
 @pytest.mark.parametrize("width", range(13))
@@ -156,4 +156,4 @@ def test_no_width_is_too_small(width):
 
 def test_a_narrow_strip_leaves_out_why_there_is_no_roof_and_cuts_no_sentence():
     assert drawn(facts_of(CPU), 36, compact=True)[-1] == "no roof"
-    assert drawn(facts_of(CPU), 56, compact=True)[-1] == "no roof: a share of the bandwidth is told of GPUs alone"
+    assert drawn(facts_of(CPU), 56, compact=True)[-1] == "bandwidth share: GPU only"

@@ -71,4 +71,4 @@ def test_stopping_ends_the_thread_at_its_next_progress(where):
         work()
     assert watcher.stopped
     assert caught.value.exit_code == ExitCode.INTERRUPTED
-    assert str(caught.value) == "a-model: stopped. Opening it again goes on where this one was."
+    assert str(caught.value) == "a-model: stopped. Open it again to resume."

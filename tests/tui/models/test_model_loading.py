@@ -12,7 +12,8 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from localq.chat import open_model
-from localq.chat.open_model import OpenOptions, OpenSession
+from localq.chat.open_model import OpenSession
+from localq.chat.open_options import OpenOptions
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings

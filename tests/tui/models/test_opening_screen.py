@@ -81,13 +81,13 @@ def test_what_was_here_is_told_and_not_counted_into_the_rate(server):
         await until(pilot, lambda: host.results)
         server.slow_after = 0
         await host.push_screen(second, host.results.append)
-        await until(pilot, lambda: "were here already" in screen_text(host))
+        await until(pilot, lambda: "were already on disk" in screen_text(host))
         told.append(screen_text(host))
         await pilot.press("escape")
         await until(pilot, lambda: len(host.results) == 2)
 
     drive(host, script)
-    assert "of 25.2 MB were here already" in told[0]
+    assert "of 25.2 MB were already on disk" in told[0]
 
 
 def download_begun() -> int:

@@ -62,4 +62,4 @@ def test_a_column_in_which_nothing_is_told_goes_before_all_others():
 def test_quality_is_told_below_the_list_too():
     offer = next(each for each in offers.of_catalogue() if offers.ratio(each))
     row = PickerRow(offer.name, offer.format, offer=offer)
-    assert f"perplexity {offers.ratio(offer):.2f}x that of the full weights" in row.sentence
+    assert f"perplexity {offers.ratio(offer):.2f}x that of the unquantized model" in row.sentence

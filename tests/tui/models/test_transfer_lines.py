@@ -14,30 +14,30 @@ MB = 10**6
 def test_rate_and_time_left_are_of_what_comes_in():
     lines = TransferLines()
     for second in range(4):
-        lines.seen(Fetching("f, 1 of 90 MB", (30 + 2 * second) * MB, 90 * MB, here=30 * MB), 100.0 + second)
+        lines.update(Fetching("f, 1 of 90 MB", (30 + 2 * second) * MB, 90 * MB, here=30 * MB), 100.0 + second)
     told = lines.lines(103.0)
     assert told.stage == "Fetching f, 1 of 90 MB"
     assert told.share == pytest.approx(0.4)
-    assert told.detail == "36.0 MB of 90.0 MB, 2.0 MB/s, 0:27 left\n30.0 MB of 90.0 MB were here already"
+    assert told.detail == "36.0 MB of 90.0 MB, 2.0 MB/s, 0:27 left\n30.0 MB of 90.0 MB were already on disk"
 
 
 def test_what_stands_still_is_said_to():
     lines = TransferLines()
-    lines.seen(Fetching("f", 1 * MB, 9 * MB), 0.0)
-    lines.seen(Fetching("f", 2 * MB, 9 * MB), 1.0)
+    lines.update(Fetching("f", 1 * MB, 9 * MB), 0.0)
+    lines.update(Fetching("f", 2 * MB, 9 * MB), 1.0)
     assert "left" in lines.lines(3.5).detail
     told = lines.lines(8.0).detail
-    assert told == "2.0 MB of 9.0 MB, nothing has come for 7 s; tried again after 30 s"
-    lines.seen(Fetching("f", 3 * MB, 9 * MB), 9.0)
+    assert told == "2.0 MB of 9.0 MB, stalled for 7 s; retry after 30 s"
+    lines.update(Fetching("f", 3 * MB, 9 * MB), 9.0)
     assert "kB/s" in lines.lines(9.0).detail
 
 
 def test_what_is_not_counted_and_what_is_loaded():
     lines = TransferLines()
-    assert lines.lines(0.0).stage == "Looking at its files"
-    lines.seen(Fetching("checking model.safetensors", 0, 0), 0.0)
+    assert lines.lines(0.0).stage == "Reading files"
+    lines.update(Fetching("checking model.safetensors", 0, 0), 0.0)
     assert lines.lines(60.0) == type(lines.lines(0.0))("Checking model.safetensors")
-    lines.seen(LoadingStage("reading weights", 1 * MB, 4 * MB), 61.0)
+    lines.update(LoadingStage("reading weights", 1 * MB, 4 * MB), 61.0)
     told = lines.lines(90.0)
     assert (told.stage, told.share, told.detail) == ("Loading: reading weights", 0.25, "1.0 MB of 4.0 MB")
 

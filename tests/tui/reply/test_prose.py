@@ -7,8 +7,9 @@ from textual.containers import VerticalScroll
 from textual.selection import SELECT_ALL
 from textual.widgets import Markdown
 
+from localq.text.markdown.parser import markdown_parser
 from localq.tui.reply.prose import Prose
-from localq.tui.reply.reply_text import CodeBlock, ReplyText, _parser
+from localq.tui.reply.reply_text import CodeBlock, ReplyText
 from tests.support.tui.drawn_cells import cells
 from tests.support.tui.tui_pilot import HostApp, chat_app, drive, drive_chat, say, screen_text, until
 
@@ -94,7 +95,7 @@ def drawn(widget: Markdown, width: int, theme: str) -> list[list[tuple[object, .
 
 @pytest.mark.parametrize(("width", "theme"), [(80, "textual-light"), (29, "nord")])
 def test_it_looks_as_textual_draws_it(width, theme):
-    wanted = drawn(Stock(EVERYTHING, parser_factory=_parser), width, theme)
+    wanted = drawn(Stock(EVERYTHING, parser_factory=markdown_parser), width, theme)
     assert drawn(ReplyText(EVERYTHING), width, theme) == wanted
 
 
@@ -162,7 +163,7 @@ def selected(widget: Markdown, begin: tuple[int, int], end: tuple[int, int]) -> 
     ],
 )
 def test_what_is_selected_is_the_text_as_it_was_before_it_was_broken(begin, end, text):
-    wanted = selected(Stock(SOME, parser_factory=_parser), begin, end)
+    wanted = selected(Stock(SOME, parser_factory=markdown_parser), begin, end)
     assert wanted[0] == text
     assert selected(ReplyText(SOME), begin, end) == wanted
 
@@ -185,8 +186,8 @@ def test_a_link_in_a_reply_is_told(monkeypatch):
         await say(pilot, "links")
         prose = app.chat.query_one(Prose)
         await pilot.click(prose, offset=(5, 0))
-        await until(pilot, lambda: "the link leads to http://example.org/a b" in screen_text(app))
+        await until(pilot, lambda: "link: http://example.org/a b" in screen_text(app))
         await pilot.click(prose, offset=(3, 3))
-        await until(pilot, lambda: "the link leads to http://example.org/c" in screen_text(app))
+        await until(pilot, lambda: "link: http://example.org/c" in screen_text(app))
 
     drive_chat(app, script)

@@ -1,0 +1,11 @@
+"""The Markdown dialect of replies: CommonMark with tables and strikethrough; HTML and bare addresses are text."""
+
+from __future__ import annotations
+
+from markdown_it import MarkdownIt
+
+
+def markdown_parser(references: bool = True) -> MarkdownIt:
+    """A new parser. references: False where a text is one block, so that definitions in other blocks are missing."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+    return parser if references else parser.disable("reference")
