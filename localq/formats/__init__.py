@@ -1,35 +1,12 @@
-"""The quantized formats, one module each. A reader finds every format in this dict.
+"""The quantized formats, one module each, listed in FORMATS; formats of stacks of experts in STACKS.
 
-A format module has
-  its docstring                        the format, byte by byte
-  Packed                               the tensors of one matrix and its `shape`; .to(device) -> the same there;
-                                       .placed(place, device) -> the same, copied by `place`
-  dequantize(packed, dtype) -> Tensor  the definition of the format and the reference of its kernels
-  bytes(out, in) -> int                device bytes of one matrix
-  quant_method                         what config.json calls it
-  suffixes                             the checkpoint tensors P + suffix that a Linear P owns; every P has the first
-  is_quantized(tensors, P) -> bool     does a checkpoint hold P in this format?
-  stored_bytes(tensors, P) -> int      what P takes there: codes, scales, tables
-  placed_bytes(tensors, P) -> [int]    what each tensor of P takes on a device, in the order of Packed.placed
-  stored_shape(checkpoint, P)          (out, in) of P, before any of its large tensors is read
-  from_checkpoint(checkpoint, P) -> Packed
-  shared_names(tensors, P) -> [str]    where Linears may share tensors: those that P reads and does not own
-  idle_biases                          where files may hold P.bias, all zeros, for a Linear that has none: True
-  Linear(packed, bias)                 a `slabs.SlabLinear`: x [T, in] -> [T, out]
+A format is a record of facts (`files.format_facts`) and a module: its docstring is the specification, byte by byte, and
+`dequantize` the definition. The contract stands above FORMATS. A folder per format has its codec, its tiles, its Linear
+and its kernel's wrapper; `linear.py`, `experts/`, `expert_linears.py` and `samples.py` are common, `cases.py` is the
+table of what kernels are tried on, `checkpoint.py` reads files.
 
-and one that is made tensor by tensor (`Format.made_from`) besides
-  quantize(weight) -> Packed           weight f32 | bf16 | f16 [out, in]
-  to_tensors(packed, P) -> dict, layout(out, in) -> dict
-  quantization_config(dtype, skipped)  what config.json says about a checkpoint in this format
-
-A format of experts, which lie in stacks of matrices N, one parameter each, has a module in `STACKS` with
-  suffixes                             the checkpoint tensors N + suffix that a stack owns; every N has the first
-  is_quantized(tensors, N) -> bool
-  stored_bytes(tensors, N) -> int
-  placed_bytes(tensors, N) -> [int]
-  stored_shape(checkpoint, N)          (experts, out, in)
-  from_checkpoint(checkpoint, N)       Packed of the format, all experts as one matrix [experts * out, in]
-  dequantized(checkpoint, N, dtype) -> Tensor [experts, out, in]
+Quantizing on a text is `localq.quantize`, what a model is made of `localq.models`. Called by `engine`, `quantize` and
+`bench`. Open a format's `__init__` first.
 """
 
 from __future__ import annotations
@@ -43,6 +20,31 @@ from localq.formats.codebooks import aqlm, vq2
 from localq.formats.int4 import awq, gptq
 from localq.formats.mxfp4 import experts as mxfp4_experts
 
+# The contract. P is the name of a Linear in a checkpoint, `tensors` what its headers say.
+#
+# docstring                            the specification, byte by byte
+# Packed                               the tensors of one matrix as files have them; shape, to, placed
+# quantize(weight) -> Packed           where localq makes the format matrix by matrix
+# dequantize(packed, dtype) -> Tensor  the definition, and the reference of the kernels
+# multiplied(packed) -> Tensor         f32 weights as products take them, where these skip a rounding of the definition
+# Linear(packed, bias)                 a `SlabLinear`: x [T, in] -> [T, out]; its `operand()` is what a launch takes
+# VARIANTS                             the schemes with code of their own; the first is the usual one
+# sample(shape, seed, device, scheme)  -> Packed of random weights, rows of about unit gain
+# BLOCK                                columns are a multiple of it
+# bytes(out, in) -> int                device bytes of one matrix
+# join(shape, parts), joined_bytes     experts as rows of one matrix, where the format allows it
+#
+# quant_method, suffixes               what config.json calls it; the tensors P + suffix, of which every P has the first
+# is_quantized(tensors, P) -> bool     the checkpoint holds P in this format
+# stored_bytes, placed_bytes           bytes of P in a checkpoint; of each tensor on a device, in the order of `placed`
+# stored_shape(checkpoint, P)          (out, in), before any large tensor is read
+# from_checkpoint(checkpoint, P)       -> Packed on the CPU; raises LocalqError (exit 8) for damage
+# layout(out, in, scheme)              suffix -> (dtype, shape); stored(packed): suffix -> tensor
+# to_tensors(packed, P)                the same by full name, on the CPU
+# quantization_config(dtype, skipped, scheme, columns)   config.json's entry
+# shared_names, idle_biases            tensors that P reads and does not own; P.bias may be there and all zeros
+#
+# A module of STACKS has the second block for a parameter N [experts, out, in], and dequantized(checkpoint, N, dtype).
 FORMATS: dict[str, ModuleType] = {
     "nf4": nf4,
     "mxfp4": mxfp4,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from localq.formats import FORMATS
+
 Shape = tuple[int, int]
 HALF, BFLOAT = torch.float16, torch.bfloat16
 # How far a product may be from fp64: in units of the last place of 16 bit of the sum of magnitudes (self-test), and
@@ -85,14 +87,13 @@ ROW_SHAPES = ((1, 64), (15, 320), (48, 512), (577, 576), (33, 1088), (1001, 2112
 INT4_SHAPES = ((16, 64), (48, 320), (32, 512), (576, 576), (48, 1088), (1008, 2112), (5008, 4160), (80, 28672),
                (40000, 192))  # fmt: skip
 GATHERED_SHAPES = ((1, 32), (15, 160), (48, 512), (577, 576), (33, 1120), (1001, 2144), (77, 28672))
-NF4, MXFP4, ROWLUT = Case("nf4"), Case("mxfp4"), Case("squeezellm")
-G128 = Case("gptq", "g128")
-INT4 = (G128, Case("gptq", "g64"), Case("gptq", "g32"), Case("gptq", "g128, ordered"))
-BCQ = tuple(Case("bcq", scheme) for scheme in ("q3g128", "q2g128", "q4g128", "q3g32", "q3g128z", "q2row"))
+VARIANTS = {name: tuple(Case(name, scheme) for scheme in module.VARIANTS) for name, module in FORMATS.items()}
+(NF4,), (MXFP4,), (ROWLUT,) = VARIANTS["nf4"], VARIANTS["mxfp4"], VARIANTS["squeezellm"]
+INT4, BCQ, VPTQ = VARIANTS["gptq"], VARIANTS["bcq"], VARIANTS["vptq"]
+G128 = INT4[0]
 BCQ_KINDS = tuple(Case("bcq", scheme, (83, 1312)) for scheme in ("q1row", "q2g32z", "q3g128", "q5g64z"))
-LOOKUP = (Case("vq2", "s4l16"), Case("aqlm", "2x8g8"), Case("aqlm", "1x8g8"))
-GATHERED = tuple(Case("aqlm", scheme) for scheme in ("1x16g8", "1x16g16"))
-VPTQ = tuple(Case("vptq", f"v{sizes}") for sizes in ("8-k65536-0", "8-k65536-256", "16-k65536-0", "16-k65536-65536"))
+GATHERED = tuple(case for case in VARIANTS["aqlm"] if case.scheme.startswith("1x16"))  # codebooks too large for tables
+LOOKUP = (VARIANTS["vq2"][0], *(case for case in VARIANTS["aqlm"] if case not in GATHERED))
 VPTQ_QUICK = ("v8-k1024-0", "v8-k256-16", "v16-k512-256")
 
 KERNELS: tuple[Kernel, ...] = (
@@ -168,7 +169,7 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel(
         "vq_gemv", "vq",
         (Case("vq2", "s4l16+s16l32", (83, 640)), *(Case(each.format, each.scheme, (83, 640)) for each in LOOKUP[1:])),
-        (*LOOKUP, Case("vq2", "s8l16"), Case("vq2", "s16l16"), Case("vq2", "s4l16+s16l32"), Case("vq2", "s2l8")),
+        (*LOOKUP, *VARIANTS["vq2"][1:], Case("vq2", "s8l16"), Case("vq2", "s16l16"), Case("vq2", "s2l8")),
         ((1, 16), (15, 320), (577, 576), (4099, 2128), (5003, 2128)), (1, 2, 3, 8),
         timed=(
             *_steps(LOOKUP[0], "vq2 {scheme}"), *(Timed(case, label="aqlm {scheme}", fused=True) for case in LOOKUP[1:])

@@ -117,14 +117,14 @@ class _Shards:
         self._open: dict[Path, Any] = {}
 
     def read(self, name: str) -> Tensor:
-        """See `Source`."""
+        """One tensor, on the CPU."""
         if not self._open:
             self._open = {path: _mapped(path) for path in dict.fromkeys(self._owner.values())}
         tensor: Tensor = self._open[self._owner[name]].get_tensor(name)
         return tensor
 
     def close(self) -> None:
-        """See `Source`."""
+        """Free the files."""
         self._open.clear()
 
 
@@ -155,18 +155,18 @@ def open_fetched(files: ModelFiles, headers: dict[str, Header], path_of: Callabl
 
 
 class _Fetched:
-    """See `open_fetched`."""
+    """Tensors in shards that are on the disk only while they are read."""
 
     def __init__(self, owner: dict[str, str], path_of: Callable[[str], Path]) -> None:
         self._owner, self._path_of = owner, path_of
 
     def read(self, name: str) -> Tensor:
-        """See `Source`."""
+        """One tensor, on the CPU."""
         path = self._path_of(self._owner[name])
         return _Shards({name: path}).read(name)
 
     def close(self) -> None:
-        """See `Source`: nothing stays open."""
+        """Nothing stays open."""
 
 
 def _joined(folder: Path, headers: dict[str, Header]) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -204,7 +204,7 @@ class _Held:
         self._tensors = tensors
 
     def read(self, name: str) -> Tensor:
-        """See `Source`."""
+        """One tensor, on the CPU."""
         return self._tensors[name]
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class _Gguf:
         self._data: Any = None
 
     def read(self, name: str) -> Tensor:
-        """See `Source`."""
+        """One tensor, on the CPU."""
         from localq.files.gguf import tensors  # numpy and the gguf package: only where a .gguf file is read
 
         if self._data is None:
@@ -236,7 +236,7 @@ class _Gguf:
         return torch.from_numpy(tensors.read_tensor(self._model, name, self._data))
 
     def close(self) -> None:
-        """See `Source`."""
+        """Free the files."""
         self._data = None
 
 

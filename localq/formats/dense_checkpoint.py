@@ -28,7 +28,10 @@ def dequantized(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
 
 
 class _Dequantized:
-    """See `checkpoint.Source`. quantized: prefix of a Linear -> the module of its format; stacks: of experts."""
+    """Tensors of a quantized checkpoint in 16 bit.
+
+    quantized   prefix of a Linear -> the module of its format; stacks: of experts
+    """
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
@@ -43,7 +46,7 @@ class _Dequantized:
                 self.quantized[found[1]] = FORMATS[found[0]]
 
     def read(self, name: str) -> Tensor:
-        """See `Checkpoint.read`; what was quantized comes on the device."""
+        """One tensor; what was quantized comes dequantized, on the device."""
         if name in self.stacks:
             return self._stack(name)
         prefix = name.removesuffix(".weight")

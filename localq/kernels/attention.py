@@ -1,7 +1,7 @@
 """Decode attention and the quantized KV cache on the GPU: checks of tensors, then the kernels.
 
 All work under CUDA graph capture; `attention_decode` and `kv_write` read positions from device memory. The stored form
-of 8 and 4 bit is defined in `localq/quant/kv_codec.py`.
+of 8 and 4 bit is defined in `engine.kv_codec`.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def test_kernels_that_fail_their_self_test_are_not_put_in(monkeypatch):
 
 
 def test_a_model_on_the_cpu_is_refused():
-    with pytest.raises(LocalqError, match="1 is on cpu, the kernels need a CUDA device"):
+    with pytest.raises(LocalqError, match="1 is on cpu, not on a CUDA device"):
         patch(nn.Sequential(nn.Identity(), linear(device="cpu")))
 
 

@@ -25,7 +25,7 @@ from localq.formats.nf4 import crossover
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4.kernel import Nf4Operand
 
-# Class by class, as `nf4_crossover.BOUNDS` cuts them: 8B's q and k, 70B's q and 8B's MLP, 70B's MLP.
+# Class by class, as `crossover.BOUNDS` cuts them: 8B's q and k, 70B's q and 8B's MLP, 70B's MLP.
 SHAPES = (((4096, 4096), (1024, 4096)), ((8192, 8192), (4096, 14336)), ((28672, 8192), (8192, 28672)))
 # nf4_gemm takes as long for the rows between two of these as for the upper one.
 ROWS = (16, 32, *range(64, 513, 64), 768, 1024)
@@ -87,7 +87,7 @@ def rows_from(points: Sequence[Point]) -> int:
 
 
 def line(gpu: str, rows: tuple[int, ...]) -> str:
-    """An entry of `nf4_crossover.MEASURED`."""
+    """An entry of `crossover.MEASURED`."""
     return f'"{gpu}": {rows!r},'
 
 

@@ -58,7 +58,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The experts of a layer in mxfp4, nf4 or vq2; `gate` and `interleaved` as of `kernels.experts.experts_gate_up`."""
+    """The experts of a layer in mxfp4, nf4 or vq2; `gate` and `interleaved` as of `experts_gate_up`."""
 
     name: str
     hidden: int

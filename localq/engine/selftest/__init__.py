@@ -1,8 +1,11 @@
 """The self-test of the kernels at first use on a GPU, driver and build: every kernel against the CPU reference.
 
-A driver that compiles PTX anew, a card with bad memory or a broken build would give wrong words, not an error; a second
-once is a fair price to know. What passed is remembered (`kernels.verdicts`); what failed is tested again at every load,
-so that a cure shows. What is computed is in `selftest_checks`.
+A new driver, bad memory or a broken build gives wrong words, not an error; the test costs about a second, once. What
+passed is remembered (`kernels.selftest_results`); what failed is tested again at every load, so that a cure shows.
+
+`checks.py` lists the checks, `formats.py` has those of matrices, `experts.py`, `codebook_experts.py`, `search.py` and
+`replies.py` the others, `compare.py` the bounds. Called by `engine.load` and `engine.patch_transformers`. Open
+`checks.py` first.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ every device gives the same bits. q (1 + 16 / g) bits per weight, 16 / g more wi
 the one of the five that makes so many groups, or, of one group, the row. Scales are finite and of either sign; nobody
 else publishes this layout, so config.json's quantization_config says `quant_method` "localq_bcq".
 
-Quantizing is `bcq_solve.py`, on a text `quantizer/binary.py`; at load codes and scales are put into the order of the
-kernels (`bcq_tiles.py`).
+Quantizing is `formats.bcq.solve`, on a text `quantize.binary`; at load codes and scales are put into the order of the
+kernels (`formats.bcq.tiles`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Maker:
     BLOCK: int = BLOCK
 
     def quantize(self, weight: Tensor) -> Packed:
-        """See `quantize`."""
+        """Quantize with these numbers."""
         return quantize(weight, self.planes, self.group, self.zero_point)
 
     def layout(self, out: int, columns: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -93,11 +93,11 @@ class Maker:
         }
 
     def to_tensors(self, packed: Packed, prefix: str) -> dict[str, Tensor]:
-        """See `to_tensors`."""
+        """The checkpoint tensors of a matrix, by full name, on the CPU."""
         return to_tensors(packed, prefix)
 
     def quantization_config(self, compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
-        """See `quantization_config`."""
+        """config.json's entry of that name."""
         return quantization_config(compute_dtype, skipped)
 
 

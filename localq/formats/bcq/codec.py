@@ -1,4 +1,4 @@
-"""The arithmetic of binary codes: what a matrix holds, and its weights. The format is specified in `bcq.py`."""
+"""The arithmetic of binary codes: what a matrix holds, and its weights. The format is specified in `formats.bcq`."""
 
 from __future__ import annotations
 

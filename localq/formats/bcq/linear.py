@@ -1,6 +1,6 @@
 """The Linear of binary codes: few rows of x by `bcq_gemv`, more by dequantized slabs and cuBLAS.
 
-At load codes and scales are put into tiles (`bcq_tiles`), from which both kernels read them.
+At load codes and scales are put into tiles (`formats.bcq.tiles`), from which both kernels read them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Linear(SlabLinear):
         return BcqOperand(self.codes, self.scales, *kind, self.out_features, self.in_features, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         operand = self.operand()
@@ -78,7 +78,7 @@ class Linear(SlabLinear):
         return bcq_kernel.bcq_gemv(x, [operand])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`. Where no kernel reads tiles, some rows at a time: they are put back row by row before."""
+        """Rows of W in `dtype`. Where no kernel reads tiles, some at a time: they are put back row by row first."""
         device = self.codes.device
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=device)

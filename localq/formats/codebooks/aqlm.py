@@ -181,7 +181,7 @@ class Linear(VqLinear):
         return Packed(self.codes_of("codes"), self.codebooks, self.scales)
 
     def books(self) -> list[Book]:
-        """See `VqLinear`."""
+        """The codebooks that `vq_gemv` reads."""
         books, entries, out_group, in_group = self.codebooks.shape
         small = self.codes.dtype == torch.int8 and books <= 2 and entries <= codebook_tiles.ENTRIES and out_group == 1
         if not small or in_group not in (2, 4, 8, 16) or self.in_features % 8 or self.scales.dtype not in HALF_TYPES:
@@ -189,7 +189,7 @@ class Linear(VqLinear):
         return [Book("codes", number, self.codebooks, number) for number in range(books)]
 
     def tile_(self) -> Linear:
-        """See `VqLinear`. Codewords that are gathered are put into the order of how often codes name them."""
+        """Tiles, on a GPU; codewords that are gathered are put into the order of how often codes name them."""
         if gather_kernel.reads(self._gathered):
             gather_order.by_frequency_(self.codes, self.codebooks)
         super().tile_()
@@ -206,7 +206,7 @@ class Linear(VqLinear):
         return GatherOperand(self.codes, self.codebooks, self.scales, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         operand = self.operand() if x.shape[0] <= gemv.ROWS else None
@@ -216,7 +216,7 @@ class Linear(VqLinear):
         return product
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`."""
+        """Rows of W in `dtype`."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         books, _, out_group, in_group = self.codebooks.shape

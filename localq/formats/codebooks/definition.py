@@ -10,9 +10,9 @@ of a codeword lies beyond the end of its row is cut off. Besides codebooks, M * 
 scales of rows are the business of each format. Codebooks of another stride or length are added afterwards, to the sum
 of the first (`onto`).
 
-stride == length   codewords lie side by side: AQLM (`aqlm.py`), of which 2x8 has M = 2, entries = 256, length = 8
+stride == length   codewords lie side by side: AQLM, of which 2x8 has M = 2, entries = 256, length = 8
 stride <  length   codewords overlap: a weight is the sum of ceil(length / stride) positions, fewer where a row begins:
-                   `vq2.py`
+                   vq2
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Codes in tiles to plain weights, for prefill: the matrices that `vq_gemv` multiplies. Checks, then the kernel.
 
-Bit for bit what `quant.vq2_codec` and `quant.aqlm` define.
+Bit for bit what `formats.codebooks.vq2_codec` and `aqlm` define.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mixtures of experts in additive codebooks of 256 codewords: vq2, and AQLM's 1x8 and 2x8. Checks, then the kernel.
 
-The matrices of the experts lie anywhere: a table on the device says where (csrc/lookup/experts.h). `kernels.experts`
-has the functions that take a stack of any format.
+The matrices of the experts lie anywhere: a table on the device says where (csrc/lookup/experts.h). The functions that
+take a stack of any format are in `formats.experts.kernel`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def vq_experts_down(
     """out T [1, out] = residual + sum over j of weights[j] gated[j] W^T, W of the expert chosen[j], in one launch.
 
     Operands were checked by `experts.experts_down`. With `signs` u8 [w / 8] every row of gated T [k, w] is rotated
-    before it is multiplied, bit for bit as by `kernels.hadamard`.
+    before it is multiplied, bit for bit as by `rotation_kernel.hadamard`.
     """
     op = "experts_down"
     if stack.parts != 1:

@@ -1,7 +1,7 @@
 """What the Linears share whose codes `vq_gemv` looks up: vq2, and AQLM with books of 256 codewords.
 
-At load their codes are put into tiles (`vq_tiles`), in place, from which all kernels read them. Few rows of x are
-multiplied by `vq_gemv`; for more, slabs of rows are dequantized and multiplied by cuBLAS (`slabs.py`).
+At load their codes are put into tiles (`formats.codebooks.tiles`), in place, from which all kernels read them. Few rows
+of x are multiplied by `vq_gemv`; for more, slabs of rows are dequantized and multiplied by cuBLAS (`SlabLinear`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ COLUMNS = 16  # x has a multiple of them
 
 
 def hadamard(x: Tensor, signs: Tensor, out: Tensor | None = None) -> Tensor:
-    """H (signs * x), as `quant.hadamard.rotate` has it, bit for bit. x [rows, in] float16 or bfloat16 -> the same.
+    """H (signs * x), as `rotation.rotate` has it, bit for bit. x [rows, in] float16 or bfloat16 -> the same.
 
     signs u8 [in / 8], a set bit is a minus. `out` may be x. Raises ValueError by the argument's name. Bound by latency.
     """

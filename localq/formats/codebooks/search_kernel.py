@@ -1,4 +1,4 @@
-"""The search for the codes of additive codebooks (localq/quant/additive.py): beams of paths along the rows of a matrix.
+"""The search for the codes of additive codebooks: beams of paths along the rows of a matrix.
 
 A row is read from left to right. At every position each of the `beam` best ways so far is continued with all 256
 codewords of the book that stands there, and the `beam` cheapest of these stay. What a way costs is the squared whitened

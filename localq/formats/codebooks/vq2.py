@@ -18,7 +18,7 @@ Linear by config.json.
 decoded[r, j] = scales[r] * sum over books, and over h with 0 <= j - stride*h < length, of
                 codebook[codes[r, h], j - stride*h]
 W             = decoded                       without signs
-W             = decoded * H * diag(signs)     with signs; H: Hadamard blocks of `hadamard.py`, which has its own inverse
+W             = decoded * H * diag(signs)     with signs; H: Hadamard blocks of `rotation`, which has its own inverse
 
 The terms are added one by one to an f32 zero: the first book, earlier positions h first, then the second. Then one f32
 product with the scale; with signs, the butterflies, the product with 1/sqrt(block) and the signs, all in f32. The
@@ -34,7 +34,7 @@ Bits per weight: 8 / stride of each book, and 16 / in for scales, 1 / out for si
   s4l16+s4l16    4
   s8l8           1     AQLM's 1x8; its 2x8 is s8l8+s8l8
 
-In config.json's quantization_config, `quant_method` is "localq_vq2". `vq2_codec.py` has the arithmetic, `vq2_read.py`
+In config.json's quantization_config, `quant_method` is "localq_vq2". `vq2_codec` has the arithmetic, `vq2_read`
 the reading.
 """
 
@@ -198,12 +198,12 @@ class Linear(VqLinear):
         return Packed(books, self.scales[first : first + count], self.signs, (count, self.in_features))
 
     def books(self) -> list[Book]:
-        """See `VqLinear`."""
+        """The codebooks that `vq_gemv` reads."""
         first = Book("codes", 0, self.codebook)
         return [first] if self.codebook_2 is None else [first, Book("codes_2", 0, self.codebook_2)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         operand = self.operand() if multiplies(self, x) else None
         alone = operand is not None and x.shape[0] == 1  # one row is rotated by its product
         if self.signs is not None and not alone:
@@ -222,7 +222,7 @@ class Linear(VqLinear):
         return rotation_kernel.hadamard(x.contiguous(), signs)
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`; of the decoded matrix, for an x that has been rotated."""
+        """Rows of the decoded matrix in `dtype`, for an x that has been rotated."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         return self.unpack(first, out) if out.is_cuda else decode_rows(self._packed_rows(first, count), 0, out)

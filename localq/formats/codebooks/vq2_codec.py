@@ -1,4 +1,4 @@
-"""The arithmetic of vq2: from codes to weights. The format is specified in `vq2.py`, which is what others import.
+"""The arithmetic of vq2: from codes to weights. The format is specified in `vq2`, which others import.
 
 Works on whatever device the tensors are on; rows are worked on in chunks that bound the temporaries.
 """

@@ -1,4 +1,4 @@
-"""Reading vq2 (`vq2.py`) from a checkpoint: where codebooks are, how many columns there are, and that all fits.
+"""Reading vq2 from a checkpoint: where codebooks are, how many columns there are, and that all fits.
 
 Codes need no check: every u8 is a codeword. Types, shapes and finite values do.
 """

@@ -204,7 +204,7 @@ def experts_down(
     [1, out], which may be the same. In f32, in the order of `chosen`, rounded once.
     behind_gate_up   the launch before this one on the stream is `experts_gate_up`, and `chosen` was written before
                      that: then weights are asked for while it still runs. Wrong where it is not so
-    signs            u8 [w / 8] of a stack in codebooks: its experts multiply gated[j] rotated (`kernels.hadamard`)
+    signs            u8 [w / 8] of a stack in codebooks: its experts multiply gated[j] rotated (`rotation`)
 
     Memory-bound: `experts_down_bytes` over the memory bandwidth is the floor.
     """

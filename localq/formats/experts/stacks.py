@@ -20,7 +20,7 @@ MXFP4, NF4, PLAIN = 0, 1, 2  # csrc/experts/experts.h, enum ExpertFormat
 
 @dataclass(frozen=True)
 class Mxfp4Stack:
-    """Experts in MXFP4 (`localq/quant/mxfp4.py`) as gpt-oss is published; in % 64 == 0. 16-byte aligned.
+    """Experts in MXFP4 (`formats.mxfp4`) as gpt-oss is published; in % 64 == 0. 16-byte aligned.
 
     blocks  u8 [E, out, in/32, 16]   the even column is the low nibble
     scales  u8 [E, out, in/32]       E8M0

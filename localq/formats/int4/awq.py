@@ -13,7 +13,7 @@ Word c of a row of qweight or qzeros holds those of the outputs 8c ... 8c + 7, b
 weight[r, k] = (code[k, r] - zero[k // G, r]) * scale[k // G, r], rounded once to the type of the scales
 
 This is AutoAWQ's `dequantize_gemm` (awq/utils/packing_utils.py; the packing is that of awq/modules/linear/gemm.py), bit
-for bit; transformers 5 runs the same in GPTQModel. In memory the codes lie along the input, as `int4_codec` says.
+for bit; transformers 5 runs the same in GPTQModel. In memory the codes lie along the input, as in `formats.int4.codec`.
 4 + 20 / G bits per weight: 4.16 in groups of 128. The layouts `gemv`, `gemv_fast`, `exllama`, `marlin` and `llm-awq`
 are refused by name (`stored_format.unreadable`); what is left in 16 bit says so by its tensors.
 """
@@ -44,7 +44,7 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # output 8c + j -> its nibble of word c
 
 
 class Linear(Int4Linear):
-    """See `Int4Linear`."""
+    """y = W x + b with W in AWQ."""
 
     format = "AWQ"
 

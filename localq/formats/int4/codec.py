@@ -1,6 +1,6 @@
 """AWQ and GPTQ in memory: weights of 4 bits, a scale and a zero point for each group of columns; and their arithmetic.
 
-`awq.py` and `gptq.py` say how files hold them. A matrix [out, in] in groups of `group` columns, groups = ceil(in /
+`formats.int4.awq` and `gptq` specify files. A matrix [out, in] in groups of `group` columns, groups = ceil(in /
 group). Column k of the packed form belongs to group k // group and is column order[k] of the matrix (k itself without
 an order):
 

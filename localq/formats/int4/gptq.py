@@ -20,7 +20,7 @@ into its neighbour, which kernels that add 1 to each nibble (exllama, vLLM) read
 quantization, 0x77777777 throughout, have none.
 
 This is `dequantize_weight` of GPTQModel's torch path (nn_modules/qlinear/__init__.py), which transformers 5 runs, bit
-for bit. In memory columns lie in the order of their groups, with the permutation beside them (`int4_codec`).
+for bit. In memory columns lie in the order of their groups, with the permutation beside them (`formats.int4.codec`).
 4 + 20 / G bits per weight and 16 for each column: 4.16 in groups of 128. Old files have biases of zeros where the model
 has none (`idle_biases`). The layouts `marlin`, `bitblas` and others are refused by name (`stored_format.unreadable`).
 """
@@ -64,7 +64,7 @@ ONES = 0x11111111
 
 
 class Linear(Int4Linear):
-    """See `Int4Linear`."""
+    """y = W x + b with W in GPTQ."""
 
     format = "GPTQ"
 

@@ -1,6 +1,6 @@
 """The Linear of AWQ and of GPTQ: `int4_gemv` multiplies few rows of x; for more, slabs are dequantized for cuBLAS.
 
-At load codes, scales and zero points are put into the order that the kernels read (`int4_tiles`), in place.
+At load codes, scales and zero points are put into the order that the kernels read (`formats.int4.tiles`), in place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from localq.kernels.checks import HALF_TYPES
 
 
 class Int4Linear(SlabLinear):
-    """y = W x + b with W of 4 bits (`int4_codec`). x [T, in] of any float dtype -> [T, out] of the same dtype.
+    """y = W x + b with W of 4 bits (`formats.int4.codec`). x [T, in] of any float dtype -> [T, out] of the same dtype.
 
     tiled    codes, scales and zeros are in the order that the kernels read (`tile_`); `packed` has them row by row
 
@@ -69,7 +69,7 @@ class Int4Linear(SlabLinear):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         operand = self.operand()
@@ -81,11 +81,11 @@ class Int4Linear(SlabLinear):
         return int4_kernel.int4_gemv(x, [operand])
 
     def product_of_rows(self, x: Tensor, first: int, count: int, bias: Tensor | None) -> Tensor:
-        """See `SlabLinear`."""
+        """x [T, in] -> [T, count], x put into the order of the columns first."""
         return super().product_of_rows(self._ordered(x), first, count, bias)
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`; columns lie as they are packed, in the order of their groups."""
+        """Rows of W in `dtype`; columns lie as they are packed, in the order of their groups."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         if self.tiled and out.is_cuda:

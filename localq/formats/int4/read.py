@@ -1,6 +1,6 @@
 """Reading AWQ and GPTQ from a checkpoint: what the tensors are, what config.json says, and that the two agree.
 
-Both have P.qweight, P.qzeros and P.scales, packed along different sides (`awq.py`, `gptq.py`). Whatever differs from
+Both have P.qweight, P.qzeros and P.scales, packed along different sides (`awq`, `gptq`). Whatever differs from
 the one that config.json names is a LocalqError (exit 8) that names it.
 """
 

@@ -104,7 +104,7 @@ class Linear(PackedLinear):
         return Int8Operand(self.codes, self.scales, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         if x.is_cuda and x.dtype in HALF_TYPES and x.shape[0] <= gemv.ROWS:
             return int8_kernel.int8_gemv(x, [self.operand()])
         return F.linear(x, dequantize(Packed(self.codes, self.scales), x.dtype), self.bias)

@@ -12,7 +12,7 @@ bit by bit what transformers' `convert_moe_packed_tensors` gives, the infinities
 
 In a checkpoint the parameter N [out, in] is N_blocks and N_scales. A Linear P thus has P.weight_blocks and
 P.weight_scales, which is our own use of that rule: nobody else publishes or reads Linears of dense models in this
-layout. Experts, for which gpt-oss has it, are stacks [experts, out, ...]: `mxfp4_experts.py`.
+layout. Experts, for which gpt-oss has it, are stacks [experts, out, ...]: `formats.mxfp4.experts`.
 
 Quantizing follows section 6.3 of the specification: the scale is 2 to the floor of log2 of the largest magnitude in
 the block, less 2, the largest exponent of E2M1; weights over it are rounded to the nearest value, ties to the even
@@ -84,7 +84,7 @@ class Linear(SlabLinear):
     """y = W x + b with W in MXFP4. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
     On a GPU the codes are decoded as they are read up to `gemv.ROWS` rows of 16-bit x; above that slabs of rows of W
-    are dequantized (`slabs.py`). On the CPU it is the reference.
+    are dequantized (`SlabLinear`). On the CPU it is the reference.
     """
 
     format = "MXFP4"
@@ -110,7 +110,7 @@ class Linear(SlabLinear):
         return Mxfp4Operand(self.codes, self.scales, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         operand = self.operand()
@@ -119,7 +119,7 @@ class Linear(SlabLinear):
         return mxfp4_kernel.mxfp4_gemv(x, [operand])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`."""
+        """Rows of W in `dtype`."""
         if not self.codes.is_cuda:
             return dequantize(self.packed.rows(slice(first, first + count)), dtype, out)
         if out is None:

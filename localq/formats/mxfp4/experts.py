@@ -1,4 +1,4 @@
-"""Experts in MXFP4 (`mxfp4.py`), as gpt-oss is published: the matrices of a layer's experts in one pair of tensors.
+"""Experts in MXFP4, as gpt-oss is published: the matrices of a layer's experts in one pair of tensors.
 
 N_blocks  u8 [experts, out, in/32, 16]
 N_scales  u8 [experts, out, in/32]

@@ -1,7 +1,7 @@
 """The Linear of NF4: which kernel multiplies, by how many rows x has.
 
-Up to `gemv.ROWS` rows, and for 16-bit x up to where `nf4_crossover` says, the codes are decoded as they are read;
-above that, slabs of rows of W are dequantized and multiplied by cuBLAS (`slabs.py`). On the CPU it is the reference;
+Up to `gemv.ROWS` rows, and for 16-bit x up to where `crossover` says, the codes are decoded as they are read;
+above that, slabs of rows of W are dequantized and multiplied by cuBLAS (`SlabLinear`). On the CPU it is the reference;
 the loader replaces it there by a dequantized nn.Linear.
 """
 
@@ -100,7 +100,7 @@ class Linear(SlabLinear):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         rows = x.shape[0]
@@ -111,7 +111,7 @@ class Linear(SlabLinear):
         return nf4_kernel.nf4_gemv(x, [self.operand()])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`."""
+        """Rows of W in `dtype`."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         return self.unpack(first, out)
@@ -123,5 +123,5 @@ class Linear(SlabLinear):
 
 @functools.cache
 def _rows_from(device: torch.device, weights: int) -> int:
-    """See `nf4_crossover.rows_from`; asking for the name of the GPU at every product would take microseconds."""
+    """`crossover.rows_from`, once per GPU and size: asking for its name at every product takes microseconds."""
     return crossover.rows_from(torch.cuda.get_device_name(device), weights)

@@ -15,12 +15,12 @@ refused by name. In config.json's quantization_config, `quant_method` is "squeez
 
 In memory: codes u8 [out, in / 2], byte j of a row has column 2j in the low nibble and 2j + 1 in the high one; table f16
 [out, 16]. The kernels (`kernels.rowlut`) read them so, or faster in tiles, into which they are put at load
-(`squeezellm_tiles.py`).
+(`formats.squeezellm.tiles`).
 
 Quantizing: the values of a row are those that lose least of sum over k of importance[k] * (weight - value)^2, and each
 weight takes the nearest. importance is what calibration found as the mean square of input k (the diagonal of the
 metric that the product's error has; SqueezeLLM takes squared gradients of every weight in its place), or ones. It is
-`squeezellm_fit.py`.
+`formats.squeezellm.fit`.
 """
 
 from __future__ import annotations
@@ -250,14 +250,14 @@ class Linear(SlabLinear):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         operand = self.operand() if x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES else None
         return self._by_slabs(x) if operand is None else squeezellm_kernel.rowlut_gemv(x, [operand])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`."""
+        """Rows of W in `dtype`."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         if not out.is_cuda:

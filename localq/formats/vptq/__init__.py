@@ -35,7 +35,7 @@ a residual index down to main_bits where residual_bits are more (the CUDA kernel
 (main_bits + residual_bits) / vector_len bits per weight, and codebooks: 1 MiB for 65,536 vectors of 8.
 
 What config.json says about P (its quantization_config's `config_for_layers`, else `shared_layer_config` by the last
-part of the name) gives vector lengths and counts, which the shapes above do not; `vptq_read.py` has the two agree.
+part of the name) gives vector lengths and counts, which the shapes above do not; `formats.vptq.read` compares the two.
 """
 
 from __future__ import annotations
@@ -177,14 +177,14 @@ class Linear(SlabLinear):
         return VptqOperand.of(self.packed, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """W x + b."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         operand = self.operand() if x.shape[0] <= gemv.ROWS and x.dtype == self.dtype else None
         return self._by_slabs(x) if operand is None else vptq_kernel.vptq_gemv(x, [operand])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`. The kernel reads tables and norms of one type; torch does the rest."""
+        """Rows of W in `dtype`. The kernel reads tables and norms of one type; torch does the rest."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.indices.device)
         if not out.is_cuda or len(self._operand.dtypes()) > 1:

@@ -1,4 +1,4 @@
-"""The arithmetic of VPTQ: from indices to weights. The format is specified in `vptq.py`, which is what others import.
+"""The arithmetic of VPTQ: from indices to weights. The format is specified in `formats.vptq`, which others import.
 
 Works on whatever device the tensors are on; rows are worked on in slabs that bound the temporaries.
 """

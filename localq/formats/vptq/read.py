@@ -1,4 +1,4 @@
-"""Reading VPTQ (`vptq.py`) from a checkpoint: what config.json says, what the tensors are, and that the two agree.
+"""Reading VPTQ from a checkpoint: what config.json says, what the tensors are, and that the two agree.
 
 Names say nothing and config.json is not believed by itself: every shape and type is compared with it, every index is
 within its table, and the permutation is one. Whatever differs is a LocalqError (exit 8) that names it.

@@ -217,13 +217,13 @@ DAMAGED = {
     "no scales": (drop(f"{Q}.scales"), rf"{Q}: the checkpoint lacks {Q}\.scales"),
     "no codebook": (drop("model.layers.0.self_attn.codebook", "model.codebook"), r"lacks .*_proj\.codebook, and "),
     "no codes": (drop(f"{Q}.codes"), r"1 weights are missing \(first: 'layers\.0\.self_attn\.q_proj\.weight'"),
-    "signed codes": (put(f"{Q}.codes", bytes_of(128, 32).view(torch.int8)), r"do not belong to this architec"),
+    "signed codes": (put(f"{Q}.codes", bytes_of(128, 32).view(torch.int8)), r"do not belong to this"),
     "too few columns": (put(f"{Q}.codes", bytes_of(128, 31)), r"codes is uint8 \[128, 31\]"),
     "too few rows": (put(f"{Q}.codes", bytes_of(120, 32)), r"_proj' has shape \[120, 128\], not \[128, 128\]"),
     "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "two tensors would become 'layers.0"),
     "a quantized norm": (put("model.norm.codes", bytes_of(8, 8)), "two tensors would become"),
-    "a stray codebook": (put("model.layers.1.mlp.up_proj.codebook", torch.zeros(256, 16)), "do not belong to this architec"),
-    "a codebook that nothing reads": (put("model.layers.codebook_3", torch.zeros(256, 16)), "do not belong to this architec"),
+    "a stray codebook": (put("model.layers.1.mlp.up_proj.codebook", torch.zeros(256, 16)), "do not belong to this"),
+    "a codebook that nothing reads": (put("model.layers.codebook_3", torch.zeros(256, 16)), "do not belong to this"),
 }  # fmt: skip
 
 
