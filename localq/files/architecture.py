@@ -218,7 +218,7 @@ def _checked(arch: Architecture) -> Architecture:
         why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns do not fit together"
         raise bad_file("config.json", why, "Download the model again.")
     if arch.experts_active > arch.experts:
-        why = f"a token goes through {arch.experts_active} of {arch.experts} experts"
+        why = f"a token would use {arch.experts_active} experts, but there are only {arch.experts}"
         raise bad_file("config.json", why, "Download the model again.")
     return arch
 

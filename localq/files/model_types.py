@@ -157,8 +157,7 @@ def traits_of(config: Mapping[str, Any]) -> Traits:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         known, named = ", ".join(sorted(MODEL_TYPES)), repr(model_type)[:80]
-        why = f"the architecture {named} is not supported" if model_type else "it has no model_type"
-        raise LocalqError("config.json", why, f"Supported: {known}.")
+        raise LocalqError("config.json", f"the architecture {named} is not supported", f"Supported: {known}.")
     return MODEL_TYPES[model_type]
 
 

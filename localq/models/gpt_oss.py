@@ -54,7 +54,7 @@ class Config(DecoderConfig):
             config["rope_scaling"] = YARN
         experts, active = integer(config, "num_local_experts"), integer(config, "num_experts_per_tok")
         if active > experts:
-            raise malformed("num_experts_per_tok", f"a token goes through {active} of {experts} experts")
+            raise malformed("num_experts_per_tok", f"a token would use {active} experts, but there are only {experts}")
         base = cls.read({key: value for key, value in config.items() if key != "num_local_experts"}, theta=THETA)
         even = [layer % 2 == 0 for layer in range(base.layers)]
         bias = flag(config, "attention_bias")

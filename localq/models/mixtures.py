@@ -37,7 +37,7 @@ class MixtureConfig(DecoderConfig):
             return base
         experts, active = integer(config, key), integer(config, "num_experts_per_tok")
         if active > experts:
-            raise malformed("num_experts_per_tok", f"a token goes through {active} of {experts} experts")
+            raise malformed("num_experts_per_tok", f"a token would use {active} experts, but there are only {experts}")
         return replace(base, experts=experts, experts_active=active, expert_width=integer(config, width))
 
 
