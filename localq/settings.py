@@ -115,7 +115,7 @@ DESCRIPTIONS: dict[str, str] = {
     "device": "auto, cpu or cuda",
     "dtype": "auto, float32, bfloat16 or float16",
     "ctx": "context size in tokens, such as 8k; max or unset = the largest that fits",
-    "vram": "GPU memory to use at most, everything included, such as 24 or 12GiB; unset = all free memory",
+    "vram": "GPU memory limit, everything included, such as 24 or 12GiB; unset = all free memory",
     "reserve": "GPU memory to leave free, such as 300MiB; unset = none",
     "kv": "bits of the KV cache: 16, 8, k8v4 (keys 8, values 4), 4; auto = fewer if the context does not fit",
     "embed": "embedding table: device, host; auto = host memory only if GPU memory is short",

@@ -150,7 +150,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
     rows = [("model", f"{offer.name}, {fit_rows.human_count(offer.arch.parameters)} parameters")]
     rows += [("memory", report.memory)]
     rows += [("format", f"{offer.format}, {offer.bits:.2f} bits per weight: {report.choice.why}")]
-    rows += [("source", _source(taken)), ("download", _download(taken))]
+    rows += [("source", _source(taken)), ("download", _download(taken).removesuffix(" to fetch"))]
     rows += [(line.what, f"{line.value}: {line.why} ({line.option})") for line in report.decisions]
     parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
     rows += [("uses", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]

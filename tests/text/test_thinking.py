@@ -20,7 +20,7 @@ from localq.chat.reply_stream import ReplyDecoder
 from localq.chat.session import ChatSession
 from localq.cli import execute
 from localq.cli.line import thinking_lines
-from localq.cli.option_values import _spelt_out
+from localq.cli.option_values import _fill_in
 from localq.errors import ExitCode, LocalqError
 from localq.text import template, thinking
 from localq.text.thinking import ThoughtSplitter
@@ -280,7 +280,7 @@ def test_thoughts_are_dim_at_a_terminal_and_plain_words_elsewhere(monkeypatch, t
 
 def test_think_takes_a_value_or_none():
     def spelt(line: str) -> str:
-        return " ".join(_spelt_out(line.split()))
+        return " ".join(_fill_in(line.split()))
 
     assert spelt("--think qwen3 hi") == "--think=on qwen3 hi"
     assert spelt("--think low qwen3") == "--think low qwen3"

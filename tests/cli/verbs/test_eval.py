@@ -97,14 +97,14 @@ def test_the_text_may_come_through_a_pipe(model, monkeypatch, capsys):
     [
         (["--text", "/nonexistent/text"], 2, "/nonexistent/text"),
         (["--text", "/"], 2, "cannot read it"),
-        (["--text", "/dev/null"], 2, "it is empty"),
+        (["--text", "/dev/null"], 2, "the text is empty"),
         (["--window", "3"], 2, ""),
         (["--window", "100000"], 2, "100000"),
         (["--max-windows", "0"], 2, ""),
         (["--decode", "64"], 2, "--decode"),
         (["--kv", "5"], 2, "kv"),
         (["-c", "10"], 2, "--ctx"),
-        (["--plot", "picture.jpg"], 2, "no PNG file"),
+        (["--plot", "picture.jpg"], 2, "not a PNG file name"),
         (["--against", "nosuchmodel"], 4, "nosuchmodel"),
     ],
 )

@@ -116,12 +116,12 @@ def test_an_answer_that_is_cut_short_of_its_grammar_is_a_failure(answered):
     run, chat = ("run", "smollm2-135m", "q"), ("chat", "smollm2-135m", "-p", "q", "--no-save")
     for verb in (run, chat):
         for answer, reason, why, more in (
-            ('{"a": "bXc"}', "stop", "a stop string ended it after 0 tokens", ["--stop", "X"]),
-            ('{"a": ', "length", "it was cut after 0 tokens", []),
+            ('{"a": "bXc"}', "stop", "stopped at a stop string after 0 tokens", ["--stop", "X"]),
+            ('{"a": ', "length", "cut after 0 tokens", []),
         ):
             code, out, err, _ = answered(answer, *verb, "-q", "--json-schema", "json", *more, reason=reason)
             assert code == ExitCode.FAILURE, (verb, why)
-            assert f"the reply: {why}, so it does not keep to the JSON schema." in err
+            assert f"the reply: {why}; the answer does not match the JSON schema." in err
             assert out == answer.split("X")[0] + "\n"
         code, out, _, _ = answered('{"a": 1}X', *verb, "-q", "--json-schema", "json", "--stop", "X")
         assert (code, out) == (0, '{"a": 1}\n')
