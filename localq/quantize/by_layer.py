@@ -123,7 +123,7 @@ class _LayerwiseConversion:
         self._first |= {name: checkpoint.tensors[name] for name in self._rest}
         self._last = {name: info(self._dtype, shapes[name]) for name in last}
         self._schemes = [[self._target.scheme] * len(groups) for groups in self._groups]
-        self._books = {self._target.scheme: load_initial(self._target.scheme, request.device)}
+        self._codebooks = {self._target.scheme: load_initial(self._target.scheme, request.device)}
         bit_mixture.check_budget(model, self._settings.shares, self._layout, request.bits)
 
     @property
@@ -160,12 +160,12 @@ class _LayerwiseConversion:
         """Choose the schemes for the requested bits, or load the choice of an interrupted run; see `mixture`."""
         request = self._request
         self._schemes = bit_mixture.load_or_choose(
-            request.out, task, self._model.layers, lambda log: self._mixed(log, on_progress, say)
+            request.out, task, self._model.layers, lambda log: self._choose(log, on_progress, say)
         )
         every = {scheme for schemes in self._schemes for scheme in schemes}
-        self._books = {scheme: load_initial(scheme, request.device) for scheme in every}
+        self._codebooks = {scheme: load_initial(scheme, request.device) for scheme in every}
 
-    def _mixed(self, log: SensitivityLog, on_progress: OnProgress, say: Say) -> bit_mixture.Schemes:
+    def _choose(self, log: SensitivityLog, on_progress: OnProgress, say: Say) -> bit_mixture.Schemes:
         """Return the choice; the measuring resumes from `log`."""
         request, model, total = self._request, self._model, 2 * self._model.layers
         done = 0
@@ -200,7 +200,7 @@ class _LayerwiseConversion:
         return joint_output.draft_shards(layers) if self._settings.joint_tuning.steps else []
 
     def run(
-        self, writer: ShardWriter, shards: list[Shard], kept: ResumeFiles, on_progress: OnProgress, say: Say
+        self, writer: ShardWriter, shards: list[Shard], resume: ResumeFiles, on_progress: OnProgress, say: Say
     ) -> None:
         """Write the pending shards."""
         pending = {shard.name for shard in writer.pending()}
@@ -232,16 +232,16 @@ class _LayerwiseConversion:
             if 0 < unit <= layers and unit in wanted:
                 self._quantize(unit - 1, streams, writer, files[unit], advance)
             elif 0 < unit <= layers:
-                self._pass(unit - 1, streams, written, read_on=any(unit < later <= layers for later in wanted))
+                self._run_finished(unit - 1, streams, written, read_on=any(unit < later <= layers for later in wanted))
                 advance(total // layers, CATCHING_UP)
         advance(total - done)  # finished layers at the end
         if drafts:
-            self._train(written, streams, writer, final, kept, on_progress, say)
+            self._train(written, streams, writer, final, resume, on_progress, say)
 
     def _end_tensors(self, shard: Shard) -> Iterator[tuple[str, Tensor | Iterator[Tensor]]]:
         """Embedding or head, some rows at a time, and the tensors outside the decoder."""
         for name, rows in self._model.end_rows(shard.tensors).items():
-            yield name, (self._kept(name, part, self._stated) for part in rows)
+            yield name, (self._cast(name, part, self._stated) for part in rows)
         for name in self._rest:
             if name in shard.tensors:
                 yield name, self._checkpoint.read(name)
@@ -249,16 +249,16 @@ class _LayerwiseConversion:
     def _quantize(
         self, index: int, streams: Streams, writer: ShardWriter, shard: Shard, on_group: Callable[[int], None]
     ) -> None:
-        block, codebooks = self._model.block(index), tuple(self._books[scheme] for scheme in self._schemes[index])
+        block, codebooks = self._model.block(index), tuple(self._codebooks[scheme] for scheme in self._schemes[index])
         made = quantize_layer(block, index, streams, replace(self._settings, codebooks=codebooks), on_group)
         streams.check(index, self._request.source.name, self._dtype)
         self._write(index, made, block, writer, shard)
 
     def _write(self, index: int, made: QuantizedLayer, block: Block, writer: ShardWriter, shard: Shard) -> None:
         tensors = self._model.tensors(made, block, index, self._target).items()
-        writer.write(shard, ((name, self._kept(name, each, shard.tensors[name].dtype)) for name, each in tensors))
+        writer.write(shard, ((name, self._cast(name, each, shard.tensors[name].dtype)) for name, each in tensors))
 
-    def _pass(self, index: int, streams: Streams, written: joint_output.LayerFiles, *, read_on: bool) -> None:
+    def _run_finished(self, index: int, streams: Streams, written: joint_output.LayerFiles, *, read_on: bool) -> None:
         """Run the text through a finished layer; read_on: a later layer is quantized on the result."""
         if not read_on:
             pass_full(self._model.block(index), streams, self._settings)
@@ -273,7 +273,7 @@ class _LayerwiseConversion:
         streams: Streams,
         writer: ShardWriter,
         shards: Sequence[Shard],
-        kept: ResumeFiles,
+        resume: ResumeFiles,
         on_progress: OnProgress,
         say: Say,
     ) -> None:
@@ -281,7 +281,7 @@ class _LayerwiseConversion:
         streams.x.clear()  # inputs of layers, which are all quantized now
         request, on_step = self._request, partial(on_progress, TRAINING)
         trained = joint_output.train(
-            written, streams, request.windows, self._settings, kept, on_step, request.source.name
+            written, streams, request.windows, self._settings, resume, on_step, request.source.name
         )
         say(f"{request.source.name}: {trained.summary}")
         pending = {shard.name for shard in writer.pending()}
@@ -289,13 +289,13 @@ class _LayerwiseConversion:
             if shard.name in pending:
                 self._write(index, made, block, writer, shard)
 
-    def _kept(self, name: str, tensor: Tensor, dtype: str) -> Tensor:
+    def _cast(self, name: str, tensor: Tensor, dtype: str) -> Tensor:
         """Return the tensor in its output dtype."""
-        kept = tensor.to(getattr(torch, dtype))
-        if kept.is_floating_point() and not bool(torch.isfinite(kept).all()):
+        cast = tensor.to(getattr(torch, dtype))
+        if cast.is_floating_point() and not bool(torch.isfinite(cast).all()):
             why = f"it has values outside the range of {dtype}, which {self._request.format} stores"
             raise LocalqError(name, why, "If the source is undamaged, use another --format.", ExitCode.BAD_FILE)
-        return kept
+        return cast
 
     def _streams(self) -> Streams:
         """Return the text as the input of the first layer."""

@@ -121,7 +121,7 @@ def train(
     streams: Streams,
     windows: Windows,
     settings: ConversionSettings,
-    kept: ResumeFiles,
+    resume: ResumeFiles,
     on_step: OnStep,
     name: str,
 ) -> TrainedLayers:
@@ -141,7 +141,7 @@ def train(
         layers.append((written.shell(index, others, device), packed))
     texts = joint_training.Sequences(len(windows), first, aim, streams.step, name, settings.dtype)
     outcome = joint_training.train(
-        layers, texts, written.ending(device), settings.joint_tuning, settings.seed, kept, on_step
+        layers, texts, written.ending(device), settings.joint_tuning, settings.seed, resume, on_step
     )
     made = []
     for (block, _), (packed, others) in zip(layers, outcome.layers, strict=True):

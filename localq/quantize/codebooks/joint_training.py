@@ -81,10 +81,10 @@ def train(
     ending: Ending,
     tuning: Tuning,
     seed: int,
-    kept: ResumeFiles,
+    resume: ResumeFiles,
     on_step: OnStep,
 ) -> TrainingResult:
-    """Train `layers`, resuming from the state in `kept`.
+    """Train `layers`, resuming from the state in `resume`.
 
     Raises LocalqError: exit 8 for NaN, 2 for values outside the range of `Sequences.dtype`.
     """
@@ -94,7 +94,10 @@ def train(
         trained = [TrainableLayer(packed, block, device, lent=True) for block, packed in layers]
         optimizer = torch.optim.Adam([group for each in trained for group in each.parameters_of(tuning)], betas=BETAS)
         rates = [group["lr"] for group in optimizer.param_groups]
-        before, losses = _gone_on(optimizer, kept) or (_judged(blocks, trained, texts, ending), list[float]())
+        before, losses = _restore(optimizer, resume) or (
+            _mean_divergence(blocks, trained, texts, ending),
+            list[float](),
+        )
         for step in range(len(losses), tuning.steps):
             on_step(step, tuning.steps)
             chosen = _chosen(texts.count, tuning.sequences, seed, step)
@@ -104,9 +107,9 @@ def train(
             optimizer.step()
             optimizer.zero_grad()
             if (step + 1) % KEPT_EVERY == 0 or step + 1 == tuning.steps:
-                _keep(optimizer, kept, before, losses)
+                _keep(optimizer, resume, before, losses)
         on_step(tuning.steps, tuning.steps)
-        after = _judged(blocks, trained, texts, ending)
+        after = _mean_divergence(blocks, trained, texts, ending)
         if not after < before:
             trained = [TrainableLayer(packed, block, device, lent=True) for block, packed in layers]
         return TrainingResult([each.result() for each in trained], before, after, losses)
@@ -133,7 +136,7 @@ def _step(
     """Compute gradients of the mean divergence of some sequences; returns that divergence."""
     stream, read = [texts.first(number) for number in chosen], list[list[Tensor]]()
     for index, (block, each) in enumerate(zip(blocks, trained, strict=True)):
-        read.append([_away(x) for x in stream])
+        read.append([_to_host(x) for x in stream])
         stream = _through(block, each, stream, texts.step)
         check_range(stream, index, texts.name, texts.dtype)
     total, slopes = 0.0, list[Tensor]()
@@ -142,11 +145,13 @@ def _step(
         total += loss
         slopes.append(slope)
     for block, each in zip(reversed(blocks), reversed(trained), strict=True):
-        slopes = _back(block, each, read.pop(), slopes, texts.step)
+        slopes = _backward(block, each, read.pop(), slopes, texts.step)
     return total
 
 
-def _judged(blocks: Sequence[Block], trained: Sequence[TrainableLayer], texts: Sequences, ending: Ending) -> float:
+def _mean_divergence(
+    blocks: Sequence[Block], trained: Sequence[TrainableLayer], texts: Sequences, ending: Ending
+) -> float:
     """Return the mean divergence of some sequences from all over the text."""
     chosen = spread_indices(texts.count, JUDGED)
     stream = [texts.first(number) for number in chosen]
@@ -156,7 +161,7 @@ def _judged(blocks: Sequence[Block], trained: Sequence[TrainableLayer], texts: S
     return sum(_divergence(ending, x, texts.aim(number), len(chosen))[0] for x, number in pairs)
 
 
-def _away(x: Tensor) -> Tensor:
+def _to_host(x: Tensor) -> Tensor:
     """Copy to the host, into pinned memory for a GPU."""
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x)
 
@@ -167,7 +172,9 @@ def _through(block: Block, trained: TrainableLayer, stream: list[Tensor], step: 
     return [run_block(block, weights, x.clone(), step) for x in stream]
 
 
-def _back(block: Block, trained: TrainableLayer, read: list[Tensor], slopes: list[Tensor], step: Pass) -> list[Tensor]:
+def _backward(
+    block: Block, trained: TrainableLayer, read: list[Tensor], slopes: list[Tensor], step: Pass
+) -> list[Tensor]:
     """Return gradients to a layer's inputs from those to its outputs; gradients to trained values accumulate."""
 
     def slopes_through(weights: dict[str, Tensor]) -> list[Tensor]:
@@ -201,18 +208,18 @@ def _divergence(ending: Ending, x: Tensor, aim: Tensor, count: int) -> tuple[flo
 # ---- on the disk
 
 
-def _keep(optimizer: torch.optim.Adam, kept: ResumeFiles, before: float, losses: list[float]) -> None:
+def _keep(optimizer: torch.optim.Adam, resume: ResumeFiles, before: float, losses: list[float]) -> None:
     """Write the whole state of the training."""
     tensors = {}
     for number, value in enumerate(_values(optimizer)):
         tensors[f"{number}.value"] = value.detach()
         tensors |= {f"{number}.{name}": each for name, each in optimizer.state.get(value, {}).items()}
-    kept.write(FILE, {name: each.cpu() for name, each in tensors.items()}, {"before": before, "losses": losses})
+    resume.write(FILE, {name: each.cpu() for name, each in tensors.items()}, {"before": before, "losses": losses})
 
 
-def _gone_on(optimizer: torch.optim.Adam, kept: ResumeFiles) -> tuple[float, list[float]] | None:
+def _restore(optimizer: torch.optim.Adam, resume: ResumeFiles) -> tuple[float, list[float]] | None:
     """Restore the state of an interrupted training: returns its initial divergence and the losses so far."""
-    found = kept.read(FILE)
+    found = resume.read(FILE)
     if found is None:
         return None
     state, tensors = found
