@@ -41,7 +41,10 @@ BROKEN = [
     (CudaStack(Driver(present=True, cuda_version=(12, 4)), "13.0"), "too old: it supports CUDA 12.4, .* needs 13.0"),
     (CudaStack(Driver(present=True, why_not="it finds no GPU"), "13.0"), "it finds no GPU"),
     (CudaStack(Driver(present=True, why_not="CUDA error 803", cuda_version=(13, 0)), "13.0"), "CUDA error 803"),
-    (CudaStack(WORKING, "13.0", torch_why="no machine code for X (sm_61)"), "torch cannot use the GPU: no machine code"),
+    (
+        CudaStack(WORKING, "13.0", torch_why="no machine code for X (sm_61)"),
+        "torch cannot use the GPU: no machine code",
+    ),
     (CudaStack(WORKING, "13.0", kernels_why="built without CUDA"), "kernels cannot be used: built without CUDA"),
 ]
 
