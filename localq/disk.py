@@ -18,7 +18,7 @@ RESERVE_BYTES = 2**30  # a download leaves this much free; less for smaller mode
 
 
 def check_free(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raises LocalqError (exit 9) unless the disk of `folder` (which need not exist) has room for `needed_bytes`.
+    """Raises LocalqError (exit 9) unless the disk of `folder` has room for `needed_bytes`.
 
     The same amount, at most `RESERVE_BYTES`, must stay free: a full disk breaks other programs.
     """
@@ -36,7 +36,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def disk_error(folder: Path, error: OSError, needed_bytes: int | None = None) -> LocalqError:
-    """The LocalqError (exit 9) for an OSError of writing below `folder`; `needed_bytes`: still to be written."""
+    """The LocalqError (exit 9) for an OSError of writing below `folder`, `needed_bytes` before the end."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     why = "the disk is full" if full else f"cannot write ({error.strerror or error})"
     if full and needed_bytes is not None:

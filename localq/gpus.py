@@ -194,7 +194,7 @@ def joules_between(before: Reading, after: Reading) -> float | None:
 
 
 class Sensors:
-    """Sensors of the GPU with a UUID, also one that CUDA_VISIBLE_DEVICES hides. Only one thread at a time may read."""
+    """Sensors of the GPU with a UUID, also of a hidden one. Only one thread at a time may read."""
 
     def __init__(self, uuid: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Set up without opening NVML."""

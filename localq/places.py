@@ -87,7 +87,7 @@ def _device(folder: Path) -> int:
 
 
 def hub_cache() -> Path:
-    """The Hugging Face cache, found by the rules of huggingface_hub: HF_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME."""
+    """The Hugging Face cache, as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME."""
     if override := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(override).expanduser()
     if home := os.environ.get("HF_HOME"):

@@ -22,7 +22,7 @@ _CATALOGUE_NAME = re.compile(r"\w[\w.+:-]*(@[\w.+-]+)?")
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The nearest file, from the current folder up to the top of the git checkout; without a checkout only here.
+    """The nearest file from the current folder up to the top of the git checkout, if there is one.
 
     None without one, with LOCALQ_NOPROJECT, and for a file of another user than this one or root: a folder that many
     users can write, such as /tmp, is no project.

@@ -36,10 +36,10 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings; they act in the order repetition penalty, DRY, temperature, top-k, top-p, min-p, XTC.
+    """Sampling settings, which act in a fixed order.
 
-    This is llama.cpp's order, except that the temperature comes before the filters, as in transformers. A grammar acts
-    before the temperature, so that filters see allowed tokens only.
+    Repetition penalty, DRY, temperature, top-k, top-p, min-p, XTC: llama.cpp's order, except that the temperature comes
+    before the filters, as in transformers. A grammar acts before the temperature, so filters see allowed tokens only.
 
     repeat_penalty      divides positive and multiplies negative logits of tokens already seen (CTRL, section 4.1;
                         transformers `RepetitionPenaltyLogitsProcessor`); 1 = off

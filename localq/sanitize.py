@@ -13,7 +13,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u20
 
 
 def sanitize(text: str) -> str:
-    """`text` without control characters (tab and newline stay), C1 codes, bidi overrides and lone surrogates.
+    """`text` without control characters (but tab, newline), C1, bidi overrides, lone surrogates.
 
     Works piece by piece: sanitize(a) + sanitize(b) == sanitize(a + b).
     """
@@ -21,5 +21,5 @@ def sanitize(text: str) -> str:
 
 
 def replace_unsafe(text: str) -> str:
-    """`text` with U+FFFD for every character that `sanitize` removes: keeps positions, for text being edited."""
+    """`text` with U+FFFD for each character that `sanitize` removes, which keeps positions."""
     return _UNSAFE.sub("\ufffd", text)

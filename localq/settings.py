@@ -1,4 +1,4 @@
-"""The settings: built-in defaults, then `config.toml`, a project's `localq.toml`, `LOCALQ_<NAME>` in the environment.
+"""Settings: defaults, then `config.toml`, a project's `localq.toml`, `LOCALQ_<NAME>`.
 
 Flags override all of these; the verbs apply them. Where a sampling setting or `max_tokens` is None here, models.toml
 and the model's `generation_config.json` decide (`chat.default_sampling`). Unknown keys are errors.

@@ -10,7 +10,7 @@ from localq.errors import LocalqError
 
 
 def write(name: str, text: str | None) -> Any:
-    """Set `name` in `config.toml` (None = remove it), keeping comments and order. Returns the stored value."""
+    """Set `name` in `config.toml` (None = remove), keeping comments. Returns the stored value."""
     import tomlkit  # start-up cost: only `config set` writes
 
     settings.check_name(name)
@@ -30,8 +30,10 @@ def write(name: str, text: str | None) -> Any:
 
 
 def write_file(text: str) -> int:
-    """Put `text` in place of `config.toml`. Returns how many settings it has. Raises as `settings.read_config`: nothing
-    is written then."""
+    """Replace `config.toml` by `text`. Returns its number of settings.
+
+    Raises as `settings.read_config`, and writes nothing then.
+    """
     count = len(settings.parse_file(text, "the new text"))
     _store(text if text.endswith("\n") else text + "\n")
     return count

@@ -30,7 +30,7 @@ def human_bytes(count: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of "1.2", "1.2GiB" (a bare number is GiB), "900MiB", "24GB"; LocalqError (exit 2) for anything else."""
+    """Bytes of "1.2" (GiB), "1.2GiB", "900MiB" or "24GB"; LocalqError (exit 2) for anything else."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise usage_error(text, "not an amount of memory", "Use a size such as 24 (GiB), 24GB or 900MiB.")
@@ -75,7 +75,7 @@ def _host_lines(host: dict[str, int]) -> list[str]:
 def table_lines(
     headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset(), width: int | None = None
 ) -> list[str]:
-    """An aligned plain table, sanitized; columns whose index is in `right` are right-aligned. No colours, no boxes.
+    """An aligned plain table, sanitized; columns whose index is in `right` are right-aligned.
 
     width: columns of the terminal. If a row is wider, its last column wraps in place, or moves below the others where
     it has no room; words are never broken.

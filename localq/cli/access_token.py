@@ -1,4 +1,4 @@
-"""`--token`: the hub's access token for this command, from the command line, a file, stdin or a prompt.
+"""`--token`: the hub's access token, from the command line, a file, stdin or a prompt.
 
 Every user of the machine sees a command line, and the shell saves it: a file, stdin or a prompt keeps the token
 private. It is set as HF_TOKEN, which the hub's library reads, and is never printed or saved.
@@ -20,7 +20,7 @@ _SEEN = "the token is visible in the process list and the shell history; use --t
 
 
 def use(value: str | None) -> None:
-    """Use the token of `--token VALUE` in this process. Raises LocalqError (exit 2, or 5 for an invalid token)."""
+    """Use the token of `--token VALUE` in this process. Raises LocalqError (exit 2 or 5)."""
     if value is None:
         return
     if value == "-":

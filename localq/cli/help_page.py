@@ -1,4 +1,4 @@
-"""The page that `--help` prints: options in panels, one line each, boxed at a terminal and plain anywhere else.
+"""The page of `--help`: options in panels, one line each, boxed at a terminal and plain elsewhere.
 
 A panel is the `rich_help_panel` of an option. The page is drawn here and not by Rich, which takes as long to import as
 the rest of `localq --help`.

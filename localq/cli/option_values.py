@@ -1,4 +1,4 @@
-"""Values of options: plain text and absent ones bypass pydantic, and LOCALQ_<OPTION> stands in for absent ones.
+"""Values of options: text and absent ones bypass pydantic, LOCALQ_<OPTION> replaces absent ones.
 
 `--think-out` is also LOCALQ_THINK_OUT. Options that are settings are read from the environment by `settings.py`.
 
@@ -28,7 +28,7 @@ class Command(TyperCommand):
 
 
 def _fill_in(args: list[str]) -> Iterator[str]:
-    """Arguments after `--` stay as they are. A word after `--think` is its value only if it is a valid one."""
+    """Arguments with omitted values; a word after `--think` is its value only if it is valid."""
     options = args[: args.index("--")] if "--" in args else args
     for each, following in itertools.pairwise([*options, "-"]):
         if each == "--resume" and following.startswith("-"):

@@ -324,7 +324,10 @@ def parse_grammar(json_schema: str | None, grammar: str | None, regex: str | Non
 
 
 def setting_flags(given: dict[str, Any]) -> dict[str, Any]:
-    """Those of a verb's arguments that are settings, `system` read from its file. Raises LocalqError (exit 2)."""
+    """A verb's arguments that are settings, with `system` read from its file.
+
+    Raises LocalqError (exit 2) for a file that cannot be read.
+    """
     names = [field.name for field in dataclasses.fields(settings.Settings) if field.name in given]
     return {name: system_text(given[name]) if name == "system" else given[name] for name in names}
 
@@ -384,7 +387,7 @@ class PromptText:
 
 
 def read_prompt(words: list[str], verb: str, example: str) -> PromptText:
-    """Stdin, unless it is a terminal, and the words of the command line (a single "-" stands for stdin alone)."""
+    """The prompt from piped stdin and the words of the command line ("-" alone: stdin only)."""
     piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
     prompt = PromptText("" if words == ["-"] else " ".join(words), piped)
     if not prompt.text.strip():

@@ -1,4 +1,4 @@
-"""`chat --dry-run` and `run --dry-run`: the plan and its reasons, before anything is fetched or loaded."""
+"""`chat --dry-run` and `run --dry-run`: the plan and its reasons, before any download."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def print_plan(name: str, format: str | None, settings: Settings, as_json: bool 
 
 
 def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | None:
-    """The error that ends the command before its first byte, as `chat` and `hub.fetch` raise it; None without one."""
+    """The error that `chat` or `hub.fetch` would raise before the first byte; None without one."""
     taken = report.choice.taken
     source = taken.offer.source or taken.offer.base
     if report.unsupported and source is not None:

@@ -13,7 +13,7 @@ PACKAGE = "localq"
 
 
 def find_unmet() -> LocalqError | None:
-    """The first requirement that this environment does not meet; None if all are met or localq is not installed."""
+    """The first requirement that this environment does not meet; None if all are met or unknown."""
     from packaging.requirements import Requirement  # start-up cost: only needed after a failure
 
     try:

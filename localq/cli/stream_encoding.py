@@ -1,4 +1,4 @@
-"""Standard streams with another encoding than UTF-8: characters that do not fit are replaced, with one warning.
+"""Standard streams without UTF-8: characters that do not fit are replaced, with one warning.
 
 Invalid bytes or a limited terminal never end a command, and an answer that lost characters is marked as such.
 """
@@ -17,7 +17,7 @@ _warnings: dict[str, str] = {}  # direction -> the warning, "" once it is printe
 
 
 def prepare(*streams: TextIO | None) -> None:
-    """Make these streams replace characters and record it for `take_warnings`. ASCII input is read as UTF-8."""
+    """Make these streams replace characters and record warnings. ASCII input is read as UTF-8."""
     codecs.register_error(_ERRORS, _replace)
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):

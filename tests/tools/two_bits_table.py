@@ -37,7 +37,7 @@ from localq.cli.verbs.quantize_calibrated import (
     QUICK_WINDOWS,
     SCHEMES,
 )
-from localq.cli.verbs.quantize_calibrated import together as training
+from localq.cli.verbs.quantize_calibrated import joint_training as training
 from localq.errors import LocalqError
 from localq.quantize import by_layer, by_tensor, calibration
 from localq.quantize.model import fold

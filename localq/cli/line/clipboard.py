@@ -10,7 +10,7 @@ from localq.sanitize import sanitize
 
 
 def copy(text: str) -> str:
-    """Copy `text`; print it where the terminal has no clipboard or the text is too long. Returns the message."""
+    """Copy `text`, or print it without a clipboard or if it is too long. Returns the message."""
     text = sanitize(text)  # it may be pasted into a terminal
     code = copy_sequence(text)
     if code is not None and is_rich_terminal(sys.stdout):

@@ -1,4 +1,4 @@
-"""Ctrl-C in the line chat: a press stays pending until something handles it, and raises only where that is safe."""
+"""Ctrl-C in the line chat: a press stays pending until it is handled, and raises only where safe."""
 
 from __future__ import annotations
 

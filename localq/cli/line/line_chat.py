@@ -93,7 +93,10 @@ def converse(
 
 
 def _talk(place: _Place, quiet: bool, first: PromptText | None, again: bool) -> int | tuple[SwitchModel, ChatSession]:
-    """Chat with one model; returns the exit code or a switch to another. again: the conversation is on the screen."""
+    """Chat with one model; returns the exit code or a switch to another.
+
+    again   the conversation is on the screen already
+    """
     watcher, settings = TerminalWatcher(quiet), place.settings
     with watcher, open_model.open_session(settings.model, settings, watcher, place.wanted) as opened:
         open_model.check_chat_template(opened, settings.model)
@@ -241,7 +244,7 @@ class LineChat:
         return self.host.markdown and self.session.grammar is None
 
     def stream(self, parts: Replies, previous: str = "") -> Reply | None:
-        """Print a reply, or its continuation after `previous`, as it arrives; Ctrl-C stops it and keeps the text."""
+        """Print a reply, or its continuation after `previous`; Ctrl-C stops it and keeps the text."""
         with (
             open_thoughts(self.watcher.quiet) as thoughts,
             stop_on_interrupt(self.session) as interruption,

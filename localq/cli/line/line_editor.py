@@ -1,4 +1,4 @@
-"""The line editor of a chat at a terminal: prompt_toolkit with multi-line input, paste, completion and history."""
+"""The line editor of the chat: prompt_toolkit with multi-line input, completion and history."""
 
 from __future__ import annotations
 

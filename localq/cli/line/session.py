@@ -35,7 +35,7 @@ class InputDiscarded(KeyboardInterrupt):
     """Ctrl-C while a message is typed: discards only that message."""
 
 
-class StatusLine:
+class ProgressLine:
     """One line on stderr that shows progress; silent unless stderr is a terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
@@ -71,7 +71,7 @@ class TerminalWatcher:
     """Shows on stderr how a model opens: a bar for downloads, a status line while it loads."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.quiet, self.status = quiet, StatusLine(quiet)
+        self.quiet, self.status = quiet, ProgressLine(quiet)
 
     def say(self, text: str) -> None:
         """Print one line below the status line."""
@@ -149,9 +149,9 @@ def stop_on_interrupt(session: ChatSession) -> Iterator[Interruption]:
 
 
 def print_reply(
-    parts: Iterator[ReplyPiece | Reply], status: StatusLine, thoughts: Thoughts, printer: Printer
+    parts: Iterator[ReplyPiece | Reply], status: ProgressLine, thoughts: Thoughts, printer: Printer
 ) -> Reply | None:
-    """Print a reply as it streams; returns its end, or None without one. A failure ends an open line first."""
+    """Print a reply as it streams; returns its end, if any. A failure ends an open line first."""
     reply = None
     try:
         for part in parts:
@@ -171,7 +171,7 @@ def print_reply(
     return reply
 
 
-def _show_piece(part: ReplyPiece, status: StatusLine, thoughts: Thoughts, printer: Printer) -> None:
+def _show_piece(part: ReplyPiece, status: ProgressLine, thoughts: Thoughts, printer: Printer) -> None:
     if part.notice:
         status.clear()
         printer.pause()

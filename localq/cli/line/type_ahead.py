@@ -1,4 +1,4 @@
-"""Keys typed while no line editor reads: they wait, not echoed, for the next prompt; Ctrl-C acts at once.
+"""Keys typed while no line editor reads: they wait for the next prompt; Ctrl-C acts at once.
 
 Between two prompts prompt_toolkit leaves the terminal to the kernel, which echoes keys into the reply, turns Enter into
 Ctrl-J (so a message is not sent) and drops pending input at Ctrl-C. If that drops the end of a paste, the next editor

@@ -1,4 +1,4 @@
-"""Wraps styled text at blanks and between wide characters; a URL is never broken, so that it can be copied."""
+"""Wraps styled text at blanks and between wide characters; URLs stay whole, for copying."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def bench(
 
 
 def _mode(flags: dict[str, bool], arguments: _Arguments, context: Any) -> str:
-    """The mode from `MODES`, "" for a whole model. Raises LocalqError (exit 2) for options that do not go together."""
+    """The mode from `MODES`, "" for a whole model. Raises LocalqError (exit 2) for options that clash."""
     from localq.bench import plot
     from localq.bench.models import report
 

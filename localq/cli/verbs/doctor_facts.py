@@ -1,4 +1,4 @@
-"""Facts of `localq doctor` and their verdict, from package metadata, libcuda and NVML; loads no torch.
+"""SystemFacts of `localq doctor` and their verdict, from package metadata, libcuda and NVML; loads no torch.
 
 Separate from the verb, whose file `localq --help` imports.
 """
@@ -45,7 +45,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SystemFacts:
     """Everything that `localq doctor` prints.
 
     torch          None: not installed
@@ -68,7 +68,7 @@ class Facts:
     selftest: Verdict | None
 
 
-def gather() -> Facts:
+def gather() -> SystemFacts:
     """The facts of this machine."""
     found = driver.probe_driver()
     nvml = gpus.probe() if found.present else NvmlReport()
@@ -77,7 +77,7 @@ def gather() -> Facts:
     except LocalqError as error:
         in_force, settings_error = None, error
     first = gpus.first_visible(nvml.gpus)
-    return Facts(
+    return SystemFacts(
         torch=installed_torch(),
         kernels=kernels.build_info(),
         kernels_why=kernels.why_not(),
@@ -132,7 +132,7 @@ def _embedded() -> dict[str, bool]:
 # ---- judgement
 
 
-def problem(facts: Facts) -> LocalqError | None:
+def problem(facts: SystemFacts) -> LocalqError | None:
     """What keeps localq from working here; None when it works, be it on the CPU only.
 
     Exit codes: 1 (torch is missing), 7 (a driver is there and the GPU cannot be used), 8 (config.toml is broken).
@@ -156,7 +156,7 @@ def problem(facts: Facts) -> LocalqError | None:
     return LocalqError("GPU", why, f"{step} To run without the GPU: --device cpu.", ExitCode.NO_DEVICE)
 
 
-def verdict(facts: Facts) -> str:
+def verdict(facts: SystemFacts) -> str:
     """The verdict on a machine without a problem."""
     if not facts.driver.present:
         return "yes, on the CPU only: no NVIDIA driver found"
@@ -166,7 +166,7 @@ def verdict(facts: Facts) -> str:
 # ---- print
 
 
-def lines(facts: Facts) -> list[tuple[str, str]]:
+def lines(facts: SystemFacts) -> list[tuple[str, str]]:
     """(title, text) of every line."""
     python = f"Python {platform.python_version()} ({sys.executable})"
     rows = [
@@ -198,7 +198,7 @@ def _torch_text(torch: Torch | None) -> str:
     return f"{torch.version}, {f'built with CUDA {torch.cuda}' if torch.cuda else 'a CPU build'}"
 
 
-def _kernels_text(facts: Facts) -> str:
+def _kernels_text(facts: SystemFacts) -> str:
     if facts.kernels is None:
         return f"none: {facts.kernels_why}"
     built = " ".join(f"sm_{each}" for each in facts.kernels.architectures)
@@ -211,7 +211,7 @@ def _selftest_text(verdict: Verdict | None) -> str:
     return f"failed: wrong results from {verdict.failed}" if verdict.failed else "passed"
 
 
-def _driver_text(facts: Facts) -> str:
+def _driver_text(facts: SystemFacts) -> str:
     if not facts.driver.present:
         return "none found"
     version = facts.nvml.driver_version or "(unknown version)"
@@ -220,7 +220,7 @@ def _driver_text(facts: Facts) -> str:
     return f"NVIDIA {version}{served}{f'; {facts.driver.why_not}' if facts.driver.why_not else ''}"
 
 
-def _gpu_lines(gpu: Gpu, facts: Facts) -> list[tuple[str, str]]:
+def _gpu_lines(gpu: Gpu, facts: SystemFacts) -> list[tuple[str, str]]:
     parts = [gpu.name]
     if gpu.capability is not None:
         parts.append("sm_{}{}".format(*gpu.capability))
@@ -239,7 +239,7 @@ def _gpu_lines(gpu: Gpu, facts: Facts) -> list[tuple[str, str]]:
     return rows
 
 
-def as_json(facts: Facts) -> dict[str, Any]:
+def as_json(facts: SystemFacts) -> dict[str, Any]:
     """The facts as `--json` prints them; sizes in bytes."""
     return {
         "version": __version__,
@@ -260,6 +260,6 @@ def as_json(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _gpu_json(gpu: Gpu, facts: Facts) -> dict[str, Any]:
+def _gpu_json(gpu: Gpu, facts: SystemFacts) -> dict[str, Any]:
     covered = kernels.covers(gpu.capability) if gpu.capability is not None else None
     return {**asdict(gpu), "kernels_run": covered, "first": gpu is facts.first}

@@ -1,6 +1,7 @@
-"""`localq fit`: which models fit a card, and how fast, computed from the catalogue. No torch, no network, no download.
+"""`localq fit`: which models fit a card, and how fast, computed from the catalogue.
 
-Only the headers of a repository that is neither in the catalogue nor on this machine are read from the hub.
+No torch, no download. Only the headers of a repository that is neither in the catalogue nor on this machine are read
+from the hub.
 """
 
 from __future__ import annotations

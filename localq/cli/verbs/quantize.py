@@ -153,7 +153,7 @@ class _Conversion:
         return by_tensor.convert(request, on_progress, self.say)
 
     def _weighing(self, files: ModelFiles, text: Texts, asked: CalibrationOptions) -> CalibrationText | None:
-        """The calibration text that weights errors, and its device; None for a mixture of experts unless requested."""
+        """The text that weights errors, and its device; None for a mixture of experts unless requested."""
         from localq.engine.load.device import device_name, pick
         from localq.files.architecture import Architecture
         from localq.quantize import calibration

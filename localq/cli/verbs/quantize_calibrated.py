@@ -144,7 +144,7 @@ class CalibrationOptions:
 
 
 def wants_best(best: bool, quick: bool) -> bool | None:
-    """Whether --best applies; None where neither it nor --quick is given. Raises LocalqError (exit 2) for both."""
+    """Whether --best applies; None without it and --quick. Raises LocalqError (exit 2) for both."""
     if best and quick:
         raise usage_error("--best", "it cannot be combined with --quick", "Give one of them.")
     return best if best or quick else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq.chat import stop_strings
-from localq.chat.history import export as transcript
+from localq.chat.history.export import code_blocks
 from localq.cli import help_page, options
 from localq.cli.option_values import Command as Command
 from localq.cli.output import note, print_json
@@ -194,7 +194,7 @@ def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -
 
 def _last_block(reply: Reply) -> str | None:
     """The last code block of the answer; None where the user stopped the reply before one."""
-    blocks = transcript.code_blocks(reply.text)
+    blocks = code_blocks(reply.text)
     if not blocks and reply.reason == "cancelled":
         return None
     if not blocks:

@@ -18,7 +18,7 @@ from localq.chat.reply import ReplyPiece
 from localq.chat.session import ChatSession
 from localq.cli import execute
 from localq.cli.line.reply_printer import open_printer, print_message
-from localq.cli.line.session import StatusLine, print_reply
+from localq.cli.line.session import ProgressLine, print_reply
 from localq.cli.line.thinking_lines import Thoughts
 from localq.planner.load_options import LoadOptions
 from localq.stats import Stats
@@ -159,7 +159,7 @@ def test_a_note_amid_a_reply_stands_on_rows_of_its_own_and_nothing_is_drawn_over
     stats = Stats("decode")
     parts = [ReplyPiece("**a** b", stats), ReplyPiece("", stats, notice="told"), ReplyPiece("c **d**", stats)]
     with open_printer(True) as printer:
-        print_reply(iter(parts), StatusLine(True), Thoughts(None), printer)
+        print_reply(iter(parts), ProgressLine(True), Thoughts(None), printer)
     assert page.text == "a b\n(told)\nc d"
 
 
