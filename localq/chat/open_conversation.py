@@ -40,7 +40,7 @@ class Start:
 
     @property
     def search_store(self) -> ConversationStore:
-        """Where conversations to go on with are: also for a chat that is not saved."""
+        """The store of conversations that can be resumed, also for a chat that is not saved."""
         return self.store or ConversationStore()
 
     def attach(self, session: ChatSession) -> Record | None:

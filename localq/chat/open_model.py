@@ -17,8 +17,7 @@ from localq.chat.open_options import OpenOptions
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
-from localq.planner import budget as memory_budget
-from localq.planner import choose, prepare
+from localq.planner import budget, choose, prepare
 from localq.planner.speed import local_measurements
 from localq.sampling import Sampling
 from localq.settings import Settings
@@ -110,7 +109,7 @@ def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
 
 def load_request(path: str, name: str, settings: Settings, force: bool = False) -> Load:
     """What the engine is asked to load, by the settings."""
-    return Load(path, memory_budget.load_options(settings, name, force=force))
+    return Load(path, budget.load_options(settings, name, force=force))
 
 
 def check_chat_template(opened: OpenSession, name: str) -> None:
@@ -125,14 +124,14 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
 
     Raises LocalqError (exit 3) for a model that does not fit and is not on this machine.
     """
-    budget = choose.budget_here(settings)
-    target, choice = choose.choose_target(name, wanted.format, settings, budget)
+    available = choose.budget_here(settings)
+    target, choice = choose.choose_target(name, wanted.format, settings, available)
     if choice is None:
-        choose.check_unlisted(target, budget, settings, wanted.force)
+        choose.check_unlisted(target, available, settings, wanted.force)
         return target
     if not choice.taken.offer.preferred and wanted.format is None and target.name != name:
         watcher.say(f"{target.name}: {choice.why}")
-    refusal = None if choice.taken.here or wanted.force else choose.too_large(choice.taken.offer, budget, settings)
+    refusal = None if choice.taken.here or wanted.force else choose.too_large(choice.taken.offer, available, settings)
     if refusal is not None and choice.taken.offer.unsupported is None:
         raise refusal
     return target

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_BYTES = {"json_schema": 2**18, "lark": 2**16, "gbnf": 2**16, "regex": 2**16}
 MAX_SECONDS = 10.0
-MAX_SAID = 240  # characters of a message of llguidance
+MAX_MESSAGE = 240  # characters of a message of llguidance
 STEP_ITEMS = 1_000_000  # items of one mask, 50 ms; llguidance's default of 50,000 is too low for GBNF
 # Whitespace between parts of JSON: none, a space, or a line end with indentation. Without a limit small models write
 # whitespace for ever. A schema's own "x-guidance" has precedence.
@@ -110,18 +110,18 @@ def check(wanted: Grammar) -> list[str]:
     import llguidance  # start-up cost: only where there is a grammar
 
     compiled = compile_grammar(wanted)
-    failed, said = _in_time(
+    failed, messages = _in_time(
         wanted, lambda: llguidance.LLMatcher.validate_grammar_with_warnings(compiled, None, limits=limits())
     )
     if failed:
-        refuse(wanted, said[0])
-    needs_model = [line for line in said if line.startswith("no tokenizer")]
+        refuse(wanted, messages[0])
+    needs_model = [line for line in messages if line.startswith("no tokenizer")]
     if not needs_model:
         found = matcher(wanted, llguidance.LLTokenizer("byte"))
         found.compute_bitmask()  # fails if no first byte is allowed
         if found.is_error():
             refuse(wanted, found.get_error())
-    return [_one_line(line) for line in said if line not in needs_model]
+    return [_one_line(line) for line in messages if line not in needs_model]
 
 
 def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
@@ -180,26 +180,26 @@ def limits() -> LLParserLimits:
     return LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
 
 
-def refuse(wanted: Grammar, said: str, place: str = "") -> NoReturn:
+def refuse(wanted: Grammar, message: str, place: str = "") -> NoReturn:
     """Raise llguidance's message as a LocalqError (exit 2). place: where in a reply it fails."""
-    why, next_step = _one_line(said), "Correct it."
-    if said.startswith("NoExtensionBias"):
+    why, next_step = _one_line(message), "Correct it."
+    if message.startswith("NoExtensionBias"):
         why, next_step = "no reply can match it", "Make it less strict."
-    elif "Unimplemented keys" in said:
+    elif "Unimplemented keys" in message:
         next_step = 'Remove them, or add "x-guidance": {"lenient": true}, which ignores them.'
-    elif any(word in said for word in ("too big", "too large", "Too many", "too many", "max is")):
+    elif any(word in message for word in ("too big", "too large", "Too many", "too many", "max is")):
         next_step = "Simplify it."
     raise usage_error(wanted.label, f"{place}{why}", next_step)
 
 
-def _one_line(said: str) -> str:
+def _one_line(message: str) -> str:
     """The first line of a message, or the error of a regular expression without its listing."""
-    lines = [line.strip() for line in said.split("\n") if line.strip() and "<non-verbose/>" not in line]
+    lines = [line.strip() for line in message.split("\n") if line.strip() and "<non-verbose/>" not in line]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = re.sub(r"^.*\(in regex\): ", "", sanitize((named or lines or ["it is not valid"])[0]))
     place = re.match(r"(?:at )?(\d+)\((\d+)\): ", text)
     text = f"line {place[1]}, column {place[2]}: {text[place.end() :]}" if place else text
-    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
 
 
 def _parsed(wanted: Grammar) -> Any:

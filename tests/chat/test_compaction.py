@@ -6,8 +6,7 @@ import sqlite3
 
 import pytest
 
-from localq.chat import compaction
-from localq.chat import prompt as prompts
+from localq.chat import compaction, prompt
 from localq.chat.history.conversation import Message, TurnSummary, with_summary
 from localq.chat.history.store import ConversationStore
 from localq.chat.reply import ReplyPiece
@@ -39,7 +38,7 @@ def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_pa
     said(session, "d")
     read = f"<system>Be brief.<user>{with_summary('short', 'c')}<assistant>3<user>d<assistant>"
     assert session.client.prompts[-1] == read
-    assert "4 messages are summed up" in command(session, "/tokens")
+    assert "4 messages are replaced by a summary" in command(session, "/tokens")
     again = store.find(None)
     assert again.conversation.summaries == session.conversation.summaries == [TurnSummary("short", 3, 5)]
     assert ChatSession(session.client, Load("path"), CharTokenizer(), record=again).prompt_messages() == (
@@ -92,7 +91,7 @@ def test_a_message_without_a_reply_is_no_reply_to_go_on_with_or_to_edit():
     with pytest.raises(LocalqError):
         said(session, "b")
     for line in ("/continue", "/edit -a otherwise"):
-        with pytest.raises(LocalqError, match=r"there is no reply to .*/regen answers the last message") as caught:
+        with pytest.raises(LocalqError, match=r"there is no reply to .*Generate one with /regen") as caught:
             command(session, line)
         assert caught.value.exit_code == ExitCode.USAGE
     streamed(command(session, "/regen"))
@@ -167,10 +166,10 @@ def test_what_is_longer_than_the_context_is_summed_up_in_several_passes():
     asked = session.client.prompts[count:]
     assert len(asked) > 1
     assert f"pass 1 of {len(asked)}" in told[0]
-    assert all(len(prompt) + 125 <= 1000 for prompt in asked)
+    assert all(len(each) + 125 <= 1000 for each in asked)
     assert text == "sum"
     assert "What came before it" not in asked[0]
-    assert all("already (take" in prompt for prompt in asked[1:])
+    assert all("already (take" in each for each in asked[1:])
     assert session.conversation.turns[session.conversation.model_context()[0].upto].message.content == "2"
 
 
@@ -189,13 +188,13 @@ def test_the_newest_quarter_stays_and_one_exchange_is_refused():
 
 def test_a_context_without_room_for_a_summary_is_said():
     session = said(session_over(["1"], ["2"], context_size=300), "a", "b")
-    with pytest.raises(LocalqError, match="300 tokens has no room"):
+    with pytest.raises(LocalqError, match="300 tokens is too small"):
         streamed(command(session, "/compact"))
 
 
 def test_a_full_context_offers_it_by_name():
-    assert "/compact" in prompts.fill_warning(95, 100)
-    assert "/compact" in prompts.omission_notice(prompts.Prompt([1], 2), 0)
+    assert "/compact" in prompt.fill_warning(95, 100)
+    assert "/compact" in prompt.omission_notice(prompt.Prompt([1], 2), 0)
 
 
 def test_a_file_from_before_there_were_summaries_gets_them_and_stays_readable_by_what_wrote_it(tmp_path):

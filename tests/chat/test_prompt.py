@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq.chat import prompt as prompts
+from localq.chat import prompt
 from localq.chat.history.conversation import Message
 from localq.chat.history.store import ConversationStore
 from localq.errors import ExitCode, LocalqError
@@ -21,8 +21,8 @@ SOON = (
     "summary, /clear starts"
 )
 LEFT_OUT = (
-    "the context is full: the oldest {} exchanges are left out of the prompt (not deleted), and the rest is read again. "
-    "/compact replaces the oldest turns with a summary instead"
+    "the context is full: the oldest {} exchanges are left out of the prompt (not deleted), and the rest is read "
+    "again. /compact replaces the oldest turns with a summary instead"
 )
 # Message -> the exchanges before it that the model reads, and what is told: 140 tokens of context, one a character.
 GOLDEN = [
@@ -81,9 +81,9 @@ def test_as_many_exchanges_are_read_again_as_fit_below_the_target():
         return [0] * (10 * (10 - without))
 
     for before, after in ((6, 6), (7, 3), (9, 3)):  # 40, 30 and 10 of 100 tokens: half of the target is 37.5
-        assert prompts.fit(read, 9, before, 100, None) == prompts.Prompt(read(after), after)
-    found = prompts.fit(read, 9, 7, 100, None)
-    assert prompts.omission_notice(found, 4).startswith("an older exchange fits")
+        assert prompt.fit(read, 9, before, 100, None) == prompt.Prompt(read(after), after)
+    found = prompt.fit(read, 9, 7, 100, None)
+    assert prompt.omission_notice(found, 4).startswith("an older exchange fits")
 
 
 def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_on():

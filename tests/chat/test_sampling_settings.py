@@ -40,7 +40,9 @@ def own_config(tmp_path, monkeypatch):
 
 def test_what_has_no_effect_because_the_likeliest_token_is_taken_is_told():
     sampling = Sampling(top_p=0.9, xtc_probability=0.5)
-    assert sampling.greedy_warning(["top_p", "top_k", "xtc_probability"]).startswith("top_p, xtc_probability: no effect while")
+    assert sampling.greedy_warning(["top_p", "top_k", "xtc_probability"]).startswith(
+        "top_p, xtc_probability: no effect at temperature 0"
+    )
     assert sampling.greedy_warning(["seed", "min_p", "dry_multiplier"]) == ""
     assert dataclasses.replace(sampling, temperature=0.1).greedy_warning(["top_p"]) == ""
     session = ChatSession(ScriptedClient(), Load("path", LoadOptions("tiny")), CharTokenizer())
@@ -93,9 +95,9 @@ def test_they_are_kept_with_a_conversation(tmp_path):
     list(session.ask("is it?"))
     record = store.find(None)
     assert record.settings.sampling == Sampling(**NEW)
-    assert open_conversation.resumed_settings(record, Settings(), {"xtc_threshold": 0.3}).sampling(Sampling()) == Sampling(
-        **NEW | {"xtc_threshold": 0.3}
-    )
+    assert open_conversation.resumed_settings(record, Settings(), {"xtc_threshold": 0.3}).sampling(
+        Sampling()
+    ) == Sampling(**NEW | {"xtc_threshold": 0.3})
 
 
 def test_a_conversation_saved_before_they_were_still_loads(tmp_path):

@@ -26,12 +26,12 @@ from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 ANDED = "start: A\nA: " + " & ".join(f"/.*a{number}.*/" for number in range(17))  # 2^17 states
 WRONG = [
-    ("json_schema", "{", "the JSON schema: it is no JSON"),
+    ("json_schema", "{", "the JSON schema: it is not valid JSON"),
     ("json_schema", '{\n"type": }', "line 2 column 9"),
     ("json_schema", "[]", "schema must be an object or boolean"),
     ("json_schema", "false", "Unsatisfiable"),
     ("json_schema", '{"type": "bogus"}', "Invalid type: bogus"),
-    ("json_schema", '{"not": {}}', 'Unimplemented keys: ["not"]. Leave them out, or write "x-guidance"'),
+    ("json_schema", '{"not": {}}', 'Unimplemented keys: ["not"]. Remove them, or add "x-guidance"'),
     ("json_schema", '{"type": "string", "minLength": 5, "maxLength": 2}', "minLength (5) is greater than maxLength"),
     ("json_schema", '{"allOf": [{"type": "string"}, {"type": "integer"}]}', "incompatible types"),
     ("json_schema", '{"enum": []}', "Unsatisfiable"),
@@ -71,8 +71,8 @@ WRONG = [
     ("gbnf", "root ::= [z-a]", "invalid range z-a"),
     ("gbnf", 'root ::= "\\q"', "unknown escape \\q"),
     ("gbnf", 'root ::= "\\ud800"', "is not a character"),
-    ("gbnf", 'root ::= ("a"', "missing \\)"),
-    ("gbnf", 'root ::= "a")', "unexpected \\)"),
+    ("gbnf", 'root ::= ("a"', "missing )"),
+    ("gbnf", 'root ::= "a")', "unexpected )"),
     ("gbnf", 'root ::= | *', "nothing to repeat before *"),
     ("gbnf", 'root ::= root "a"', "no reply can match it"),
     ("yaml", "a: b", "unknown kind of grammar"),

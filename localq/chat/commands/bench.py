@@ -87,7 +87,7 @@ def _result(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
     """The result as two notices."""
     last, loaded = runs[-1], session.loaded
     roof = roofline.of_loaded(loaded) if loaded is not None else None
-    allowed = f" = {said}" if roof is not None and (said := roof.text(last)) else ""
+    allowed = f" = {share}" if roof is not None and (share := roof.text(last)) else ""
     read = [each.prefilled_tokens / each.prefill_s for each in runs]
     written = [each.tokens_per_s for each in runs]
     model = f"{loaded.name} ({loaded.format}) on {loaded.device_name}: " if loaded is not None else ""

@@ -39,13 +39,12 @@ def model(session: ChatSession, argument: str, host: Host) -> str | SwitchModel:
 
 def fit(session: ChatSession, argument: str, host: Host) -> str:
     """List which formats of this model, or of another, fit this GPU, and with how much context."""
-    from localq.planner import budget, fit_rows, placement
-    from localq.planner import card as planner_card  # start-up cost: only asked for here
+    from localq.planner import budget, card, fit_rows, placement  # start-up cost: only asked for here
 
     known = settings.load()
-    told: list[str] = []
+    notices: list[str] = []
     wishes = placement.Wishes(known.ctx, known.kv_bits, known.embed, known.head)
-    looked = planner_card.planning_card(told.append, known.vram, None, None, None, budget.reserved(known))
+    looked = card.planning_card(notices.append, known.vram, None, None, None, budget.reserved(known))
     offers = fit_rows.of_model(argument or session.record.model, None, known.offline)
     found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in offers]
     rows = [
@@ -61,7 +60,7 @@ def fit(session: ChatSession, argument: str, host: Host) -> str:
     memory = looked.memory
     held = f"GPU memory {memory.total / 2**20:,.0f} MiB, {memory.desktop / 2**20:,.0f} MiB in use (including this chat)"
     headers = ["MODEL", "FORMAT", "CONTEXT", "TOK/S", "FITS"]
-    return "\n".join([*told, held, *table_lines(headers, rows, frozenset({2, 3}))])
+    return "\n".join([*notices, held, *table_lines(headers, rows, frozenset({2, 3}))])
 
 
 def info(session: ChatSession) -> str:

@@ -35,7 +35,7 @@ from rich.theme import Theme
 from localq.cli.markdown.wrap import wrap
 from localq.sanitize import sanitize
 from localq.text.markdown.parser import markdown_parser
-from localq.text.markdown.split import Block
+from localq.text.markdown.split import FlatBlock
 
 LONGEST = 20_000  # characters of a block; longer ones stay raw
 _NARROWEST = 10  # columns, however deep the list
@@ -138,7 +138,7 @@ class Renderer:
         self._parser = markdown_parser(references=False)  # a block is parsed alone
         self._syntaxes: dict[str, Syntax] = {}
 
-    def rows(self, block: Block, columns: int) -> list[str] | None:
+    def rows(self, block: FlatBlock, columns: int) -> list[str] | None:
         """The block in `columns`, one string per row; None if it is too long or drawing would lose text."""
         if len(block.source) > LONGEST:
             return None

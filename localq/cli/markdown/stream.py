@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from localq.cli.markdown.terminal_rows import Cursor, TerminalWatch, rows_of, width_of
 from localq.sanitize import sanitize
-from localq.text.markdown.split import Block, CodeLine, Event, FenceStart, open_code
+from localq.text.markdown.split import FlatBlock, CodeLine, Event, FenceStart, open_code
 
 if TYPE_CHECKING:
     from localq.cli.markdown.rows import Renderer
@@ -58,7 +58,7 @@ class MarkdownStream:
         if "".join(self._begun).strip(" \t"):
             self._end_line()
         for event in self._splitter.end():
-            self._finish([event], "") if isinstance(event, Block) else self._colour_code()
+            self._finish([event], "") if isinstance(event, FlatBlock) else self._colour_code()
         self._begun, self._held, self._gap = [], "", False
         self._flush()
 
@@ -135,7 +135,7 @@ class MarkdownStream:
     def _finish(self, events: list[Event], line: str) -> None:
         """Draw the blocks that ended with `line` or before it."""
         opened = next((each for each in events if isinstance(each, FenceStart)), None)
-        blocks = [each for each in events if isinstance(each, Block)]
+        blocks = [each for each in events if isinstance(each, FlatBlock)]
         if self._cursor is None:
             self._gap = self._gap or (opened is not None and not blocks and not self.is_empty)
             self._start_block()
@@ -168,7 +168,7 @@ class MarkdownStream:
             return False
         return self._watch.is_unchanged()
 
-    def _drawing(self, block: Block) -> str:
+    def _drawing(self, block: FlatBlock) -> str:
         assert self._watch.size is not None
         rows = self._renderer().rows(block, width_of(self._watch.size))
         return "".join(f"{row}\n" for row in rows or [block.raw])

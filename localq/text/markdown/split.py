@@ -22,7 +22,7 @@ _DEEPEST = 20  # nested lists; deeper ones are text
 
 
 @dataclass(frozen=True)
-class Block:
+class FlatBlock:
     """A finished block, without the indentation of its lists.
 
     raw           the original text
@@ -54,7 +54,7 @@ class FenceEnd:
     """A closing fence."""
 
 
-Event = Block | FenceStart | CodeLine | FenceEnd
+Event = FlatBlock | FenceStart | CodeLine | FenceEnd
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class BlockSplitter:
         if _FENCE.match(body) or _HEADING.match(body) or _RULE.match(body):
             return True
         if (item := _ITEM.match(body)) and depth < _DEEPEST:
-            amid = self._kind == "text" and within and self._lines
-            return not amid or (item.end() < len(body) and item[1] in (None, "1"))
+            in_paragraph = self._kind == "text" and within and self._lines
+            return not in_paragraph or (item.end() < len(body) and item[1] in (None, "1"))
         return self._kind == "indented" or (self._lines == [""] and not within)  # an empty item does not continue
 
     def _begun(self, line: str, depth: int, rest: str) -> list[Event]:
@@ -172,7 +172,7 @@ class BlockSplitter:
                 return events
             if fence := _FENCE.match(body):
                 if self._marks:  # a row of its own
-                    events.append(Block("", line, *self._prefixes()))
+                    events.append(FlatBlock("", line, *self._prefixes()))
                 self._fence = _Fence(fence[1] or fence[3], sum(item.offset for item in self._items) + _indent(rest))
                 language = (fence[2] or fence[4] or "").split()
                 return [*events, FenceStart(language[0] if language else "")]
@@ -220,7 +220,7 @@ class BlockSplitter:
         """End the open block, if any."""
         if not self._lines:
             return []
-        block = Block("\n".join(self._lines), "\n".join(self.raw), *self._prefixes())
+        block = FlatBlock("\n".join(self._lines), "\n".join(self.raw), *self._prefixes())
         self.raw, self._lines, self._kind = [], [], ""
         return [block]
 

@@ -178,13 +178,13 @@ def _title(facts: InstrumentFacts, memory: MemoryUse, width: int) -> Content:
 def _short_title(memory: MemoryUse, width: int) -> Content:
     off = _off(memory.taken, memory.planned)
     planned = "" if memory.planned is None else f", planned {_mib(memory.planned)} ({off})"
-    told = f"Memory {_mib(memory.taken)} MiB{planned}"
-    return line(width, ("Memory", "bold"), (told if len(told) <= width else told.replace(" MiB", ""))[6:])
+    title = f"Memory {_mib(memory.taken)} MiB{planned}"
+    return line(width, ("Memory", "bold"), (title if len(title) <= width else title.replace(" MiB", ""))[6:])
 
 
 def _row(letter: tuple[str, str], name: str, taken: int, planned: int | None, width: int) -> Content:
-    told = UNKNOWN if planned is None else _mib(planned)
-    return line(width, letter, f" {name:<11}{_mib(taken):>8}{told:>8}{_off(taken, planned):>7}")
+    size = UNKNOWN if planned is None else _mib(planned)
+    return line(width, letter, f" {name:<11}{_mib(taken):>8}{size:>8}{_off(taken, planned):>7}")
 
 
 def _legend(memory: MemoryUse, width: int) -> list[Content]:
@@ -211,11 +211,11 @@ def _host(host: dict[str, int], width: int) -> list[Content]:
 
 def _short_legend(memory: MemoryUse, width: int) -> list[Content]:
     """Letters and sizes, wrapped."""
-    told = [(kind.letter, kind.name, taken) for kind, (taken, _) in memory.kinds.items() if taken]
-    told += [(OTHERS, "others", memory.others or 0)] if memory.others is not None else []
-    told += [(FREE, "free", memory.free or 0)] if memory.free is not None else []
+    parts = [(kind.letter, kind.name, taken) for kind, (taken, _) in memory.kinds.items() if taken]
+    parts += [(OTHERS, "others", memory.others or 0)] if memory.others is not None else []
+    parts += [(FREE, "free", memory.free or 0)] if memory.free is not None else []
     rows: list[str] = []
-    for letter, name, size in told:
+    for letter, name, size in parts:
         part = f"{letter} {name} {_mib(size)}"
         if rows and len(rows[-1]) + 2 + len(part) <= width:
             rows[-1] += f"  {part}"

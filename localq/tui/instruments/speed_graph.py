@@ -25,8 +25,8 @@ DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # of a braille cell
 BLANK = 0x2800
 AXIS = 5  # cells left of the graph
 NO_ROOF_CPU = "bandwidth share: GPU only"
-NO_ROOF_CARD = "bandwidth share: unknown card; measure it with `localq fit`"
-NO_ROOF_MODEL = "bandwidth share: not available for this model"
+NO_ROOF_CARD = "bandwidth share unknown: measure this card with `localq fit`"
+NO_ROOF_MODEL = "no bandwidth share for this model"
 
 
 class SpeedGraph(Instrument):
@@ -66,9 +66,9 @@ def explanation(facts: InstrumentFacts) -> list[str]:
     return [f"{share} limit of {gb_per_s:,.0f} GB/s ({source})", f"{moved} read per token"]
 
 
-def shorten(said: str, width: int) -> str:
-    """`said`, without its explanation where it does not fit."""
-    return said if cell_len(said) <= width else re.split(r": | \(", said, maxsplit=1)[0]
+def shorten(text: str, width: int) -> str:
+    """`text`, without its explanation where it does not fit."""
+    return text if cell_len(text) <= width else re.split(r": | \(", text, maxsplit=1)[0]
 
 
 def _figures(facts: InstrumentFacts, width: int) -> Content:

@@ -9,7 +9,7 @@ from pathlib import Path
 from localq.chat import open_model
 from localq.chat.open_model import OpenSession
 from localq.chat.open_options import OpenOptions
-from localq.files.hub import fetch as hub
+from localq.files.hub import fetch
 from localq.planner import prepare, pull_report
 from localq.settings import Settings
 from localq.tui.jobs.thread_messages import PostingWatcher
@@ -46,7 +46,7 @@ def pull(name: str, settings: Settings, watcher: PostingWatcher) -> Path:
     if why:
         watcher.say(why)
     asks = target.entry is not None or not settings.offline  # else `model_path` below raises the error
-    if hub.local_path(target) is None and asks:
+    if fetch.local_path(target) is None and asks:
         verdict = pull_report.verdict(target, settings, None, force=False)
         if verdict is not None and verdict.refusal is not None:
             raise verdict.refusal

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from localq import gpus
 from localq.errors import LocalqError
 from localq.files import catalog
-from localq.planner import card as planner_card
-from localq.planner import choose, fit_rows, footprint, offers, placement, uncatalogued
-from localq.planner import plan as planner
+from localq.planner import card, choose, fit_rows, footprint, offers, placement, plan, uncatalogued
 from localq.planner.fit_rows import Memory, Row
 from localq.planner.offers import Offer
 from localq.planner.speed.predict import Machine
@@ -57,7 +55,7 @@ def outlook(settings: Settings, say: Say) -> Outlook:
         free = int(psutil.virtual_memory().available)
         why = "--device cpu" if settings.device == "cpu" else "no NVIDIA GPU"
         return Outlook(f"On the CPU ({why}), {human_bytes(free)} of memory free", None, free)
-    machine, basis = planner_card.machine_here(gpu, say)
+    machine, basis = card.machine_here(gpu, say)
     limit = f" (--vram {settings.vram})" if settings.vram else ""
     words = f"{gpu.name}: {budget / footprint.MIB:,.0f} MiB available{limit}"
     return Outlook(words, budget, machine=machine, basis=basis)
@@ -111,7 +109,7 @@ def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> Row:
 
 def _of_row(row: Row) -> PickerRow:
     offer = row.offer
-    usable = row.ctx_max >= min(planner.USABLE_CONTEXT, offer.arch.max_context)
+    usable = row.ctx_max >= min(plan.USABLE_CONTEXT, offer.arch.max_context)
     verdict = TOO_LARGE if not row.fits else NOT_YET if offer.unsupported else FITS if usable else SHORT
     rate = row.tok_s if row.fits else None
     return PickerRow(offer.name, offer.format, verdict, row.reason, row.ctx_max or None, rate, offer=offer)
@@ -125,10 +123,10 @@ def _on_cpu(row: PickerRow, outlook: Outlook) -> PickerRow:
     sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters need about {human_bytes(needed)} of memory"
     if needed > outlook.host_bytes:
         return replace(row, verdict=TOO_LARGE, why=f"{sized}; {human_bytes(outlook.host_bytes)} free")
-    return replace(row, verdict=ON_CPU, why=sized, ctx=min(planner.CPU_CONTEXT, offer.arch.max_context))
+    return replace(row, verdict=ON_CPU, why=sized, ctx=min(plan.CPU_CONTEXT, offer.arch.max_context))
 
 
 def _cpu_bytes(offer: Offer) -> int:
     arch = offer.arch
-    cache = min(planner.CPU_CONTEXT, arch.max_context) * arch.kv_bytes_per_token(16) * CPU_ITEM_BYTES // 2
+    cache = min(plan.CPU_CONTEXT, arch.max_context) * arch.kv_bytes_per_token(16) * CPU_ITEM_BYTES // 2
     return arch.parameters * CPU_ITEM_BYTES + cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localq.chat.terminal.transfer_rate import TransferRate
-from localq.files.hub import client as hub_client
+from localq.files.hub import client
 from localq.tui.jobs.thread_messages import Fetching, LoadingStage
 from localq.wording import human_bytes
 
@@ -52,7 +52,7 @@ class TransferLines:
         parts = [sizes]
         quiet_s = self._rate.quiet_s(now_s)
         if quiet_s >= QUIET_S:
-            parts.append(f"stalled for {quiet_s:.0f} s; retry after {hub_client.STALL_S:.0f} s")
+            parts.append(f"stalled for {quiet_s:.0f} s; retry after {client.STALL_S:.0f} s")
         elif (rate := self._rate.bytes_per_s(now_s)) and (left_s := self._rate.left_s(now_s, now.total - now.done)):
             parts += [f"{human_bytes(round(rate))}/s", f"{duration(left_s)} left"]
         here = f"\n{human_bytes(now.here)} of {human_bytes(now.total)} were already on disk" if now.here else ""

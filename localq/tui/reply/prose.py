@@ -118,7 +118,7 @@ class Prose(SizedByContent, Widget):
         breaker = self._breaker(None)
         breaker.rows(self._blocks, max(1, self.size.width))
         lines = []
-        for y, (mark, text) in enumerate(breaker.said):
+        for y, (mark, text) in enumerate(breaker.lines_of_text):
             span = selection.get_span(y)
             if span is not None:
                 start, end = span

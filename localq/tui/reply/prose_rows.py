@@ -52,12 +52,12 @@ def takes_mark(selection: Selection | None, line: int) -> bool:
 
 
 class Breaker:
-    """Breaks blocks into rows. said: lines of their text, each with the mark before it."""
+    """Breaks blocks into rows. lines_of_text: lines of their text, each with the mark before it."""
 
     def __init__(
         self, get_style: Callable[[str | Style], Style], selection: Selection | None, selected: Style | None
     ) -> None:
-        self.said: list[tuple[str, str]] = []
+        self.lines_of_text: list[tuple[str, str]] = []
         self._get_style, self._selection, self._selected = get_style, selection, selected
         self._mark = ""  # of an item, until its text
 
@@ -106,9 +106,9 @@ class Breaker:
         return [[Cell(left, names_here), Cell(width - left, names_here, line)] for line in lines]
 
     def _lines(self, content: Content, width: int, overflow: Any = "fold") -> list[_FormattedLine]:
-        first = len(self.said)
+        first = len(self.lines_of_text)
         marks = [self._mark, *[""] * content.plain.count("\n")]
-        self.said += zip(marks, content.plain.split("\n"), strict=True)
+        self.lines_of_text += zip(marks, content.plain.split("\n"), strict=True)
         self._mark = ""
         lines = content._wrap_and_format(
             max(1, width),
@@ -125,7 +125,7 @@ class Breaker:
         columns = cell_len(mark)
         self._mark = f"{mark} "
         shown = Content(mark)
-        if self._selected is not None and takes_mark(self._selection, len(self.said)):
+        if self._selected is not None and takes_mark(self._selection, len(self.lines_of_text)):
             shown = shown.stylize(self._selected)
         rows = self._stacked(blocks, max(1, width - columns), names)  # an empty item is not shown
         first, empty = Cell(columns, (*names, "bullet"), shown), Cell(columns, names)

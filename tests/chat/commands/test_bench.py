@@ -8,7 +8,7 @@ import time
 import pytest
 
 from localq.chat.commands import COMMANDS, parse
-from localq.chat.commands import bench as measuring
+from localq.chat.commands import bench as bench_command
 from localq.chat.reply import ReplyPiece
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
@@ -74,12 +74,12 @@ def test_it_tells_both_speeds_and_leaves_the_conversation_alone():
 def test_a_short_context_and_a_slow_machine_measure_less(monkeypatch):
     session = over(size=100)
     _, _, told = streamed(bench(session))
-    assert "reads 1,000.0 tok/s (1,000.0 to 1,000.0) (50 tokens)" in told[1]
-    monkeypatch.setattr(measuring, "LIMIT_S", 0.0)
+    assert "prefill 1,000.0 tok/s (1,000.0 to 1,000.0) (50 tokens)" in told[1]
+    monkeypatch.setattr(bench_command, "LIMIT_S", 0.0)
     _, _, told = streamed(bench(session))
     assert "1 run, greedy" in told[1]
-    assert "reads 1,000.0 tok/s (50 tokens)" in told[1]
-    monkeypatch.setattr(measuring, "RUN_S", 0.1)
+    assert "prefill 1,000.0 tok/s (50 tokens)" in told[1]
+    monkeypatch.setattr(bench_command, "RUN_S", 0.1)
     session = over()
     streamed(bench(session))
     assert [(len(each.prompt), each.max_tokens) for each in session.client.generated] == [(32, 4), (100, 10)]
@@ -133,7 +133,7 @@ def test_on_the_screen_it_is_notices_and_can_be_stopped():
     async def script(pilot):
         await say(pilot, "/bench")
         shown = " ".join(screen_text(app).split())
-        assert "reads 1,000.0 tok/s" in shown
+        assert "prefill 1,000.0 tok/s" in shown
         assert "Reply" not in shown
 
         def slow(request, generate=client.generate):

@@ -14,8 +14,8 @@ from textual.widgets import OptionList
 
 import localq
 from localq.chat.commands import COMMANDS
-from localq.chat.history import export as transcript
 from localq.chat.history.conversation import Message
+from localq.chat.history.export import export_record
 from localq.chat.history.record import Record
 from localq.chat.history.store import KEPT_S, ConversationStore
 from localq.chat.open_conversation import Start
@@ -86,7 +86,7 @@ def test_conversations_stay_whole_and_in_order(store, jumps):
     wanted = [text.format(turn) for turn in range(3) for text in ("question 1.{}", "answer 1.{}")]
     assert [kept.turns[turn].message.content for turn in kept.path()] == wanted
     assert len({turn.created_s for turn in kept.turns}) > 3  # it did jump
-    body = json.loads(transcript.export_record(store.load(2), "json"))
+    body = json.loads(export_record(store.load(2), "json"))
     assert [each["content"] for each in body["messages"]] == wanted
     assert "2  " in COMMANDS["/sessions"](session, "", None).splitlines()[0]
 

@@ -116,7 +116,9 @@ def test_ten_thousand_stored_turns_do_not_slow_the_start(store):
     for number in range(100):
         session = Record(Conversation(), "tiny", f"talk {number}")
         for turn in range(50):
-            session.conversation.add(Message("assistant", "y" * 300), session.conversation.add_user(f"{turn} " + "x" * 200))
+            session.conversation.add(
+                Message("assistant", "y" * 300), session.conversation.add_user(f"{turn} " + "x" * 200)
+            )
         store.save(session)
     best = {}
     for _ in range(5):

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from localq.chat.commands.sessions import table
 from localq.chat.history.record import RecordSummary
 from localq.chat.history.store import ConversationStore
-from localq.chat.terminal import clipboard as osc52
+from localq.chat.terminal.clipboard import MOST_BYTES, copy_sequence
 from localq.cli.line import clipboard
 from tests.support.cli.line_chats import Terminal
 
@@ -114,10 +114,10 @@ def test_what_is_too_long_for_a_terminal_is_printed(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setenv("TERM", "xterm")
-    text = "x" * (osc52.MOST_BYTES + 1)
+    text = "x" * (MOST_BYTES + 1)
     assert "too long" in clipboard.copy(text)
     assert screen.getvalue() == text + "\n"
-    assert len(osc52.copy_sequence(text[1:])) <= 100_000
+    assert len(copy_sequence(text[1:])) <= 100_000
 
 
 def test_a_file_goes_before_the_next_message(start, tmp_path):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from localq.text.markdown.parser import markdown_parser
-from localq.text.markdown.split import Block, BlockSplitter, CodeLine, FenceEnd, FenceStart, open_code
+from localq.text.markdown.split import BlockSplitter, CodeLine, FenceEnd, FenceStart, FlatBlock, open_code
 from tests.support.cli.markdown_pages import DOCUMENT
 
 FLAT = ("bullet_list", "ordered_list", "list_item")
@@ -38,7 +38,7 @@ def by_lines(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
 def leaves_of_blocks(text: str) -> list[tuple[str, str]]:
     found, code = [], list[str]()
     for event in events(text):
-        if isinstance(event, Block):
+        if isinstance(event, FlatBlock):
             found += leaves(event.source)
         elif isinstance(event, CodeLine):
             code.append(event.text)
@@ -97,7 +97,7 @@ def test_a_block_ends_with_the_line_that_ends_it_and_not_later():
     assert splitter.line("- c") == splitter.line("lazy") == []
     assert [each.source for each in splitter.line("- d")] == ["c\nlazy"]
     assert splitter.raw == ["- d"]
-    assert [type(each) for each in splitter.line("```py x")] == [Block, FenceStart]
+    assert [type(each) for each in splitter.line("```py x")] == [FlatBlock, FenceStart]
     assert splitter.line("  e") == [CodeLine("  e")]
     assert splitter.line("```") == [FenceEnd()]
 

@@ -6,7 +6,7 @@ import pytest
 
 from localq.chat.history.store import ConversationStore
 from localq.chat.session import ChatSession
-from localq.chat.terminal import clipboard as osc52
+from localq.chat.terminal import clipboard
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
@@ -33,7 +33,7 @@ def session(tmp_path, monkeypatch):
 
 def test_every_command_does_what_it_says(session, monkeypatch):
     monkeypatch.setenv("LOCALQ_VRAM", "24")
-    monkeypatch.setattr(osc52, "copied_notice", lambda text: f"code: {text}")
+    monkeypatch.setattr(clipboard, "copied_notice", lambda text: f"code: {text}")
     app = LocalqApp(Settings(), session=session)
 
     async def script(pilot):

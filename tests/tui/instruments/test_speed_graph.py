@@ -132,7 +132,7 @@ def test_what_was_measured_on_this_card_is_the_roof():
 @pytest.mark.parametrize(("loaded", "said"), [
     (CPU, "bandwidth share: GPU only"),
     (replace(GPU, device_name="A card of tomorrow"), NO_ROOF_CARD),
-    (replace(GPU, reads={}), "bandwidth share: not available for this model"),
+    (replace(GPU, reads={}), "no bandwidth share for this model"),
 ])  # fmt: skip
 def test_no_roof_is_said_in_words_and_none_is_drawn(loaded, said):
     facts = facts_of(loaded)
