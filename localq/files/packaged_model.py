@@ -219,5 +219,5 @@ def _copy(file: IO[bytes], part: Path, limit: int) -> str:
 
 def _tampered(source: Source, name: str) -> LocalqError:
     why = f"{name} does not have the sha256 that the catalogue records"
-    step = "Nothing was kept. Check which package index `python -m pip config list` names."
+    step = "The download was removed. Check which package index `python -m pip config list` names."
     return bad_file(source.package, why, step)

@@ -1,4 +1,4 @@
-"""GPU memory that the settings allow: `vram` and `reserve` in bytes; and the options of a load."""
+"""GPU memory that the settings allow (`vram` and `reserve` in bytes), and the options of a load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MIB = 2**20
 
 
 def card_bytes(size: str) -> int:
-    """Bytes of GPU memory that `--vram SIZE` means. Raises LocalqError (exit 2) for less than CUDA itself takes."""
-    from localq.planner import footprint  # start-up cost: most runs name no size
+    """Bytes of GPU memory in `--vram SIZE`. Raises LocalqError (exit 2) for less than CUDA alone takes."""
+    from localq.planner import footprint  # start-up cost: most runs have no --vram
     from localq.planner import plan as planner
 
     total = planner.parse_card(size)
@@ -23,17 +23,17 @@ def card_bytes(size: str) -> int:
 
 
 def allowed(settings: Settings) -> int | None:
-    """The bytes that the setting `vram` allows, None where it is unset."""
+    """Bytes of the setting `vram`, None if unset."""
     return None if settings.vram is None else card_bytes(settings.vram)
 
 
 def reserved(settings: Settings) -> int:
-    """The bytes that the setting `reserve` keeps free, 0 where it is unset."""
+    """Bytes of the setting `reserve`, 0 if unset."""
     return 0 if settings.reserve is None else wording.parse_bytes(settings.reserve)
 
 
 def load_options(settings: Settings, name: str, *, force: bool = False) -> LoadOptions:
-    """Return the options of a load by the settings. Raises LocalqError (exit 2) for sizes that are none."""
+    """The options of a load from the settings. Raises LocalqError (exit 2) for invalid sizes."""
     return LoadOptions(
         name,
         settings.device,

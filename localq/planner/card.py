@@ -1,6 +1,6 @@
 """The card to plan for, named or in this machine: its memory and bandwidth.
 
-Torch-free. The bandwidth of a GPU of this machine is measured once, by a process of its own, and saved.
+Torch-free. The bandwidth of a GPU in this machine is measured once, in a separate process, and saved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT_S = 60.0  # torch and CUDA start in 3 s, the measurement takes 0.2 s
 
 
 def measure_bandwidth() -> float | None:
-    """Bytes per second of the first visible GPU, by a process of its own; None where that cannot be done."""
+    """Measure the read bandwidth of the first visible GPU in a separate process; None if that fails."""
     command = [sys.executable, "-P", "-m", "localq.bench.bandwidth"]
     try:
         done = subprocess.run(
@@ -36,7 +36,7 @@ def measure_bandwidth() -> float | None:
             env=processes.child_environment(),
         )  # fmt: skip
         found = json.loads(done.stdout)["read_bytes_per_s"] if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):  # no torch, no GPU, or other words
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):  # no torch, no GPU, or other output
         return None
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
@@ -46,7 +46,10 @@ BASIS = "from H200 measurements, no consumer card measured yet"
 
 @dataclass(frozen=True)
 class PlanningCard:
-    """The card: `gpu` is None where only a size is known, `machine` where no speed is predicted; `basis` says why."""
+    """The card: `gpu` is None if only its size is known, `machine` is None if no speed is predicted.
+
+    basis   what the prediction is based on, or why there is none, for people
+    """
 
     memory: Memory
     gpu: str | None
@@ -57,9 +60,9 @@ class PlanningCard:
 def planning_card(
     say: Say, vram: str | None, desktop: str | None, gpu: str | None, bandwidth_gb_per_s: float | None, reserve: int
 ) -> PlanningCard:
-    """Return the card of the options, else the one of this machine. `say` gets a line before a measurement.
+    """The card of the options, else the one of this machine. `say` gets a line before a measurement.
 
-    Raises LocalqError (exit 2) where there is neither.
+    Raises LocalqError (exit 2) without either.
     """
     card = cards.find(gpu) if gpu is not None else None
     given = bandwidth_gb_per_s * 1e9 if bandwidth_gb_per_s else None
@@ -74,7 +77,7 @@ def planning_card(
 
 
 def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machine | None, str]:
-    """How fast the GPU of this machine reads: as given, as remembered, as measured now, or as its maker says."""
+    """Speed of the GPU of this machine: bandwidth as given, saved, measured now, or expected; and its basis."""
     card = cards.known(here.name)
     if given:
         return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
@@ -96,7 +99,7 @@ def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machi
 
 
 def _here() -> tuple[Gpu, int, int]:
-    """The GPU that localq would use, its bytes, and those of them that are free."""
+    """The GPU that localq would use, its memory, and the free part of it. Raises LocalqError (exit 2)."""
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.total is None or gpu.free is None:
@@ -106,7 +109,7 @@ def _here() -> tuple[Gpu, int, int]:
 
 
 def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Machine | None, str]:
-    """Of a card that need not be here; one of which only the size is known is taken for the usual one of that size."""
+    """Speed of a card that need not be here, and its basis. A card of known size only counts as the typical one."""
     if given:
         return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
     usual = card or (cards.typical(round(total / 2**30)) if _is_usual(total) else None)
@@ -118,5 +121,5 @@ def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Mach
 
 
 def _is_usual(total: int) -> bool:
-    """It is the size that drivers of such cards report."""
+    """Whether drivers of consumer cards report this size."""
     return total // footprint.MIB in planner.CARD_TOTALS_MIB.values()

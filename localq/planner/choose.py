@@ -1,4 +1,4 @@
-"""The weights that a name means on this machine: by `--format`, else by what fits the GPU."""
+"""The weights that a name selects on this machine: by `--format`, else by what fits the GPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from localq.settings import Settings
 def choose_target(
     name: str, format: str | None, settings: Settings, budget: int | None
 ) -> tuple[Target, Choice | None]:
-    """Return what `name` means, and the choice that led to it: None for a name outside the catalogue.
+    """The target of `name`, and the choice of its format; no choice for a name outside the catalogue.
 
-    budget   bytes to plan for, None where there is no GPU (`budget_here`)
-    Raises LocalqError: exit 4 for an unknown name, 2 for a format that there is not.
+    budget   bytes to plan for, None without a GPU (`budget_here`)
+    Raises LocalqError: exit 4 for an unknown name, 2 for an unavailable format.
     """
     target = catalog.resolve(name)
     entry = target.entry if target.kind == "catalogue" else None
@@ -36,33 +36,33 @@ def choose_target(
     except LocalqError:
         if format is not None:
             raise
-        return target, None  # the shape cannot have what is wished for, as loading will say
+        return target, None  # settings that this shape does not support: loading reports them
     return choice.target, choice
 
 
 def wishes_of(settings: Settings) -> Wishes:
-    """What the settings leave to the planner, and what not."""
+    """The wishes in the settings; unset ones are left to the planner."""
     return Wishes(settings.ctx, settings.kv_bits, settings.embed, settings.head)
 
 
 def budget_here(settings: Settings) -> int | None:
-    """Bytes that a load may take of the GPU here: what is free less --reserve, --vram at most; None on the CPU."""
+    """GPU memory that a load may take here: free memory less --reserve, at most --vram; None on the CPU."""
     here = None if settings.device == "cpu" else gpus.first_visible(gpus.probe().gpus)
     if here is None or here.free is None:
         return None
     allowed, left = memory_budget.allowed(settings), max(0, here.free - memory_budget.reserved(settings))
-    return left if allowed is None else min(allowed, left)  # as the loader counts
+    return left if allowed is None else min(allowed, left)  # the same rule as in `engine.load`
 
 
 def _is_bare(name: str, entry: ModelEntry) -> bool:
-    """It is the name or an alias, and says no format."""
+    """Whether `name` is the name or an alias of the entry, without a format."""
     return name.strip().casefold() in {each.casefold() for each in (entry.name, *entry.aliases)}
 
 
 def check_unlisted(target: Target, budget: int | None, settings: Settings, force: bool) -> None:
-    """Before a repository outside the catalogue is fetched to be loaded: whether it can be, from its headers.
+    """Check from its headers, before the download, that a repository outside the catalogue can be loaded.
 
-    Raises LocalqError unless `force`: exit 3 where it does not fit, 1 where it does not run, else as `unlisted.remote`.
+    Raises LocalqError unless `force`: exit 3 if it does not fit, 1 if it does not run, else as `uncatalogued.remote`.
     """
     if target.repo is None or target.entry is not None or force:
         return
@@ -81,7 +81,7 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
 
 
 def too_large(offer: Offer, budget: int | None, settings: Settings) -> LocalqError | None:
-    """The refusal of a plan that does not fit, with its three ways out; None for one that does."""
+    """The error for a model that does not fit, with three ways out; None if it fits."""
     if budget is None:
         return None
     freeing = "with a larger --vram" if settings.vram else gpus.closing_hint(gpus.first_visible(gpus.probe().gpus))

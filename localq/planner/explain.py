@@ -25,22 +25,22 @@ class Line:
 
 
 def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | None, scheme: str = "") -> list[Line]:
-    """Of a plan that was made of `wishes` for `arch` within `budget_bytes` (None: the CPU, where nothing gives way)."""
-    asking = _Asking(plan, wishes, arch, budget_bytes, scheme)
+    """The reasons of a plan for `arch` and `wishes` within `budget_bytes` (None: the CPU, without limit)."""
+    reasons = _Reasons(plan, wishes, arch, budget_bytes, scheme)
     device = "in RAM" if budget_bytes is None else "on the GPU"
     places = {"device": device, "host": "in RAM, one row read per token"}
     own = ", separate from the embedding" if arch.tied and plan.head != "16" else ""
     shared = ", shared with the embedding" if arch.tied and plan.head == "16" else ""
     return [
-        Line("embedding", places[plan.embed], asking.why("embed", wishes.embed != "auto"), "--embed"),
-        Line("head", HEAD_NAMES[plan.head] + own + shared, asking.why("head", wishes.head != "auto"), "--head"),
-        Line("KV cache", kv_bits.text(plan.kv_bits), asking.why("kv_bits", wishes.kv_bits is not None), "--kv"),
+        Line("embedding", places[plan.embed], reasons.why("embed", wishes.embed != "auto"), "--embed"),
+        Line("head", HEAD_NAMES[plan.head] + own + shared, reasons.why("head", wishes.head != "auto"), "--head"),
+        Line("KV cache", kv_bits.text(plan.kv_bits), reasons.why("kv_bits", wishes.kv_bits is not None), "--kv"),
         Line("context", f"{plan.ctx:,} tokens", _context(plan, wishes, arch, budget_bytes), "--ctx"),
     ]
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _Reasons:
     plan: Plan
     wishes: Wishes
     arch: Architecture
@@ -48,7 +48,7 @@ class _Asking:
     scheme: str
 
     def why(self, field: str, asked: bool) -> str:
-        """Of one field of the placement."""
+        """The reason for the value of one field of the placement."""
         if asked:
             return ASKED
         best = getattr(Placement(), field)
@@ -57,7 +57,7 @@ class _Asking:
         return f"saves memory: {self._without(field, best)}"
 
     def _without(self, field: str, best: int | str) -> str:
-        """What would be left with the best of `field`, or where that cannot be with nothing reduced."""
+        """The context with the best value of `field`; if that value is impossible, the context with nothing reduced."""
         for placement in (replace(self.plan.placement, **{field: best}), Placement()):  # type: ignore[arg-type]
             wishes = Wishes(None, placement.kv_bits, placement.embed, placement.head)
             try:
@@ -65,7 +65,7 @@ class _Asking:
                     self.arch, self.plan.format, self.budget_bytes, wishes=wishes, scheme=self.scheme,
                     weights=self.plan.ledger.components["weights"],
                 )  # fmt: skip
-            except LocalqError:  # a tied table moves only together with its head
+            except LocalqError:  # a tied table can move only together with its head
                 continue
             return f"without it only {other.ctx:,} tokens fit" if other.fits else "without it the model does not fit"
         return "without it the model does not fit"

@@ -1,6 +1,6 @@
 """Rows of `localq fit` and the model picker: each offer on one card, most useful first.
 
-Torch-free; no network but for a repository that is asked for by name.
+Torch-free. Only a repository that is given by name needs the network.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from localq.planner.plan import Plan
 from localq.planner.speed import predict
 from localq.planner.speed.predict import Machine
 
-# Bits per weight -> what a parameter is taken to be worth, of 1 at 16 bits, and in words. A judgement, for the order of
-# the table alone: that people choose 27B to 32B at 4 bits before 70B at 2, and 70B at 2 before 24B at 4.
+# Least bits per weight, worth of a parameter (1 at 16 bits), and words for it. The worth is a judgement to sort by:
+# 27B to 32B at 4 bits come before 70B at 2 bits, and 70B at 2 bits before 24B at 4 bits.
 WORTH = (
     (6.0, 1.0, "no visible quality loss"),
     (3.8, 0.95, "close to full quality"),
@@ -31,7 +31,7 @@ WORTH = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the card, and of these what other programs hold, and what shall stay free besides."""
+    """Bytes of the card, the part that other programs hold, and the part to keep free."""
 
     total: int
     desktop: int
@@ -39,20 +39,20 @@ class Memory:
 
     @property
     def budget(self) -> int:
-        """Bytes for localq now."""
+        """Bytes available to localq now."""
         return max(self.total - self.desktop - self.reserve, 0)
 
     @property
     def alone(self) -> int:
-        """Bytes for localq once the other programs are closed."""
+        """Bytes available to localq after other programs are closed."""
         return max(self.total - self.reserve, 0)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One offer on one card. Contexts in tokens, 0 where it does not fit; tok_s None where nothing tells it.
+    """One offer on one card. Contexts in tokens, 0 if it does not fit; tok_s is None if not predicted.
 
-    reason   why it stands where it does: what is lost or reduced, or why it does not fit or run
+    reason   what is lost or reduced, or why it does not fit or run
     """
 
     offer: Offer
@@ -65,29 +65,31 @@ class Row:
 
     @property
     def weights(self) -> int:
-        """Bytes of all weights, embedding and head included."""
+        """Bytes of all weights, with embedding and head."""
         sizes = footprint.weights_bytes(self.offer.arch, self.offer.format, self.offer.scheme)
         exact = {} if self.offer.block_bytes is None else {"weights": self.offer.block_bytes}
         return sum({**sizes, **exact}.values())
 
     @property
     def quality(self) -> float | None:
-        """See `ratio`."""
+        """Perplexity ratio, see `offers.ratio`."""
         return ratio(self.offer)
 
 
 def of_catalogue(format: str | None = None) -> list[Offer]:
-    """Every offer, or those in one format. Raises LocalqError (exit 2) for a format that nothing is in."""
+    """All offers, or those in one format. Raises LocalqError (exit 2) for a format without offers."""
     found = [offer for offer in offers.of_catalogue() if format in (None, offer.format)]
     if not found:
-        raise usage_error("--format", f"no model comes in {format!r}", f"Formats: {', '.join(format_facts.FORMATS)}.")
+        raise usage_error(
+            "--format", f"no model is available in {format!r}", f"Formats: {', '.join(format_facts.FORMATS)}."
+        )
     return found
 
 
 def of_model(name: str, format: str | None = None, offline: bool = False) -> list[Offer]:
-    """The formats of one model: all that the catalogue has, or the one that a name, folder, file or repository says.
+    """The offers of one model: all formats of the catalogue, or the one of a name, folder, file or repository.
 
-    Raises LocalqError: exit 2 for a format that there is not, else as `unlisted.offer`.
+    Raises LocalqError: exit 2 for an unavailable format, else as `uncatalogued.offer`.
     """
     target = catalog.resolve(name)
     if target.entry is not None:
@@ -105,7 +107,7 @@ def of_model(name: str, format: str | None = None, offline: bool = False) -> lis
 
 
 def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None) -> Row:
-    """What the planner says: with the context of `wishes` if it has one, else with the largest."""
+    """The row of an offer: planned with the context of `wishes` if it has one, else with the largest."""
     arch, ctx = offer.arch, wishes.ctx
     planned = functools.partial(
         planner.assess, arch, offer.format, weights=offer.block_bytes, scheme=offer.scheme, name=offer.name
@@ -113,13 +115,13 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
     free = replace(wishes, ctx=None)
     try:
         now = planned(memory.budget, wishes=free)
-        alone = now  # the same where no other program holds anything
+        alone = now  # the same plan if no other program holds memory
         if memory.alone != memory.budget:
             alone = planned(memory.alone, wishes=free)
-        if now.fits and alone.ctx < now.ctx:  # where nothing has to give way any more, and as it is now more would fit
+        if now.fits and alone.ctx < now.ctx:  # with all memory less is reduced, and so less context fits than now
             kept = replace(free, kv_bits=now.kv_bits, embed=now.embed, head=now.head)
             alone = planned(memory.alone, wishes=kept)
-    except LocalqError as error:  # nothing of that shape can be asked for this
+    except LocalqError as error:  # this shape does not support the wishes
         plain = planned(memory.budget)
         return Row(offer, replace(plain, fits=False), 0, 0, False, error.why)
     ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
@@ -141,36 +143,36 @@ def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
 
 
 def _reason(offer: Offer, plan: Plan) -> str:
-    """Of what fits: whether it runs, what it keeps, what gave way, what else to know."""
+    """The reason of a row that fits: why it does not run, its quality, what was reduced, and the remark."""
     bits = "16 bits" if offer.bits >= 6 else f"{offer.bits:.1f} bits"
     sized = f"{human_count(offer.arch.parameters)} at {bits}: {quality(offer)}"
     return "; ".join(filter(None, (offer.unsupported, sized, plan.choice, offer.remark)))
 
 
 def quality(offer: Offer) -> str:
-    """What is left of the quality, in words, and as measured where it was."""
+    """Quality in words, with the measured perplexity ratio if there is one."""
     words = next(words for least, _, words in WORTH if offer.bits >= least)
     known = ratio(offer)
-    return words if known is None else f"{words}, perplexity {known:.2f}x as measured"
+    return words if known is None else f"{words}, perplexity {known:.2f}x (measured)"
 
 
 def human_count(parameters: int) -> str:
-    """32.8B, 135M"""
+    """A count of parameters, such as 32.8B or 135M."""
     return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"
 
 
 def worth(offer: Offer) -> float:
-    """The parameters of a model in 16 bits that would be chosen as readily; see `WORTH`."""
+    """Parameters of a 16-bit model of equal worth; see `WORTH`."""
     share = next(share for least, share, _ in WORTH if offer.bits >= least)
     return share * planner.size_class(offer.arch)
 
 
 def sort(rows: list[Row]) -> list[Row]:
-    """As a person would choose: what runs and leaves a usable context before the rest, the most capable first.
+    """Sort rows by usefulness: first those that run and leave a usable context, the most capable model first.
 
-    What gathers its codewords comes behind all that has better kernels. Among models worth the same (`worth` of their
-    best row) the catalogue's order decides, among the formats of one model the default comes first, then more bits.
-    What does not fit follows, the nearest to fitting first.
+    Formats that are offered last follow, then unsupported ones. Models of equal `worth` (of their best row) keep the
+    catalogue's order. Among the formats of a model the default comes first, then more bits. Rows that do not fit come
+    last, the smallest first.
     """
 
     def group(row: Row) -> int:

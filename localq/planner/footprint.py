@@ -1,7 +1,7 @@
 """Memory of a loaded model by component: the sizes that the engine allocates, from its shape. Torch-free.
 
-Exact for weights, cache, tables and buffers. What a prefill pass holds at once is counted from its widest moment, and
-the engine reserves just that; what CUDA takes for itself is an assumption until a load measures it (`engine.vram`).
+Exact for weights, cache, tables and buffers. Memory of prefill is counted at its peak, and the engine reserves that
+amount. Memory of CUDA itself is an assumption until a load measures it (`engine.load.vram`).
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from localq.files.format_facts import Format
 from localq.planner.placement import Placement
 
 MIB = 2**20
-# CUDA context, streams and loaded kernels before they are measured. An assumption of the 24 GB arithmetic that users of
-# such cards go by (300 to 400 MiB, and graphs). A load replaces it by what was really taken when it began.
+# Assumption for CUDA context, streams, loaded kernels and graphs (a context takes 300 to 400 MiB). A load replaces
+# it by the measured value.
 CUDA_CONTEXT_BYTES = 500 * MIB
-KERNELS_BYTES = 64 * MIB  # of these, machine code that is loaded after that, when it first runs; assumed
-MORE_KERNELS_BYTES = 16 * MIB  # the same of a later model in the same process
+KERNELS_BYTES = 64 * MIB  # part of these: machine code that is loaded at its first launch; assumed
+MORE_KERNELS_BYTES = 16 * MIB  # the same for a later model in the same process
 CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere less
-LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
-PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
-PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
-SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
-# Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
+LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
+PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size
+PREFILL_SCRATCH = 256 * MIB  # limit of weights dequantized for prefill
+SPARE_BYTES = 32 * MIB  # unused parts of the allocator's blocks of 20 and 2 MiB
+# Without fused attention (soft cap): scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
-MULTIPROCESSORS = 192  # of the largest card that is planned for
-MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention/decode.cu)
-# Per entry of the vocabulary, a bit of a mask apart: seen, breakers, matches, its place in a list; and besides.
+MULTIPROCESSORS = 192  # of the largest supported card
+MOST_SPLITS, CLUSTER = 64, 8  # attention: splits of the slots of a KV head (csrc/attention/decode.cu)
+# Bytes per entry of the vocabulary (seen, breakers, matches, index; the mask of one bit is separate), and fixed bytes.
 SAMPLER_BYTES, SAMPLER_FIXED = 14, 12_848
-LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
+LOGITS_BYTES = 6  # per entry of the vocabulary: one row in 16 bit and in f32
 
 
 def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str, int]:
-    """Bytes of the weights in memory: {"weights": the blocks', "embedding": the table's, "head": 0 where tied}.
+    """Bytes of the weights: {"weights": of the blocks, "embedding": of the table, "head": 0 if tied}.
 
-    Norms, biases and routers count to "weights" and, like embedding and head, take 16 bit. `scheme` as in
-    `catalog.Source`; GGUF weights are 16-bit once imported.
+    "weights" includes norms, biases and routers, which take 16 bit, as do embedding and head. `scheme` as in
+    `catalog.Source`; imported GGUF weights take 16 bit.
     """
     return {
         "weights": _stored_bytes(arch, format, scheme) + 2 * arch.other_parameters,
@@ -51,7 +51,7 @@ def _stored_bytes(arch: Architecture, format: str, scheme: str) -> int:
 
 
 def idle_bytes(arch: Architecture, format: str, scheme: str = "") -> int:
-    """Bytes of the weights that one token does not go through: of all experts but the active ones."""
+    """Bytes of the weights that one token does not use: experts that are not active."""
     if not arch.experts:
         return 0
     of = format_facts.of_experts(arch, format)
@@ -62,7 +62,7 @@ def idle_bytes(arch: Architecture, format: str, scheme: str = "") -> int:
 
 
 def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
-    """Stored bits per weight over the block matrices."""
+    """Stored bits per weight of the block matrices."""
     return 8 * _stored_bytes(arch, format, scheme) / arch.linear_parameters
 
 
@@ -75,18 +75,18 @@ def placed_weights(arch: Architecture, format: str, scheme: str = "") -> int:
 
 
 def head_bytes(arch: Architecture, head: str, itemsize: int = 2) -> int:
-    """Bytes of the head alone: 0 where it is the embedding table. `itemsize` of the model's type."""
+    """Bytes of the head; 0 if it is the embedding table. `itemsize` of the model's type."""
     if head == "nf4":
         return format_facts.matrix_bytes(Linears("head", arch.vocab, arch.hidden, 1), "nf4")
     if head == "8":
-        return arch.embedding_parameters + 4 * arch.vocab  # codes, and one f32 scale for each row
+        return arch.embedding_parameters + 4 * arch.vocab  # codes, and one f32 scale per row
     return itemsize * arch.head_parameters
 
 
 def fixed_bytes(
     arch: Architecture, format: str, scheme: str, weights: int | None, placement: Placement, itemsize: int
 ) -> dict[str, int]:
-    """What does not depend on the context. `weights`: exact bytes of all but embedding and head, where known."""
+    """Component -> bytes that do not depend on the context. `weights`: exact bytes without embedding and head."""
     if weights is None:
         weights = placed_weights(arch, format, scheme)
     return {
@@ -104,26 +104,26 @@ def fixed_bytes(
 
 
 def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> dict[str, int]:
-    """What each position of the context adds to the components."""
+    """Component -> bytes per position of the context."""
     plain = placement.kv_bits == 16
     bits = 8 * itemsize if plain else placement.kv_bits
-    layer = 2 * arch.kv_heads * arch.head_dim * itemsize  # the copy of one layer that prefill reads
+    layer = 2 * arch.kv_heads * arch.head_dim * itemsize  # the dequantized copy of one layer for prefill
     return {
         "kv_cache": arch.kv_bytes_per_token(bits) + (0 if plain else layer),
         "tables": _rotary(arch) * itemsize + 8,
-        "scratch": (_kinds(arch) * itemsize + 1) * PREFILL_CHUNK,  # masks as attention adds them, and one as bools
+        "scratch": (_kinds(arch) * itemsize + 1) * PREFILL_CHUNK,  # masks that attention adds, and one mask of bools
         "sampler": 13,
     }
 
 
 def _launches(arch: Architecture) -> int:
-    """Of a layer in a decode step, at most."""
+    """Most launches of a layer in a decode step."""
     launches = 6 if arch.experts else 5  # experts: a router
     return launches + (2 if arch.traits.four_norms else 0)
 
 
 def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
-    """Tables that the context does not lengthen."""
+    """Bytes of tables that do not depend on the context."""
     norms = 4 * arch.other_parameters if arch.traits.four_norms else 0  # 1 + weight in f32
     if arch.traits.norms_in_f32:
         norms = 4 * arch.hidden * (2 * arch.layers + 1)
@@ -131,10 +131,10 @@ def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
 
 
 def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
-    """What prefill holds besides the masks: dequantized weights, and all that a chunk computes."""
+    """Bytes of prefill without the masks: dequantized weights, and activations of a chunk."""
     formats = ((each, format_facts.of_linear(arch, each, format)) for each in arch.linears)
     largest, own = max(_slab_weights(each, of) for each, of in formats), format_facts.of(format)
-    chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth lies in between
+    chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth for gaps of the allocator
     if own.copies_inputs:
         chunk += itemsize * PREFILL_CHUNK * max(each.columns for each in arch.linears)
     unpacking = own.unpack_bytes if own.unpacks_16_bit or itemsize != 2 else 0
@@ -142,8 +142,10 @@ def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
 
 
 def _slab_weights(linear: Linears, format: Format) -> int:
-    """The most weights that a product with such a matrix needs dequantized: of an expert, gate and up are one where
-    all are rows of one matrix, else two."""
+    """Most weights that a product with such a matrix dequantizes at once.
+
+    Gate and up of an expert are one product if the format stacks experts, else two.
+    """
     if not format.is_quantized:
         return 0
     together = linear.expert and linear.name == "gate, up" and format.stacks_experts
@@ -151,12 +153,16 @@ def _slab_weights(linear: Linears, format: Format) -> int:
 
 
 def _chunk(arch: Architecture, itemsize: int) -> int:
-    """What a prefill chunk holds at the widest moment of a block, besides the masks."""
+    """Peak bytes of the activations of a prefill chunk in a block, without the masks."""
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    turning = 2 * arch.hidden + (q + 2 * kv) + 3 * (q + kv)  # x, its norm; q, k, v; what rotates them
-    gated = 3 * arch.hidden + (3 if arch.traits.fused else 2) * arch.intermediate  # x before, x, its norm; gate and up
-    if arch.experts:  # x before, its norm, the sum in f32; x of tokens that all chose one expert, and its MLP
-        turning += 2 * arch.hidden  # the sum was elsewhere than x before: that lies in between
+    turning = 2 * arch.hidden + (q + 2 * kv) + 3 * (q + kv)  # x, its norm; q, k, v; temporaries of the rotation
+    gated = (
+        3 * arch.hidden + (3 if arch.traits.fused else 2) * arch.intermediate
+    )  # the residual, x, its norm; gate and up
+    if (
+        arch.experts
+    ):  # the residual, its norm, the sum in f32; x of the tokens of one expert (at worst all), and its MLP
+        turning += 2 * arch.hidden  # the sum is in another place than the residual, which leaves a gap
         gated = max(gated, 5 * arch.hidden + (5 if arch.traits.sinks else 3) * arch.expert_intermediate)
     normed = 8 * arch.hidden  # gemma's norms compute in f32
     rows = itemsize * PREFILL_CHUNK
@@ -167,23 +173,23 @@ def _chunk(arch: Architecture, itemsize: int) -> int:
 
 
 def slab_bytes(largest: int, itemsize: int) -> int:
-    """Bytes of the buffer for dequantized weights, of which the largest matrix has so many."""
+    """Bytes of the buffer for dequantized weights; `largest`: weights of the largest matrix."""
     return min(itemsize * largest, PREFILL_SCRATCH)
 
 
 def _rotary(arch: Architecture) -> int:
-    """Elements that a position has in the rotary tables: cos and sin for each column of a head."""
+    """Elements per position in the rotary tables: cos and sin for each column of a head."""
     kinds = _kinds(arch) if arch.traits.two_rotary_tables else 1
     return kinds * 2 * arch.head_dim
 
 
 def _kinds(arch: Architecture) -> int:
-    """Kinds of layers, windowed and not."""
+    """Number of kinds of layers: windowed and not."""
     return 2 if 0 < arch.window_layers < arch.layers else 1
 
 
 def _attention_workspace(arch: Architecture) -> int:
-    """What the parts of decode attention exchange, on the largest card: `attention_partials` of csrc, and counters."""
+    """Bytes of partial results of decode attention on the largest card: `attention_partials` of csrc, and counters."""
     splits = min(MOST_SPLITS, max(CLUSTER, 3 * MULTIPROCESSORS // arch.kv_heads))
     columns = 64 if arch.head_dim <= 64 else 128 if arch.head_dim <= 128 else 256
     rows = arch.kv_heads * (16 if arch.heads > 8 * arch.kv_heads else 8) * splits
@@ -191,7 +197,7 @@ def _attention_workspace(arch: Architecture) -> int:
 
 
 def _step_buffers(arch: Architecture, itemsize: int) -> int:
-    """The fixed rows of a decode step: two of the residual stream, q k v, attention, MLP, logits in f32, a route."""
+    """Bytes of the buffers of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
     width = arch.intermediate + arch.expert_intermediate * arch.experts_active
     row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0

@@ -12,16 +12,16 @@ from localq.planner.placement import Wishes
 class LoadOptions:
     """Options of a load; None and "auto" leave the choice to the planner.
 
-    name           what messages call the model; "" = as its files are called
+    name           name of the model in messages; "" = that of its files
     device         "auto", "cpu" or "cuda"
     dtype          "auto", "float32", "bfloat16" or "float16"
     ctx            context length in tokens
     kv_bits        one of `kv_bits.KV_BITS`
-    vram_bytes     the most that the process takes of the GPU, its CUDA context included; None = what is free
+    vram_bytes     limit of GPU memory of the process, CUDA context included; None = the free memory
     embed          "auto", "device" or "host": where the embedding lies
     head           "auto", "16", "8" or "nf4"
-    reserve_bytes  of the GPU that stay free on top
-    force          load even where the plan says that it does not fit
+    reserve_bytes  GPU memory that stays free in addition
+    force          load even if the plan does not fit
     """
 
     name: str = ""
@@ -37,5 +37,5 @@ class LoadOptions:
 
     @property
     def wishes(self) -> Wishes:
-        """Return the part that the planner takes. Raises LocalqError (exit 2) for unknown values."""
+        """The options that the planner decides about. Raises LocalqError (exit 2) for unknown values."""
         return Wishes(self.ctx, self.kv_bits, self.embed, self.head)

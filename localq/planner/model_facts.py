@@ -1,7 +1,6 @@
 """Facts of one model: from the catalogue, its files on this machine, and its last load.
 
-As data, which `localq show --json` prints, and as lines for people, which `localq show` and the model picker show.
-Torch-free, without the network.
+As data for `localq show --json`, and as lines for `localq show` and the model picker. Torch-free, without network.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.wording import human_bytes, memory_lines, table_lines
 
-NAME_CELLS = 18  # of `lines`, before what is told
+NAME_CELLS = 18  # width of the first column of `lines`
 
 
 def of_name(name: str, settings: Settings) -> dict[str, Any]:
-    """Return all facts of what `name` means, in the form of `--json`.
+    """All facts of the model `name`, in the form of `--json`.
 
-    Raises LocalqError: exit 4 for what is neither in the catalogue nor here, 8 for damaged files.
+    Raises LocalqError: exit 4 for a model that is neither in the catalogue nor on this machine, 8 for damaged files.
     """
     target = catalog.resolve(name)
     path = hub.local_path(target)
@@ -52,12 +51,12 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
         generation, scheme = files.generation_config, scheme_of(files)
         try:
             arch = arch or Architecture.from_config(files.config)
-        except LocalqError as error:  # shown all the same: this is where a user looks for the reason
+        except LocalqError as error:  # shown anyway, with the reason
             reason = error.why
     if entry is not None:
         reason = format_facts.unsupported(entry.arch, target.format or entry.default_format)
     elif arch is not None:
-        reason = format_facts.unsupported(arch, "bf16")  # of the architecture: loading looks at the weights
+        reason = format_facts.unsupported(arch, "bf16")  # checks the architecture; loading checks the weights
     format = target.format or _stated_format(path)
     scheme = scheme or (target.source.scheme if target.source else "")
     return {
@@ -78,14 +77,14 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
 
 
 def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: Settings) -> dict[str, Any] | None:
-    """What the last load of it on a GPU took, beside what was predicted; before the first, or with --vram, the plan.
+    """Measured and predicted memory of the last load on a GPU; before a first load, or with --vram, the plan.
 
-    None where neither is known: on a machine without a GPU.
+    None without both, as on a machine without a GPU.
     """
     last = local_measurements.last_load(name) if settings.vram is None else None
     if last is not None:
-        told = dataclasses.asdict(last)
-        return {**told, "predicted_bytes": told.pop("predicted"), "measured_bytes": told.pop("measured")}
+        load = dataclasses.asdict(last)
+        return {**load, "predicted_bytes": load.pop("predicted"), "measured_bytes": load.pop("measured")}
     size = memory_budget.allowed(settings)
     budget = choose.budget_here(settings) if size is None else size - memory_budget.reserved(settings)
     if budget is None:
@@ -93,7 +92,7 @@ def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: S
     wishes = choose.wishes_of(settings)
     try:
         plan = planner.assess(arch, format, budget, wishes=wishes, scheme=scheme, name=name)
-    except LocalqError:  # what is wished for is not possible for this shape: loading says so
+    except LocalqError:  # settings that this shape does not support: loading reports them
         return None
     placed = {"kv_bits": plan.kv_bits, "embed": plan.embed, "head": plan.head}
     sizes = {"predicted_bytes": plan.ledger.components, "measured_bytes": None}
@@ -137,8 +136,10 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
-    """What `of_name` tells, line by line, sanitized; in parts with an empty line between them. width: of a terminal, as
-    in `wording.table_lines`."""
+    """The facts of `of_name` as lines, sanitized; an empty line separates the parts.
+
+    width: of the terminal, as in `wording.table_lines`
+    """
     rows = [["name", facts["name"]]]
     if facts["title"]:
         rows.append(["title", facts["title"]])
@@ -155,12 +156,12 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
         rows.append(["model defaults", ", ".join(stated)])
     if facts["settings"]:
         rows.append(["from models.toml", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())])
-    told = [f"{key:<{NAME_CELLS - 2}}  {sanitize(value)}" for key, value in rows]
+    found = [f"{key:<{NAME_CELLS - 2}}  {sanitize(value)}" for key, value in rows]
     if facts["memory"]:
-        told += ["", *_memory_lines(facts["memory"])]
+        found += ["", *_memory_lines(facts["memory"])]
     if facts["sources"]:
-        told += ["", *_source_lines(facts["sources"], width)]
-    return told
+        found += ["", *_source_lines(facts["sources"], width)]
+    return found
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:

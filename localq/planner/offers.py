@@ -1,8 +1,8 @@
 """Formats available for a model, and the one that its plain name selects on a card. Torch-free.
 
-The default of the catalogue counts where it leaves a usable context. Else weights on this machine come before published
-ones, fast formats before those that are offered last, more bits before fewer. A format that needs a calibration text is
-never selected before it is made: the plan names the command.
+The default of the catalogue is selected if it leaves a usable context. Else weights on this machine come before
+published ones, fast formats before those that are offered last, more bits before fewer. A format that needs a
+calibration text is selected only after it was quantized here; the plan names the command.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from localq.planner.speed import measurements
 class Offer:
     """A format available for a model, before a card is considered.
 
-    source     the published weights; None where they are made here, or are a folder or file
-    base       what they are made from then
-    unsupported  why localq cannot run it, None when it can
-    preferred  the plain name of the model means this
-    block_bytes  exact bytes of the weights but embedding and head, None where they are only computed
+    source       the published weights; None if they are quantized here, or are a folder or file
+    base         the source to quantize from, if they are quantized here
+    unsupported  why localq cannot run it, None if it can
+    preferred    the plain name of the model selects it
+    block_bytes  exact bytes of the weights without embedding and head, None if unknown
     """
 
     name: str
@@ -51,19 +51,19 @@ class Offer:
 
     @property
     def download_bytes(self) -> int | None:
-        """What must be fetched, None where that is not known."""
+        """Bytes to download, None if unknown."""
         files = self.source or self.base
         return files.bytes or None if files else None
 
     @property
     def last(self) -> bool:
-        """Offered behind all else: see the catalogue."""
+        """Whether it is offered after all others: `Format.offered_last`, or experts one by one."""
         one_by_one = format_facts.one_by_one(self.arch, self.format)
         return one_by_one or bool(format_facts.of(self.format).offered_last)
 
     @property
     def is_calibrated(self) -> bool:
-        """It must be made here, on a text, which takes hours of a large model."""
+        """Whether it is quantized here on a text, which takes hours for a large model."""
         made_here = self.source is None and self.base is not None
         return made_here and format_facts.of(self.format).made_from == "text"
 
@@ -74,7 +74,7 @@ class Offer:
 
     @property
     def remark(self) -> str:
-        """What to know before choosing it, in a few words."""
+        """A remark for the user, in a few words."""
         made = f"quantized here from {self.base.format}" if self.source is None and self.base else ""
         gated = "gated" if self.source is not None and self.source.gated else ""
         slow = "slow, experts one by one" if format_facts.one_by_one(self.arch, self.format) else ""
@@ -82,12 +82,15 @@ class Offer:
 
 
 def of_catalogue() -> list[Offer]:
-    """Of every entry."""
+    """The offers of all entries."""
     return [offer for entry in catalog.load_catalogue() for offer in of_entry(entry)]
 
 
 def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
-    """One for each format that is published or can be made; the first source of a format counts."""
+    """The offers of `entry`: each format that is published (its first source) or can be quantized here.
+
+    only   the one format to return, None for all
+    """
     offers = []
     base = entry.source(entry.base_format)
     for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
@@ -103,9 +106,9 @@ def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
 
 @dataclass(frozen=True)
 class FormatCandidate:
-    """An offer on one card, and its place on this machine (None: not here).
+    """An offer on one card, and its path on this machine (None: not here).
 
-    usable   it runs, and leaves a usable context or the one that was asked for
+    usable   it runs, and leaves a usable context, or the requested one
     """
 
     offer: Offer
@@ -116,7 +119,7 @@ class FormatCandidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The offer that is used, why in one line, and all candidates in the catalogue's order."""
+    """The selected offer, the reason in one line, and all candidates in the catalogue's order."""
 
     taken: FormatCandidate
     why: str
@@ -124,16 +127,16 @@ class Choice:
 
     @property
     def target(self) -> Target:
-        """As a name means it."""
+        """The target of the selected offer."""
         return catalog.resolve(self.taken.offer.name)
 
 
 def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: str | None = None) -> Choice:
-    """The format of `entry` for a card; `only`: that format. One that does not fit is returned where none does.
+    """Choose the format of `entry` for a card, or `only` that format. If none fits, the default is returned.
 
-    On the CPU (`budget_bytes` None) it is the default.
+    On the CPU (`budget_bytes` None) the default is chosen.
 
-    Raises LocalqError (exit 2) for wishes that the shape cannot have, or a format that there is not.
+    Raises LocalqError (exit 2) for wishes that the shape does not support, and for an unavailable format.
     """
     considered = tuple(_considered(offer, budget_bytes, wishes) for offer in of_entry(entry))
     if only is not None:
@@ -159,7 +162,7 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
 
 
 def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> FormatCandidate:
-    from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does without
+    from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does not need it
 
     plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
     wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
@@ -168,7 +171,7 @@ def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Forma
 
 
 def making_command(offer: Offer) -> str:
-    """Return the command that makes an offer that is not published, with an estimate of the time."""
+    """The command that quantizes an offer that is not published, with an estimate of the time."""
     from localq import driver
     from localq.planner import prepare
 
@@ -184,5 +187,5 @@ def making_command(offer: Offer) -> str:
 
 
 def ratio(offer: Offer) -> float | None:
-    """Perplexity over that of the full weights, where it was measured."""
+    """Perplexity divided by that of the full-precision weights; None if not measured."""
     return measurements.load().perplexity_ratio.get((offer.model, offer.format))

@@ -11,8 +11,8 @@ from localq.files.architecture import Architecture
 from localq.kv_bits import K8V4, KV_BITS, KvBits
 
 EMBEDS, HEADS = ("auto", "device", "host"), ("auto", "16", "8", "nf4")
-# What saves memory, one after the other. A tied model's table serves as its head, so it can go to the host only once
-# the head is another tensor.
+# Steps that save memory, in order. The table of a tied model is its head too, so it can move to the host only after the
+# head is a separate tensor.
 STEPS: tuple[Mapping[str, int | str], ...] = (
     {"embed": "host"},
     {"kv_bits": 8},
@@ -21,17 +21,17 @@ STEPS: tuple[Mapping[str, int | str], ...] = (
     {"kv_bits": K8V4},
     {"kv_bits": 4},
 )
-HEAD_COLUMNS = {"16": 1, "8": 16, "nf4": 64}  # the form takes a multiple of so many
+HEAD_COLUMNS = {"16": 1, "8": 16, "nf4": 64}  # the format needs a multiple of this
 HEAD_NAMES = {"16": "16 bit", "8": "8 bit", "nf4": "NF4"}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where memory is saved.
+    """Where embedding, head and KV cache are, and in how many bits.
 
-    kv_bits  16 (the type of the model), 8 or 4 bits for each element of the KV cache, or `kv_form.K8V4`
+    kv_bits  bits of an element of the KV cache: 16 (the type of the model), 8 or 4, or `kv_bits.K8V4`
     embed    "device", or "host": the table in pinned host memory, from which a token reads one row
-    head     "16" (the type of the model), "8" or "nf4"; a tied model gets a head of its own, and keeps its table
+    head     "16" (the type of the model), "8" or "nf4"; a tied model then gets a separate head, and keeps its table
     """
 
     kv_bits: KvBits = 16
@@ -41,7 +41,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user decides; None and "auto" leave it to the planner. Raises LocalqError (exit 2) for other values."""
+    """Choices of the user; None and "auto" leave them to the planner. Raises LocalqError (exit 2) for other values."""
 
     ctx: int | None = None
     kv_bits: KvBits | None = None
@@ -57,11 +57,11 @@ class Wishes:
             raise usage_error("--head", f"'{self.head}' is not supported", f"Use {', '.join(HEADS)}.")
 
     def placements(self, arch: Architecture) -> list[Placement]:
-        """What may be tried, the best first; each needs less memory than the one before."""
+        """The placements to try, the best first; each needs less memory than the one before."""
         is_open = {"kv_bits": self.kv_bits is None, "embed": self.embed == "auto", "head": self.head == "auto"}
         head = "16" if self.head == "auto" else self.head
         if arch.tied and self.embed == "host" and self.head == "auto":
-            head = "8"  # the device reads the whole head for every token, so the table alone can leave it
+            head = "8"  # every token reads the whole head, so only the table can leave the device
         last = Placement(self.kv_bits or 16, "device" if self.embed == "auto" else self.embed, head)
         found = [last]
         for step in STEPS:
@@ -74,14 +74,14 @@ class Wishes:
 
 
 def _saves(arch: Architecture, tried: Placement, step: Mapping[str, int | str]) -> bool:
-    """The step is possible and makes `tried` smaller than it was."""
+    """Whether the step is possible and saves memory."""
     if "kv_bits" in step:
         return kv_storable(arch)
     if arch.tied and (tried.embed == "host") != (tried.head != "16"):
-        return False  # the table moves only together with the head, and a head of its own only pays with it
+        return False  # a separate head saves memory only if the table leaves the device
     return arch.hidden % HEAD_COLUMNS[tried.head] == 0
 
 
 def kv_storable(arch: Architecture) -> bool:
-    """The forms of the KV cache in 8 and 4 bit cover heads of this width."""
+    """Whether 8-bit and 4-bit KV caches support heads of this width."""
     return arch.head_dim % 8 == 0 and arch.head_dim <= 256

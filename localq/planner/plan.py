@@ -1,11 +1,11 @@
 """The plan of a load: memory by component, and the context that a budget leaves. Torch-free.
 
-The engine allocates by the plan it gets here at load, with the exact bytes of the weights; `localq fit` asks the same
-functions about models that are not on this machine. Windowed layers are counted like the others, because the engine's
-cache keeps every position of every layer.
+The engine allocates by this plan, made at load with the exact bytes of the weights. `localq fit` calls the same
+functions for models that are not on this machine. Windowed layers count like others, because the engine's cache keeps
+every position of every layer.
 
-What the user leaves open is decided here: nothing is reduced where a usable context (or the one asked for) fits, else
-as many of `placement.STEPS` as it takes, in their order.
+Choices that the user leaves open are made here: nothing is reduced if a usable context (or the requested one) fits,
+else as many of `placement.STEPS` as needed, in their order.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from localq.planner.footprint import CUDA_CONTEXT_BYTES, MIB
 from localq.planner.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, Wishes, kv_storable
 from localq.wording import parse_bytes
 
-CPU_CONTEXT = 8192  # tokens, where no budget limits the context and none was asked for
-MIN_CONTEXT = 512  # tokens; a model that leaves less does not fit
-CONTEXT_STEP = 64  # contexts that the planner chooses are multiples of it
-USABLE_CONTEXT = 4096  # tokens; what a suggested model must leave
+CPU_CONTEXT = 8192  # tokens: the default without a budget
+MIN_CONTEXT = 512  # tokens; a model with less does not fit
+CONTEXT_STEP = 64  # tokens; chosen contexts are multiples of this
+USABLE_CONTEXT = 4096  # tokens; the least context of a suggested model
 
-# What the drivers of cards of so many GiB report in MiB: RTX 4060, 4070, 4080, 4090 and 5090.
+# Nominal GiB -> MiB that the driver reports: RTX 4060, 4070, 4080, 4090 and 5090.
 CARD_TOTALS_MIB = {8: 8188, 12: 12_282, 16: 16_376, 24: 24_564, 32: 32_607}
-CARD_RESERVE = 1 / 2048  # of any other card: the share that the driver of most of the cards above keeps back
+CARD_RESERVE = 1 / 2048  # other cards: the share that the driver keeps back on most of the cards above
 
 
-# The blocks' weights with their norms; embedding and head; the KV cache with the copy that prefill reads where it is
-# quantized; tables of positions; what a prefill pass holds; what a decode step holds; what CUDA and its libraries take.
+# Weights of the blocks with norms; embedding and head; the KV cache, with the dequantized copy for prefill if it is
+# quantized; tables of positions; memory of prefill; memory of a decode step; memory of CUDA and its libraries.
 COMPONENTS = (
     *("weights", "embedding", "head", "kv_cache", "tables", "scratch", "step_buffers", "attention_workspace"),
     *("sampler", "cublas_workspace", "graphs", "cuda_context"),
@@ -55,11 +55,11 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model would be loaded. `fits` is false only in plans of `assess`; `reason` then says why in a few words.
+    """How a model would be loaded. If `fits` is false, `reason` says why in a few words.
 
-    kv_bits, embed, head  as in `footprint.Placement`
-    choice                what the planner reduced, and why, in one line; empty where it reduced nothing
-    arch                  the shape that was planned for
+    kv_bits, embed, head  as in `placement.Placement`
+    choice                what the planner reduced, in one line; empty if nothing
+    arch                  the planned shape
     """
 
     name: str
@@ -76,12 +76,12 @@ class Plan:
 
     @property
     def placement(self) -> Placement:
-        """Where this plan saves memory."""
+        """Placement of embedding, head and KV cache."""
         return Placement(self.kv_bits, self.embed, self.head)
 
 
 def parse_card(text: str) -> int:
-    """Bytes of a whole card: as `parse_bytes`, but a bare number of GiB is what the driver of such a card reports."""
+    """Bytes of a card: as `parse_bytes`, but a plain number of GiB means what the driver of such a card reports."""
     size = parse_bytes(text)
     if not text.strip().replace(".", "").isdecimal():
         return size
@@ -90,7 +90,7 @@ def parse_card(text: str) -> int:
 
 
 def largest_context(free_bytes: int, bytes_per_token: int) -> int:
-    """Tokens whose keys and values fit into what the rest leaves free; 0 when nothing is left."""
+    """Tokens whose keys and values fit in `free_bytes`."""
     return max(free_bytes, 0) // bytes_per_token
 
 
@@ -106,7 +106,10 @@ def assess(
     itemsize: int = 2,
     context_bytes: int = CUDA_CONTEXT_BYTES,
 ) -> Plan:
-    """`plan` that never refuses: a model that does not fit gets fits=False, a reason, and its least useful context."""
+    """As `plan`, without errors for a model that does not fit: fits=False, a reason, and the least context.
+
+    Raises LocalqError (exit 2) for wishes that this shape does not support.
+    """
     wishes = wishes or Wishes()
     ctx = wishes.ctx
     if ctx is not None and not 0 < ctx <= arch.max_context:
@@ -138,17 +141,17 @@ def plan(
     freeing: str = "",
     force: bool = False,
 ) -> Plan:
-    """The plan to load by: the largest context that fits, or the one that was asked for exactly.
+    """The plan of a load: with the largest context that fits, or exactly the requested one.
 
-    budget_bytes   all that the process may take on the device, its CUDA context included; None = no limit (CPU)
-    weights        exact bytes of all weights but embedding and head, where they are known
-    itemsize       bytes of an element of the type to compute in
-    context_bytes  what CUDA takes for itself
-    freeing        for a refusal: how the budget could grow, such as `gpus.closing_hint`
-    force          a plan that does not fit is returned instead of refused
+    budget_bytes   device memory for the process, CUDA context included; None = no limit (CPU)
+    weights        exact bytes of all weights without embedding and head, if known
+    itemsize       bytes of an element of the compute type
+    context_bytes  memory of CUDA itself
+    freeing        for the error: how to free memory, such as `gpus.closing_hint`
+    force          return a plan that does not fit instead of raising
 
-    Raises LocalqError: exit 3 when it does not fit, naming the bytes and three ways out; exit 2 for what this model
-    cannot be asked for.
+    Raises LocalqError: exit 3 if it does not fit, with the bytes and three ways out; exit 2 for wishes that this shape
+    does not support.
     """
     made = assess(
         arch, format, budget_bytes, wishes=wishes, weights=weights, scheme=scheme, name=name, itemsize=itemsize,
@@ -164,7 +167,7 @@ def plan(
 
 
 def _check(arch: Architecture, wishes: Wishes) -> None:
-    """What this shape cannot be asked for is a usage error."""
+    """Raises LocalqError (exit 2) for wishes that this shape does not support."""
     if wishes.kv_bits not in (None, 16) and not kv_storable(arch):
         why = f"heads of {arch.head_dim} columns cannot be stored in {kv_form.text(wishes.kv_bits)}"
         raise usage_error("--kv", why, "Use 16.")
@@ -187,7 +190,7 @@ def _placed(
     ctx: int | None,
     itemsize: int,
 ) -> Plan:
-    """The plan of one placement, without names."""
+    """The plan of one placement, without name and format."""
     growth = footprint.per_token_bytes(arch, placement, itemsize)
     least = ctx or min(MIN_CONTEXT, arch.max_context)
     if budget_bytes is None:
@@ -206,7 +209,7 @@ def _placed(
 
 
 def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
-    """What was reduced without being asked for, and why, for people."""
+    """What the planner reduced, for people."""
     changes = (
         (wishes.embed == "auto" and chosen.embed != "device", "embedding in RAM (--embed)"),
         (wishes.head == "auto" and chosen.head != "16", f"head {HEAD_NAMES[chosen.head]} (--head)"),
@@ -217,7 +220,7 @@ def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
 
 
 def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, other: str | None, itemsize: int) -> tuple[str, str]:
-    """Two things to do about `made`: another format or model, a shorter context (or the CPU)."""
+    """The first two ways out: another format or model; a shorter context, else the CPU."""
     first = " (it is quantized here first)" if other and catalog.resolve(other).source is None else ""
     smaller = f"use {other}, which fits{first}" if other else "use a GPU with more memory"
     per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
@@ -227,7 +230,7 @@ def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, other: str | No
 
 
 def _more(made: Plan, budget_bytes: int, freeing: str) -> str:
-    """The third: more memory."""
+    """The third way out: more memory."""
     missing = _mib(made.ledger.total - budget_bytes)
     return f"free {missing} more {freeing or 'by closing other programs that use the GPU'}"
 
@@ -235,10 +238,10 @@ def _more(made: Plan, budget_bytes: int, freeing: str) -> str:
 def _that_fits(
     made: Plan, arch: Architecture, budget_bytes: int, wishes: Wishes, itemsize: int, context_bytes: int
 ) -> str | None:
-    """What to use instead: the same model in another format if one fits, else the largest that runs with kernels.
+    """The name to use instead: the same model in another format if one fits, else the largest model that runs well.
 
-    "Fits" means with all that was asked for, and a usable context where none was. Among models of one size the
-    catalogue's first counts, in its default format.
+    It must fit with all wishes, and with a usable context if none was requested. Among models of one size the
+    catalogue's first is taken, in its default format.
     """
     candidates = []
     for order, entry in enumerate(catalog.load_catalogue()):
@@ -256,7 +259,7 @@ def _that_fits(
                     entry.arch, format, budget_bytes, wishes=asked, scheme=source.scheme if source else "",
                     itemsize=itemsize, context_bytes=context_bytes,
                 )  # fmt: skip
-            except LocalqError:  # this shape cannot be asked for it
+            except LocalqError:  # this shape does not support the wishes
                 continue
             if other.fits:
                 default = format == entry.default_format
@@ -267,7 +270,7 @@ def _that_fits(
 
 
 def size_class(arch: Architecture) -> float:
-    """Parameters to two digits: what differs by less is the same size to a person who chooses."""
+    """Parameters rounded to two digits: models that differ by less count as the same size."""
     return float(f"{arch.parameters:.2g}")
 
 

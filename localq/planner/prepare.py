@@ -1,7 +1,7 @@
 """Turn a name into files that can be loaded: found, downloaded, or quantized here once.
 
-Torch-free: quantizing runs as `localq quantize` in a process of its own, so that a front end stays light and a kill
-loses only what that process can resume.
+Torch-free. Quantizing runs as `localq quantize` in a separate process: the front end loads no torch, and after a kill
+that process can resume.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from localq.files.hub import fetch as hub
 from localq.planner.speed import measurements
 from localq.wording import OnProgress, Say
 
-# The first layer of smollm2-135m with 131,072 tokens, 77 s on two cores with other work on them: not timed to the end.
+# First layer of smollm2-135m, 131,072 tokens: 77 s on two cores that had other work. A whole model was not timed.
 SEARCH_PARAMETERS_PER_S_AND_CORE = 30e3
-# On an H200: a layer of llama-3.3-70b, 856 M parameters, 47 s (8272b55); the whole of smollm2-135m about 30 s, alone,
-# most of which are launches of small layers.
+# On an idle H200: one layer of llama-3.3-70b (856 M parameters) takes 47 s, all of smollm2-135m about 30 s, mostly
+# launches for its small layers.
 SEARCH_PARAMETERS_PER_S_ON_AN_H200, SEARCH_LAUNCHES_S = 18e6, 25
-POLL_S = 0.2  # between two looks at a process that quantizes
+POLL_S = 0.2  # interval of checks on the quantizing process
 
 
 def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
-    """The folder or .gguf file of `target`, fetched or made if need be. `say` gets one-line announcements."""
+    """The folder or .gguf file of `target`, downloaded or quantized if need be. `say` gets lines for the user."""
     if target.path is not None:
         return target.path
     if target.source is not None:
@@ -46,12 +46,12 @@ def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None 
 
 
 def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
-    """`model_path` for a name as typed."""
+    """`model_path` for a name."""
     return model_path(catalog.resolve(name), say, on_progress, offline)
 
 
 def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
-    """The repository that a name as typed would be fetched from; None for what is here, or is made here."""
+    """The repository from which `name` would be downloaded; None if it is here or quantized here."""
     target = catalog.resolve(name)
     if offline or hub_client.is_offline() or hub.local_path(target) is not None:
         return None
@@ -61,11 +61,11 @@ def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
 
 
 def estimate(format: str, parameters: int) -> str:
-    """How long it takes to make `format` here of so many parameters: "about 40 min"."""
+    """Estimated time to quantize so many parameters to `format` on this machine: "about 40 min"."""
     made, cores = format_facts.writable()[format], len(os.sched_getaffinity(0))
     rate, besides = made.parameters_per_s * (cores if made.per_core else 1), 0
     if made.made_from == "text":
-        from localq import driver  # start-up cost: only what is made here needs it
+        from localq import driver  # start-up cost: only searches need it
 
         found = driver.probe_driver()
         rate = SEARCH_PARAMETERS_PER_S_AND_CORE * cores
@@ -75,7 +75,7 @@ def estimate(format: str, parameters: int) -> str:
 
 
 def estimate_on_an_h200(parameters: int) -> str:
-    """The same of vq2 where there is no GPU."""
+    """Estimated time for vq2 on an H200."""
     return _in_words(parameters / SEARCH_PARAMETERS_PER_S_ON_AN_H200 + SEARCH_LAUNCHES_S)
 
 
@@ -85,7 +85,7 @@ def _in_words(seconds: float) -> str:
 
 
 def _share_of_an_h200() -> float:
-    """How fast the GPU here computes, by its multiprocessors and their clock; 1 where they are not known."""
+    """Speed of the GPU here relative to an H200, by multiprocessors and clock; 1 for an unknown card."""
     from localq import gpus  # start-up cost, as above
     from localq.planner.speed import cards
 
@@ -95,8 +95,11 @@ def _share_of_an_h200() -> float:
 
 
 def check_can_make(format: str, source: str = "") -> None:
-    """Raises LocalqError: exit 7 where `format` needs the compiled part and it was not built, 2 where it is not made of
-    a model like `source`, as far as the catalogue knows that one."""
+    """Check that `format` can be quantized here from `source`, a name or path.
+
+    Raises LocalqError: exit 7 if it needs compiled kernels that were not built, 2 if a model of the catalogue does not
+    support it.
+    """
     made = format_facts.writable().get(format)
     if made is None or made.made_from != "text":
         return
@@ -108,7 +111,7 @@ def check_can_make(format: str, source: str = "") -> None:
 
 
 def cannot_search(format: str, why: str) -> LocalqError:
-    """Exit 7: `format` is made with a search that is compiled, and `why` it is not there."""
+    """The error (exit 7) for a format that needs the compiled search. why: why there is none."""
     ways = "Install a localq wheel with compiled kernels, or build it where nvcc is found; or use --format nf4."
     return LocalqError(f"--format {format}", f"it needs a compiled search, and {why}", ways, ExitCode.NO_DEVICE)
 
@@ -136,7 +139,7 @@ def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | 
         f"({took} after the download). Saved in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
-    more = ("--layers", str(ready), "--force") if ready else ()  # what else was begun there is worth no more
+    more = ("--layers", str(ready), "--force") if ready else ()  # replaces an interrupted conversion in that folder
     quantize(target.name, source, target.format, out, on_progress, more)
     return out
 
@@ -144,26 +147,26 @@ def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | 
 def quantize(
     name: str, source: Path, format: str, out: Path, on_progress: OnProgress | None = None, more: Sequence[str] = ()
 ) -> None:
-    """`localq quantize SOURCE --format FORMAT --out OUT` in a process of its own, with `more` options.
+    """Run `localq quantize SOURCE --format FORMAT --out OUT` in a separate process, with `more` options.
 
     Raises LocalqError about `name`, with that command's exit code.
     """
-    # -P: the folder the user stands in must not provide modules.
+    # -P: the current folder must not provide modules.
     localq = [sys.executable, "-P", "-m", "localq"]
     command = [*localq, "quantize", str(source.resolve()), "--format", format, "--out", str(out), *more]
-    code, said = _run(command, on_progress)
+    code, last_line = _run(command, on_progress)
     if code != 0:
-        again = f"{'' if said else 'The cause is above. '}Run the same command again to resume."
+        again = f"{'' if last_line else 'The cause is above. '}Run the same command again to resume."
         known = code in ExitCode.__members__.values()
-        why = f"quantizing it failed{f': {said}' if said else ''}"
+        why = f"quantizing failed{f': {last_line}' if last_line else ''}"
         raise LocalqError(name, why, again, ExitCode(code) if known else ExitCode.FAILURE)
 
 
 def _run(command: list[str], on_progress: OnProgress | None) -> tuple[int, str]:
-    """Run `command`, which says on stderr its progress: (exit code, its last line unless that was shown).
+    """Run `command`, which prints progress on stderr: (exit code, last line unless it was shown).
 
-    Where stderr leads somewhere it is shown there, by the process itself. A full screen has none: there its lines are
-    progress, and an exception of `on_progress` ends the process.
+    With a stderr the process prints there itself. Under a full screen there is none: its lines go to `on_progress`, and
+    an exception of `on_progress` ends the process.
     """
     environment = processes.child_environment()
     if _has_stderr():

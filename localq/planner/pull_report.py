@@ -1,6 +1,6 @@
 """The report of `localq pull --dry-run`: files, sizes, origin, and whether the model fits.
 
-Asks the hub for the list of a repository, and for an index of its weights; nothing is left on the disk. Torch-free.
+Requests the file list of a repository and the index of its weights; leaves nothing on the disk. Torch-free.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MIB = 2**20
 
 
 def choose_target(name: str, settings: Settings) -> tuple[Target, str | None]:
-    """What `name` means on this machine, as for `localq chat`; and why, where that is not the usual format.
+    """The target of `name`, as for `localq chat`; and the reason, if its format is not the default.
 
-    Raises LocalqError as `choosing.chosen`.
+    Raises LocalqError as `choose.choose_target`.
     """
     target, choice = choose.choose_target(name, None, settings, _budget(settings))
     unusual = choice is not None and not choice.taken.offer.preferred and target.name != name
@@ -40,7 +40,7 @@ def choose_target(name: str, settings: Settings) -> tuple[Target, str | None]:
 
 
 def _offer(target: Target, revision: str | None) -> Offer | None:
-    """What is known of `target` before it is here; None for what the catalogue does not have in this format."""
+    """The offer of `target` before its download; None if the catalogue does not have it in this format."""
     if target.entry is None:
         return (
             uncatalogued.offer(target, offline=False)
@@ -52,7 +52,7 @@ def _offer(target: Target, revision: str | None) -> Offer | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model fits (None: not known) and that in one line; refusal (exit 3): why it is not fetched."""
+    """Whether a model fits (None: unknown), as a line of text; refusal: the error (exit 3) instead of a download."""
 
     fits: bool | None
     text: str
@@ -60,17 +60,16 @@ class Verdict:
 
 
 def verdict(target: Target, settings: Settings, revision: str | None, *, force: bool) -> Verdict | None:
-    """What to say about `target`; None where nothing is known of its shape. Refuses what does not fit the GPU (or
-    --vram) unless `force`.
+    """The verdict about `target`; None for an unknown shape. Refuses a model that does not fit, unless `force`.
 
-    Raises LocalqError: exit 8 where its files are unsound, unless `force`; 4, 5, 6 and 9 as `hub.fetch`.
+    Raises LocalqError: exit 8 for damaged files, unless `force`; 4, 5, 6 and 9 as `hub.fetch`.
     """
-    budget = _budget(settings)  # a wrong --vram is said before the network is asked
+    budget = _budget(settings)  # checks --vram before the first request
     try:
         offer = _offer(target, revision)
     except LocalqError as error:
         if error.exit_code != ExitCode.FAILURE and not (force and error.exit_code == ExitCode.BAD_FILE):
-            raise  # a kind that localq does not know may be fetched for another tool
+            raise  # an unsupported model may be downloaded for another tool
         return Verdict(None, f"{target.name}: cannot tell whether it fits: {error.why}; it is downloaded anyway")
     if offer is None:
         return None
@@ -81,7 +80,7 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
         scheme=offer.scheme, name=target.name,
     )  # fmt: skip
     if plan.fits or force:
-        return Verdict(plan.fits, f"{target.name}: {_said(plan, budget)}")
+        return Verdict(plan.fits, f"{target.name}: {_fit_text(plan, budget)}")
     why = f"it will not fit: {plan.reason}"
     refused = choose.too_large(offer, budget, settings)
     ways = f" {refused.next_step}" if refused is not None else ""
@@ -89,7 +88,7 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
     return Verdict(False, f"{target.name}: {why}", LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT))
 
 
-def _said(plan: Plan, budget: int | None) -> str:
+def _fit_text(plan: Plan, budget: int | None) -> str:
     if not plan.fits:
         return f"will not fit ({plan.reason}); it is downloaded anyway"
     takes = f"{plan.ledger.total / MIB:,.0f} MiB of GPU memory for {plan.ctx:,} tokens of context"
@@ -99,7 +98,7 @@ def _said(plan: Plan, budget: int | None) -> str:
 
 
 def _budget(settings: Settings) -> int | None:
-    """Bytes of the GPU that is here, else of --vram, as if there were one; None without both."""
+    """Bytes to plan for: of the GPU here, else of --vram; None without both."""
     here = choose.budget_here(settings)
     allowed = memory_budget.allowed(settings)
     if here is not None or allowed is None:
@@ -109,7 +108,7 @@ def _budget(settings: Settings) -> int | None:
 
 @dataclass(frozen=True)
 class File:
-    """A file of a model: its bytes, and how many of them would still come."""
+    """A file of a model: its bytes, and how many of them must be downloaded."""
 
     name: str
     bytes: int
@@ -120,11 +119,11 @@ class File:
 class PullPlan:
     """What pulling `target` would do.
 
-    origin   where the files come from, or are; commit: of a repository that was asked
+    origin   the repository or index, or the path of a complete model; commit: of a repository
     files    in the order of the list
-    made     what would be made of them on this machine, and how long that takes; empty where nothing is
-    verdict  None where nothing is known of the shape
-    refusal  what pulling would end with before the first byte; None where it would not
+    made     the format that is then quantized here, and the time; empty if none is
+    verdict  None for an unknown shape
+    refusal  the error that pulling would end with before the download; None if it would not
     """
 
     target: Target
@@ -137,17 +136,17 @@ class PullPlan:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(each.bytes for each in self.files)
 
     @property
     def fetch_bytes(self) -> int:
-        """Of these, what would come."""
+        """Bytes to download."""
         return sum(each.fetch_bytes for each in self.files)
 
 
 def plan_pull(target: Target, settings: Settings, revision: str | None, *, force: bool) -> PullPlan:
-    """The plan of one model. Raises LocalqError as pulling would, but for what does not fit and a full disk."""
+    """Plan the pull of a model. Raises LocalqError as pulling would, except if it does not fit or the disk is full."""
     offline = settings.offline or hub_client.is_offline()
     here = hub.local_path(target) if revision is None else None
     made = ""
@@ -158,12 +157,12 @@ def plan_pull(target: Target, settings: Settings, revision: str | None, *, force
         source, made = _source(target, revision)
         origin, commit, files = _remote(source, offline)
     judged = verdict(target, settings, revision, force=force)
-    refusal = judged.refusal if judged is not None and here is None else None  # what is here is not judged
+    refusal = judged.refusal if judged is not None and here is None else None  # a model that is here is not refused
     return PullPlan(target, origin, commit, files, made, judged, refusal or _no_room(target, files))
 
 
 def _source(target: Target, revision: str | None) -> tuple[Source, str]:
-    """What is fetched, and what is made of it here."""
+    """The source to download, and the format that is then quantized here."""
     if target.source is None and target.repo is None:
         if target.base is None or target.format is None or target.entry is None:
             raise bad_file(target.name, "it has no weights to download or to quantize")
@@ -175,13 +174,13 @@ def _source(target: Target, revision: str | None) -> tuple[Source, str]:
     if target.source is not None and revision is None:
         return target.source, ""
     repo = target.source.repo if target.source is not None else target.repo
-    assert repo is not None, "what has neither is made here"
+    assert repo is not None, "a target without both is quantized here"
     files = target.source.files if target.source is not None else ()
     return Source(format="", repo=repo, revision=revision or target.revision or "main", files=files), ""
 
 
 def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File, ...]]:
-    """(where from, commit, files) of what is not complete here."""
+    """(origin, commit, files) of a source that is not complete here."""
     if source.kind == "pypi":
         name = PurePosixPath(source.member).name
         if packaged_model.local_path(source) is not None or packaged_model.installed(source) is not None:
@@ -213,13 +212,13 @@ def _no_room(target: Target, files: tuple[File, ...]) -> LocalqError | None:
 
 
 def lines(plan: PullPlan) -> list[str]:
-    """For people."""
+    """The plan as lines for people."""
     rows = [[each.name, human_bytes(each.bytes), _coming(each)] for each in plan.files]
     rows.append(["total", human_bytes(plan.bytes), human_bytes(plan.fetch_bytes)])
-    told = [f"{plan.target.name}: {plan.origin}", *table_lines(["FILE", "SIZE", "TO FETCH"], rows, frozenset({1, 2}))]
+    found = [f"{plan.target.name}: {plan.origin}", *table_lines(["FILE", "SIZE", "TO FETCH"], rows, frozenset({1, 2}))]
     if plan.made:
-        told.append(f"then quantized: {plan.made}")
-    return [*told, *([plan.verdict.text] if plan.verdict else [])]
+        found.append(f"then quantized: {plan.made}")
+    return [*found, *([plan.verdict.text] if plan.verdict else [])]
 
 
 def _coming(file: File) -> str:

@@ -1,7 +1,7 @@
 """Offers for models outside the catalogue, from their files on this machine or on the hub.
 
-Of a repository that is not here, its configuration and the headers of its weights are fetched: some 100 kB for each
-file of safetensors, some MB of a .gguf file, whose header holds the vocabulary. Nothing of it stays on the disk.
+For a repository that is not on this machine, configuration and headers are fetched: about 100 kB per safetensors file,
+a few MB of a .gguf file, whose header contains the vocabulary. Nothing stays on the disk.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from localq.files.hub import remote as hub_remote
 from localq.files.model_folder import open_model
 from localq.planner.offers import Offer
 
-_AS_BF16 = ("fp32", stored_format.UNKNOWN)  # in memory, whatever they take on the disk
+_AS_BF16 = ("fp32", stored_format.UNKNOWN)  # loaded in 16 bit
 
 
 def offer(target: Target, offline: bool) -> Offer:
-    """A folder, file or repository: as it is on this machine, else as the hub has it.
+    """The offer of a folder, file or repository: from this machine, else from the hub.
 
-    Raises LocalqError: for a repository that is not here as `hub.fetch` does; exit 8 for damaged files, 1 for what
-    localq does not know.
+    Raises LocalqError: as `hub.fetch` for a repository that is not here; exit 8 for damaged files, 1 for an
+    unsupported architecture or format.
     """
     path = hub.local_path(target)
     return _of_files(target.name, path, None) if path is not None else remote(target, offline)
 
 
 def remote(target: Target, offline: bool = False, revision: str | None = None) -> Offer:
-    """As the hub has it, at `revision` or what `target` names."""
-    assert target.repo is not None, "only repositories are not here"
+    """The offer of a repository on the hub, at `revision` or that of `target`."""
+    assert target.repo is not None, "folders and files are on this machine"
     if offline or hub_client.is_offline():
         raise hub.not_here(target.repo)
     listing = hub_client.list_files(target.repo, revision or target.revision or "main")

@@ -1,15 +1,15 @@
 """The Hugging Face cache on the disk: its repositories, and which are complete. No network, no client library.
 
-Layout (shared with every other tool that uses it; documented by huggingface_hub):
+Layout (shared with other tools; documented by huggingface_hub):
 
-    models--ORG--REPO/refs/BRANCH             the commit that a branch or tag stood for
-    models--ORG--REPO/snapshots/COMMIT/FILE   a link to ../../blobs/HASH (a plain file where there are no links)
+    models--ORG--REPO/refs/BRANCH             the last known commit of a branch or tag
+    models--ORG--REPO/snapshots/COMMIT/FILE   a link to ../../blobs/HASH (a plain file on disks without links)
     models--ORG--REPO/blobs/HASH              the content, named by sha256 (LFS) or by git's id; may itself be a link
                                               into a store that the whole cache shares
-    models--ORG--REPO/blobs/HASH.*.incomplete a download of another tool that runs, or was killed (ours are elsewhere)
+    models--ORG--REPO/blobs/HASH.*.incomplete another tool's running or interrupted download (localq's are elsewhere)
 
-A snapshot is complete when it has `config.json`, `tokenizer.json` and every shard. `hub.fetch` places `config.json`
-last, after the hashes of all other files: a snapshot that it left half done is never taken for a complete one.
+A snapshot is complete if it has `config.json`, `tokenizer.json` and every shard. `hub.fetch` places `config.json` last,
+after all other hashes were checked, so an interrupted fetch never looks complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from localq.files.safetensors_headers import shard_paths
 
 MARKER_NAME = "config.json"  # placed last
 TOKENIZER_NAME = "tokenizer.json"
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")  # what a file's name may be before it becomes a path
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")  # names that may become part of a path
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
@@ -40,7 +40,7 @@ _CONTENT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One revision of a repository in the cache; `refs` are the branches and tags that stood for it."""
+    """One revision of a repository in the cache; `refs`: its branches and tags."""
 
     repo: str
     commit: str
@@ -49,12 +49,12 @@ class Snapshot:
 
 
 def repo_folder(repo: str, cache: Path | None = None) -> Path:
-    """Where the cache (the user's, unless one is given) keeps `repo` ("org/name"), there or not."""
+    """The folder of `repo` ("org/name") in `cache` (default: the user's); it need not exist."""
     return (cache or places.hub_cache()) / (_PREFIX + repo.replace("/", "--"))
 
 
 def repos() -> dict[str, Path]:
-    """Every model repository of the cache -> its folder."""
+    """All model repositories of the cache -> their folders."""
     root = places.hub_cache()
     if not root.is_dir():
         return {}
@@ -63,7 +63,7 @@ def repos() -> dict[str, Path]:
 
 
 def snapshots(repo: str) -> list[Snapshot]:
-    """The revisions of `repo` in the cache, those that a branch or tag stood for first."""
+    """The revisions of `repo` in the cache, those with a branch or tag first."""
     folder = repo_folder(repo)
     refs: dict[str, list[str]] = {}
     for path in sorted((folder / "refs").rglob("*")):
@@ -78,7 +78,7 @@ def snapshots(repo: str) -> list[Snapshot]:
 
 
 def snapshot_folder(repo: str, revision: str) -> Path | None:
-    """The folder of `repo` at a commit, the beginning of one, a branch or a tag, as last seen; None without one."""
+    """The folder of `repo` at a commit (also abbreviated), or the last known commit of a branch or tag; or None."""
     folder = repo_folder(repo)
     if not _REVISION.fullmatch(revision):
         return None
@@ -94,10 +94,9 @@ def snapshot_folder(repo: str, revision: str) -> Path | None:
 
 
 def find(repo: str, revision: str, files: tuple[str, ...] = ()) -> Path | None:
-    """What can be loaded of `repo` at `revision` without the network: its folder or its .gguf file; None without.
+    """The complete folder or .gguf file of `repo` at `revision` in the cache, else None.
 
-    `files` names the .gguf of a GGUF source. Without it, a folder that holds one .gguf and no other weights is that
-    file.
+    `files` names the .gguf of a GGUF source. Without it, a folder with one .gguf and no other weights means that file.
     """
     folder = snapshot_folder(repo, revision)
     if folder is None:
@@ -111,26 +110,26 @@ def find(repo: str, revision: str, files: tuple[str, ...] = ()) -> Path | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """True when `folder` (a snapshot, or any model folder) has its configuration, tokenizer and every shard."""
+    """Whether `folder` (a snapshot, or any model folder) has configuration, tokenizer and every shard."""
     try:
         known = all(inside(folder, name) is not None for name in (MARKER_NAME, TOKENIZER_NAME))
         return known and bool(shard_paths(folder))
-    except LocalqError:  # a shard missing, an index or a link that is damaged
+    except LocalqError:  # a missing shard, a damaged index or link
         return False
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """The .gguf files of a snapshot whose content is there."""
+    """The .gguf files of a snapshot, without broken links."""
     return sorted(path for path in folder.glob("*.gguf") if path.is_file())
 
 
 def incomplete_files(repo: str) -> list[Path]:
-    """What cut-off downloads of `repo` by other tools left behind."""
+    """Files of interrupted downloads of `repo` by other tools."""
     return sorted((repo_folder(repo) / "blobs").glob("*.incomplete"))
 
 
 def content(folder: Path) -> Iterator[os.stat_result]:
-    """The stat of every file of a snapshot, of what a link leads to; one for each content, however often linked."""
+    """The stat of every file of a snapshot, links resolved, each content once."""
     seen = set()
     for path in folder.rglob("*"):
         if not path.is_file():
@@ -143,43 +142,45 @@ def content(folder: Path) -> Iterator[os.stat_result]:
 
 
 def remember(repo: str, revision: str, commit: str) -> None:
-    """Record which commit a branch or tag stood for, so that the next run needs no network. Atomic."""
+    """Record the commit of a branch or tag, so that the next run needs no network. Atomic."""
     if COMMIT.fullmatch(revision) or not _REVISION.fullmatch(revision):
         return
     path = repo_folder(repo) / "refs" / revision
     if _read_ref(path) == commit:
         return
-    disk.write_durably(path, commit.encode(), places.downloads_dir())  # not beside it: it would be taken for a branch
+    disk.write_durably(
+        path, commit.encode(), places.downloads_dir()
+    )  # in another folder, where it is not mistaken for a branch
 
 
 def is_content_id(name: str) -> bool:
-    """`name` is a sha256 or a git id in hex, as blobs are called."""
+    """Whether `name` is the name of a blob: a sha256 or git id in hex."""
     return _CONTENT_ID.fullmatch(name) is not None
 
 
 def content_id(pointer: Path) -> str | None:
-    """The hash that the content of a file of a snapshot must have: its blob's name. None for a file that is no link."""
+    """The hash that a file of a snapshot must have: the name of its blob. None for a file that is not a link."""
     blob = _hops(pointer)[1:2]
     return blob[0].name if blob and is_content_id(blob[0].name) else None
 
 
 def place(part: Path, blob: Path) -> None:
-    """Give a part, whose bytes are durable and right, its name in the cache, durably. Raises OSError."""
+    """Move a finished part, verified and durable, to its place in the cache, durably. Raises OSError."""
     disk.make_folder(blob.parent)
     os.replace(part, blob)
     disk.sync_folder(blob.parent)
 
 
 def link(pointer: Path, blob: Path) -> None:
-    """Let a file of a snapshot stand for `blob`, durably; where the disk knows no links, it becomes the content."""
+    """Link a file of a snapshot to `blob`, durably; on a disk without links the blob is moved there."""
     target = os.path.relpath(blob, pointer.parent)
     if pointer.is_symlink() and os.readlink(pointer) == target:
         return
     disk.make_folder(pointer.parent)
-    pointer.unlink(missing_ok=True)  # it leads nowhere, or to what was found wrong
+    pointer.unlink(missing_ok=True)  # a broken link, or a link to wrong content
     try:
-        pointer.symlink_to(target)  # under its own name at once: a kill leaves nothing that other tools stumble over
-    except FileExistsError:  # another process was quicker, where locks do nothing
+        pointer.symlink_to(target)  # created in place: a kill leaves no temporary file for other tools to find
+    except FileExistsError:  # by another process, on a drive without locks
         pass
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
@@ -189,17 +190,17 @@ def link(pointer: Path, blob: Path) -> None:
 
 
 def discard(pointer: Path) -> None:
-    """Remove a file of a snapshot and its content, whoever else links to it: the content is not what it should be."""
+    """Remove a file of a snapshot and its content, even if other files link to it: the content is wrong."""
     for hop in _hops(pointer):
         hop.unlink(missing_ok=True)
 
 
 def remove_file(pointer: Path) -> int:
-    """Remove a file of a snapshot, and its content unless something else links to it. Returns the bytes freed."""
+    """Remove a file of a snapshot, and its content unless other files link to it; returns the bytes freed."""
     hops, size = _hops(pointer), pointer.stat().st_size
     others = (path for path in pointer.parent.parent.rglob("*") if path.is_symlink() and path != pointer)
     shared = any(path.resolve() == hops[-1].resolve() for path in others)
-    own_folder = pointer.parent.parent.parent  # content outside it belongs to the whole cache: only its client frees it
+    own_folder = pointer.parent.parent.parent  # content outside it is shared by the cache; only its client frees it
     for hop in hops[:1] if shared else hops:
         if hop.is_relative_to(own_folder):
             hop.unlink(missing_ok=True)
@@ -207,7 +208,7 @@ def remove_file(pointer: Path) -> int:
 
 
 def _hops(pointer: Path) -> list[Path]:
-    """`pointer` and what it links to, link by link."""
+    """`pointer` and the chain of its link targets."""
     hops = [pointer]
     while hops[-1].is_symlink() and len(hops) < 8:
         hops.append(Path(os.path.normpath(hops[-1].parent / os.readlink(hops[-1]))))
@@ -218,6 +219,6 @@ def _read_ref(path: Path) -> str | None:
     try:
         with path.open(encoding="ascii") as file:
             commit = file.read(_MAX_REF_BYTES).strip()
-    except (OSError, UnicodeDecodeError):  # no such ref, or none that a client wrote
+    except (OSError, UnicodeDecodeError):  # no such ref, or not a valid one
         return None
     return commit if COMMIT.fullmatch(commit) else None

@@ -1,8 +1,8 @@
-"""Requests to the Hugging Face hub: the files of a repository at a commit, and the bytes of one.
+"""Requests to the Hugging Face hub: the files of a repository at a commit, and the bytes of a file.
 
-The only module that talks to the hub. The client library gives the metadata, the access token (from where `hf auth
-login` puts it; never read here) and the connection, with the user's proxies and certificates. Redirects of files are
-followed here: the token goes to the configured hub alone. Redirects to unencrypted addresses are refused.
+The only module that talks to the hub. The client library provides metadata, the access token (saved by `hf auth login`,
+never read here) and the connection, with the user's proxies and certificates. This module follows redirects of files:
+the token goes only to the configured hub, and redirects to unencrypted addresses are refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.hub import cache as hub_cache
 from localq.files.hub.errors import RefusedError, endpoint, no_hub, with_retries
 
-TIMEOUT_S = 15.0  # for one answer of the hub's interface, and for a connection
-STALL_S = 30.0  # without a byte: the connection is dead, whatever the system thinks of it
+TIMEOUT_S = 15.0  # for an answer of the hub's API, and for a connection
+STALL_S = 30.0  # without a byte: the connection counts as dead
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -31,7 +31,7 @@ _GIT_ID = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository: `sha256` of its content for LFS files, `git_sha1` (git's blob id) for the others."""
+    """A file of a repository: `sha256` of its content for LFS files, else `git_sha1` (git's blob id)."""
 
     name: str
     size: int
@@ -40,15 +40,15 @@ class RemoteFile:
 
     @property
     def content_id(self) -> str:
-        """The hash that names its content in the cache; every file has one."""
+        """The hash that names its content in the cache."""
         found = self.sha256 or self.git_sha1
-        assert found is not None, "as _listing makes them"
+        assert found is not None, "_listing sets one of the two"
         return found
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files at the top of a repository at one commit. Names that are not plain file names are left out."""
+    """The top-level files of a repository at one commit, without names that are not plain file names."""
 
     repo: str
     commit: str
@@ -57,13 +57,13 @@ class Listing:
 
 
 def is_offline() -> bool:
-    """True when HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
+    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
     values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     return any(value.strip().casefold() in ("1", "true", "yes", "on") for value in values)
 
 
 def list_files(repo: str, revision: str) -> Listing:
-    """What `repo` holds at `revision` (branch, tag or commit), at the commit that it stands for now."""
+    """The files of `repo` at the current commit of `revision` (branch, tag or commit). Raises LocalqError."""
     client = _client()
     api = client.HfApi(endpoint=endpoint(), library_name="localq", library_version=__version__)
 
@@ -80,19 +80,19 @@ def list_files(repo: str, revision: str) -> Listing:
         TypeError,
         ValueError,
     ) as error:  # not JSON, or JSON of another shape
-        raise no_hub(repo, f"{endpoint()} does not answer like a model hub") from error
+        raise no_hub(repo, f"the answer of {endpoint()} is not that of a model hub", "Check HF_ENDPOINT.") from error
 
 
 def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
-    """The first `count` bytes of `file`, or all of a shorter one."""
+    """The first `count` bytes of `file`, or all of a shorter file. Raises LocalqError."""
     count = min(count, file.size)
     if count == 0:
-        return b""  # no range is in an empty file
+        return b""  # an empty file has no valid range
 
     def get() -> bytes:
         found = bytearray()
         with body(listing, file, stop=count) as response:
-            for piece in response.iter_raw():  # a server that knows no ranges sends all of it
+            for piece in response.iter_raw():  # a server without ranges sends the whole file
                 found += piece
                 if len(found) > count:
                     break
@@ -111,18 +111,17 @@ def body(
 ) -> Iterator[Any]:
     """The answer (of the client's HTTP library) to a request for the bytes [start, stop) of `file`.
 
-    etag: of the content that the bytes before `start` belong to; a server with another one answers with all of its
-    own. Raises what the client raises for refusals, silence and broken connections, LocalqError (exit 6) for
-    redirects that are not followed.
+    etag: of the content before `start`; a server with other content answers with the whole file. Raises RefusedError,
+    the HTTP library's errors for timeouts and broken connections, and LocalqError (exit 6) for refused redirects.
     """
     client = _client()
-    utils: Any = client.utils  # it does not say what it exports
+    utils: Any = client.utils  # it does not declare its exports
     address = client.hf_hub_url(listing.repo, file.name, revision=listing.commit, endpoint=endpoint())
     headers = utils.build_hf_headers(library_name="localq", library_version=__version__)
-    headers["Accept-Encoding"] = "identity"  # ranges, sizes and hashes are of the file, not of a packed form
+    headers["Accept-Encoding"] = "identity"  # ranges, sizes and hashes refer to the uncompressed file
     if start or stop is not None:
         headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-    if start and etag and not etag.startswith("W/"):  # a weak one does not promise the same bytes
+    if start and etag and not etag.startswith("W/"):  # a weak etag does not guarantee the same bytes
         headers["If-Range"] = etag
     timeouts = (TIMEOUT_S, STALL_S, TIMEOUT_S, TIMEOUT_S)  # connect, read, write, wait for a connection
     for _ in range(MAX_REDIRECTS + 1):
@@ -140,16 +139,16 @@ def body(
 
 
 def _next_address(repo: str, address: str, location: str) -> str:
-    """Where a redirect from `address` leads. Raises LocalqError (exit 6) where it may not be followed."""
+    """The address that a redirect from `address` leads to. Raises LocalqError (exit 6) for an unencrypted one."""
     following = urljoin(address, location) if location else ""
     _refuse_unencrypted(repo, following)
     return following
 
 
 def _refuse_unencrypted(what: str, address: str) -> None:
-    """Raises LocalqError (exit 6) unless `address` is https, on this machine, or of the host that was chosen.
+    """Raises LocalqError (exit 6) unless `address` is https, on this machine, or on the http host of HF_ENDPOINT.
 
-    Only the host is named: addresses may be signed.
+    The error names only the host, because addresses may be signed.
     """
     scheme, host, _ = _origin(address)
     chosen = _origin(endpoint())
@@ -160,8 +159,8 @@ def _refuse_unencrypted(what: str, address: str) -> None:
 
 
 def _before_request(request: Any) -> None:
-    """A hook of the HTTP library: the client follows redirects of metadata by itself, each by a request like this."""
-    if request.url.scheme == "http":  # others than these two it refuses itself
+    """A hook of the HTTP library, for each request with which the client follows a redirect of metadata."""
+    if request.url.scheme == "http":  # the library refuses schemes other than http and https
         _refuse_unencrypted(endpoint(), str(request.url))
 
 
@@ -170,7 +169,7 @@ def _origin(address: str) -> tuple[str, str, int | None]:
         parts: SplitResult = urlsplit(address)
         port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
         return parts.scheme, (parts.hostname or "").casefold(), port
-    except ValueError:  # no address at all
+    except ValueError:  # not a valid address
         return "", "", None
 
 
@@ -188,17 +187,17 @@ def _without_token(headers: dict[str, str]) -> dict[str, str]:
 
 
 def has_token() -> bool:
-    """True when the client would send an access token."""
+    """Whether the client has an access token."""
     return _client().get_token() is not None
 
 
 def _client() -> Any:
-    """huggingface_hub, loaded late because that takes 0.4 s; told to report and print nothing, and whom not to ask."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # localq sends none, and neither shall its libraries
+    """huggingface_hub, without telemetry or warnings, and with the redirect check. Loaded late: it takes 0.4 s."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # localq sends none, nor may its libraries
     import huggingface_hub
     from huggingface_hub.utils import logging as hub_logging
 
-    hub_logging.set_verbosity(logging.ERROR)  # its warnings repeat what errors say here, with addresses in them
+    hub_logging.set_verbosity(logging.ERROR)  # its warnings repeat errors, with addresses
     utils: Any = huggingface_hub.utils  # as in `body`
     hooks = utils.get_session().event_hooks["request"]
     if _before_request not in hooks:
@@ -208,7 +207,7 @@ def _client() -> Any:
 
 def _listing(repo: str, info: Any) -> Listing:
     if not hub_cache.COMMIT.fullmatch(info.sha):
-        raise ValueError("no commit")
+        raise ValueError("the commit is not a git hash")
     files = {}
     for sibling in info.siblings or ():
         name, lfs = sibling.rfilename, sibling.lfs

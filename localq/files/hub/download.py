@@ -1,12 +1,11 @@
 """Download one file of a repository into a cache, safe against kills and power cuts.
 
     bytes -> fsync -> state -> ... -> hash right -> fsync -> renamed to blobs/HASH -> fsync of the folder
-          -> linked from snapshots/COMMIT -> fsync of the folder -> recorded (`hub_records`)
+          -> linked from snapshots/COMMIT -> fsync of the folder -> recorded (`records`)
 
-The hash is taken from the bytes as they come in. A transfer that breaks off goes on with Range and If-Range where it
-stopped, in this process or in the next (`download_parts`). What a server sends instead of the rest is never appended.
-Any number of processes may ask for the same file: one fetches it. Content that another tool put into the cache is
-hashed and used, and never written to.
+The hash is computed from the bytes as they arrive. An interrupted transfer resumes with Range and If-Range, in this
+process or a later one (`parts`). An answer with other content is never appended. Of several processes that need the
+same file, one fetches it. Content from another tool in the cache is hashed and used, but never changed.
 """
 
 from __future__ import annotations
@@ -30,59 +29,61 @@ from localq.files.hub.parts import Part
 from localq.files.hub.records import Store
 from localq.wording import Say
 
-TRIES = len(hub_errors.PAUSES_S) + 1  # without a byte more than before
+TRIES = len(hub_errors.PAUSES_S) + 1  # without progress
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
-OnBytes = Callable[[int], None]  # bytes that are here since the last call; negative when a file starts again
+OnBytes = Callable[[int], None]  # bytes received since the last call; negative when a file restarts
 
 
 class _OtherContentError(Exception):
-    """The server has something else under this name than the hub's records say."""
+    """The server has other content for this name than the hub lists."""
 
 
 class _UnusableError(Exception):
-    """An answer that the rest of the file cannot be taken from: it is begun again."""
+    """The answer cannot continue the file: restart it."""
 
 
 class _ShortError(Exception):
-    """An answer that ended before its file did."""
+    """The answer ended before the end of the file."""
 
 
-def _nobody(what: object) -> None:
-    """Nobody watches."""
+def _ignore(what: object) -> None:
+    """Ignore a report."""
 
 
 def get(
-    listing: Listing, file: RemoteFile, on_bytes: OnBytes = _nobody, store: Store | None = None, tell: Say = _nobody
+    listing: Listing, file: RemoteFile, on_bytes: OnBytes = _ignore, store: Store | None = None, tell: Say = _ignore
 ) -> Path:
-    """`file` in the snapshot of `store` (the user's, unless one is given), with the right content.
+    """The path of `file` in the snapshot of `store` (default: the user's), downloaded if need be, with the right hash.
 
-    tell  gets what is done when it is not a transfer: checking, waiting
+    tell  gets steps other than the transfer: checking, waiting
 
-    Raises LocalqError: as `hub_errors` says, exit 8 for content that stays wrong, 9 for the disk.
+    Raises LocalqError: those of `hub_errors`, exit 8 for content that stays wrong, 9 for the disk.
     """
     store = store or hub_records.users()
-    pointer, said = store.pointer(listing.repo, listing.commit, file.name), False
+    pointer, is_told = store.pointer(listing.repo, listing.commit, file.name), False
 
     def waiting() -> None:
-        nonlocal said
-        if not said:
+        nonlocal is_told
+        if not is_told:
             tell(f"{file.name} (another process is downloading it)")
-            said = True
+            is_told = True
 
     with disk.disk_errors(store.cache):
         if not _is_here(store, listing, file, tell):
             with download_parts.claim(store.parts, file.content_id, waiting) as stem:
-                if not _is_here(store, listing, file, tell):  # nobody was quicker
+                if not _is_here(store, listing, file, tell):  # not fetched meanwhile by another process
                     _fetch(store, listing, file, stem, on_bytes)
     return pointer
 
 
 def missing_bytes(listing: Listing, files: list[RemoteFile], store: Store | None = None) -> int:
-    """Bytes of disk that fetching `files` will take: of those that are not here, what no part has yet."""
+    """Bytes of disk that fetching `files` takes: of missing files, less what their parts have."""
     store, missing = store or hub_records.users(), 0
     for file in files:
-        had = _size(store.parts / f"{file.content_id}.part")  # looked at first: the part becomes the blob meanwhile
+        had = _size(
+            store.parts / f"{file.content_id}.part"
+        )  # read first, because the part may become the blob meanwhile
         blob = store.blob(listing.repo, file.content_id)
         if not blob.is_file() and not store.pointer(listing.repo, listing.commit, file.name).is_file():
             missing += max(file.size - had, 0)
@@ -90,7 +91,7 @@ def missing_bytes(listing: Listing, files: list[RemoteFile], store: Store | None
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, none where there is none: another process may take it away at any time."""
+    """Bytes of a file, 0 without one: another process may remove it at any time."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -98,7 +99,7 @@ def _size(path: Path) -> int:
 
 
 def _is_here(store: Store, listing: Listing, file: RemoteFile, tell: Say) -> bool:
-    """The right content is in the cache and is linked. Wrong content of ours is removed; another tool's is refused."""
+    """Whether the right content is in the cache; links it. Removes wrong content, or refuses another tool's."""
     pointer = store.pointer(listing.repo, listing.commit, file.name)
     blob = store.blob(listing.repo, file.content_id)
     found = next((path for path in (pointer, blob) if path.is_file()), None)
@@ -112,8 +113,8 @@ def _is_here(store: Store, listing: Listing, file: RemoteFile, tell: Say) -> boo
     return True
 
 
-def is_right(store: Store, repo: str, content_id: str, path: Path, tell: Say = _nobody) -> bool:
-    """The content of `path` is what `content_id` names: as recorded, or hashed now."""
+def is_right(store: Store, repo: str, content_id: str, path: Path, tell: Say = _ignore) -> bool:
+    """Whether `path` has the content `content_id`: from the records, else hashed now."""
     if hub_records.is_known(store, repo, content_id, path):
         return True
     tell(f"checking {path.name}")
@@ -121,7 +122,7 @@ def is_right(store: Store, repo: str, content_id: str, path: Path, tell: Say = _
 
 
 def discard_or_refuse(store: Store, repo: str, content_id: str, path: Path) -> None:
-    """Remove wrong content that localq put there; LocalqError (exit 8) for another tool's. Raises OSError."""
+    """Remove wrong content that localq fetched. Raises LocalqError (exit 8) for another tool's, and OSError."""
     if not hub_records.is_ours(store, repo, content_id, path):
         raise foreign(repo, path)
     hub_cache.discard(path)
@@ -129,10 +130,10 @@ def discard_or_refuse(store: Store, repo: str, content_id: str, path: Path) -> N
 
 
 def foreign(repo: str, path: Path) -> LocalqError:
-    """The error (exit 8) for wrong content of another tool, which stays where it is."""
-    why = f"{path} does not have the hash that is recorded for it, and another tool put it there"
+    """The error (exit 8) for wrong content from another tool, which localq does not remove."""
+    why = f"{path} has a wrong hash, and another tool put it there"
     return bad_file(
-        repo, why, f"`localq rm {repo}` removes the model (it asks first), `localq pull` downloads it again."
+        repo, why, f"Remove it with `localq rm {repo}` (asks first), then `localq pull` downloads it again."
     )
 
 
@@ -153,7 +154,7 @@ def _fetch(store: Store, listing: Listing, file: RemoteFile, stem: Path, on_byte
 
 @dataclass
 class _Transfer:
-    """The bytes of one file into its part: tried again while more comes in, begun again once for other content."""
+    """The transfer of one file to its part: retried while it makes progress, restarted once for other content."""
 
     listing: Listing
     file: RemoteFile
@@ -161,11 +162,11 @@ class _Transfer:
     on_bytes: OnBytes
 
     def run(self) -> None:
-        """Raises LocalqError, and OSError for the disk."""
+        """Transfer until the part is complete. Raises LocalqError, and OSError for the disk."""
         failures, others, most = 0, 0, self.part.at
         while not self.part.is_right():
             try:
-                if self.part.at == self.part.size:  # all is here, and the hash is another
+                if self.part.at == self.part.size:  # complete, but the hash is wrong
                     raise _OtherContentError
                 self._receive()
             except _OtherContentError as error:
@@ -176,7 +177,9 @@ class _Transfer:
             except LocalqError:
                 raise
             except Exception as error:
-                if isinstance(error, OSError) and error.errno is not None:  # the disk's; the client's have no number
+                if (
+                    isinstance(error, OSError) and error.errno is not None
+                ):  # from the disk: errors of the client have no errno
                     raise
                 if isinstance(error, _UnusableError) or hub_errors.status_of(error) == 416:
                     self._restart()
@@ -201,10 +204,13 @@ class _Transfer:
                 part.write(piece)
                 self.on_bytes(len(piece))
         if part.at < part.size:
-            raise _ShortError(f"the answer for {self.file.name} ended too early")
+            raise _ShortError(f"the answer for {self.file.name} ended early")
 
     def _goes_on(self, answer: Any) -> bool:
-        """The answer holds the bytes behind those that are here; False where it holds the file from its beginning."""
+        """Whether the answer continues the part; False if it has the file from the beginning.
+
+        Raises _OtherContentError or _UnusableError for other answers.
+        """
         if answer.status_code != 206:
             length = answer.headers.get("content-length", "")
             if length.isascii() and length.isdigit() and int(length) != self.part.size:
@@ -212,7 +218,7 @@ class _Transfer:
             return self.part.at == 0
         match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
         if match is None or int(match[1]) != self.part.at:
-            raise _UnusableError(f"the answer for {self.file.name} holds other bytes than were asked for")
+            raise _UnusableError(f"the answer for {self.file.name} has other bytes than requested")
         if int(match[3]) != self.part.size:
             raise _OtherContentError
         return True
@@ -222,8 +228,8 @@ class _Transfer:
         self.part.restart()
 
     def _changed(self) -> LocalqError:
-        why = f"the content of {self.file.name} does not have the hash that the hub records for it, twice in a row"
-        return bad_file(self.listing.repo, why, "Nothing was kept. Try again later, or use another revision.")
+        why = f"{self.file.name} was downloaded twice, and its hash differs from the one on the hub"
+        return bad_file(self.listing.repo, why, "The download was removed. Try again later, or use another revision.")
 
     def _translated(self, error: Exception) -> Exception:
         if isinstance(error, _UnusableError | _ShortError):

@@ -1,7 +1,7 @@
 """Failures of the hub as LocalqErrors that name the cause.
 
-Gated (exit 5), not there (4), network (6), disk (9). Messages of the client library, which may hold signed addresses,
-are never shown. Also which failures pass, and how long a server asks to be left alone.
+Gated (exit 5), unknown (4), network (6), disk (9). Messages of the client library are never shown, because they may
+contain signed addresses. Also: which failures are temporary, and how long to wait before a retry.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from localq import places
 from localq.disk import disk_error
 from localq.errors import ExitCode, LocalqError
 
-PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each further try, where the server names none
+PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each retry, unless the server states a time
 LONGEST_PAUSE_S = 300.0
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 DEFAULT_ENDPOINT = "https://huggingface.co"
-_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")  # which of them depends on the client's version
+_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")  # the client's version decides which one
 
 
 class RefusedError(Exception):
-    """A request for a file was answered with an error. Only status and headers are looked at: bodies are anybody's."""
+    """A request for a file was refused. Only status and headers are used; the body is untrusted."""
 
     def __init__(self, response: Any) -> None:
         super().__init__(f"status {response.status_code}")
@@ -33,12 +33,12 @@ class RefusedError(Exception):
 
 
 def endpoint() -> str:
-    """The hub's address: HF_ENDPOINT, else the public hub's."""
+    """The address of the hub: HF_ENDPOINT, else the public hub."""
     return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
 
 
 def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = "") -> Any:
-    """What `call` returns, asked again after a pause where the failure may pass. Raises LocalqError."""
+    """Return `call()`, with retries after temporary failures. Raises LocalqError."""
     for pause_s in (*PAUSES_S, None):
         try:
             return call()
@@ -53,18 +53,18 @@ def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = 
 
 
 def breaks_off(error: Exception) -> bool:
-    """True where the rest of a transfer may still come: an answer that passes, or a connection that broke."""
+    """Whether a transfer can resume after `error`: a temporary refusal, or a broken connection."""
     return _is_passing(error) or _library(error) in _HTTP_LIBRARIES
 
 
 def pause_after_s(error: Exception, pause_s: float) -> float:
-    """Seconds to wait after `error`: what the server asks for (Retry-After: seconds, or a date), else `pause_s`."""
+    """Seconds to wait after `error`: the server's Retry-After (seconds or a date), else `pause_s`."""
     response = getattr(error, "response", None)
     asked = response.headers.get("Retry-After", "") if response is not None else ""
     if asked.isascii() and asked.isdigit():
         pause_s = float(asked)
     elif asked:
-        import email.utils  # start-up cost: hardly any server answers with a date
+        import email.utils  # start-up cost: few servers send a date
 
         with contextlib.suppress(ValueError):  # not a date either
             pause_s = max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
@@ -72,13 +72,13 @@ def pause_after_s(error: Exception, pause_s: float) -> float:
 
 
 def gated(repo: str, why: str = "the model is gated") -> LocalqError:
-    """The error (exit 5) for a repository whose licence must be accepted by somebody who is logged in."""
+    """The error (exit 5) for a repository that needs a token and an accepted licence."""
     step = f"Accept its licence at {endpoint()}/{repo}, then `hf auth login` (or --token, or HF_TOKEN)."
     return LocalqError(repo, why, step, ExitCode.GATED)
 
 
 def no_hub(repo: str, why: str, step: str = "Check the connection and run the same command again.") -> LocalqError:
-    """The error (exit 6) for a hub that is not reached or does not do as hubs do."""
+    """The error (exit 6) for a hub that cannot be reached or gives a wrong answer."""
     return LocalqError(repo, why, step, ExitCode.NETWORK)
 
 
@@ -87,18 +87,18 @@ def _library(error: Exception) -> str:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The status of the answer that was refused; None for another failure."""
+    """The HTTP status of a refusal; None for another failure."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 
 
 def _is_passing(error: Exception) -> bool:
-    """True for an answer that the next try may not get."""
+    """Whether the failure is temporary."""
     return status_of(error) in PASSING_STATUS or type(error).__name__ == "ReadTimeout"
 
 
 def translate(error: Exception, repo: str, revision: str, name: str) -> Exception:
-    """The LocalqError for what the client raised; the error itself where it is a bug."""
+    """The LocalqError for an error of the client; `error` itself if it is a bug."""
     from huggingface_hub import errors
 
     status, code = status_of(error), ""
@@ -107,18 +107,18 @@ def translate(error: Exception, repo: str, revision: str, name: str) -> Exceptio
     if isinstance(error, errors.GatedRepoError) or code == "GatedRepo":
         return gated(repo)
     if isinstance(error, errors.RevisionNotFoundError) or code == "RevisionNotFound":
-        return _not_there(repo, f"there is no revision {revision!r} of it", "Check the revision.")
+        return _not_there(repo, f"it has no revision {revision!r}", "Check the revision.")
     if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError) or code == "RepoNotFound":
         why = "there is no such repository on the hub, or it is private"
         return _not_there(repo, why, "Check the name; for a private one, `hf auth login`.")
     if status == 401:
         return gated(repo, "the hub does not accept the access token")
     if status == 403:
-        return gated(repo, "the access token has no access to it, or its licence was not accepted")
+        return gated(repo, "the access token gives no access, or the licence was not accepted")
     if status == 404:
-        return _not_there(repo, f"it has no {name}" if name else "it is not there", "Check the name and the revision.")
+        return _not_there(repo, f"it has no {name}" if name else "it was not found", "Check the name and the revision.")
     if status is not None:
-        return no_hub(repo, f"the hub answers with status {status}")
+        return no_hub(repo, f"the hub answered with HTTP status {status}")
     return _of_transport(error, repo)
 
 
@@ -129,7 +129,7 @@ def _of_transport(error: Exception, repo: str) -> Exception:
         local = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
         if error.errno in local:
             return disk_error(places.hub_cache(), error)
-        return no_hub(repo, f"the transfer broke off ({type(error).__name__})")
+        return no_hub(repo, f"the connection broke ({type(error).__name__})")
     return error
 
 

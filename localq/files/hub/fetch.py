@@ -1,12 +1,10 @@
 """Fetch a model: which files of a source, in which order, and how they are verified.
 
-Weights live in the Hugging Face cache (`cache`), the bytes come through `client`, the default model through
-`files.packaged_model`. A complete model is used without any request. Only files that localq reads are fetched:
-configuration, tokenizer, chat template and safetensors, or the one .gguf that a source names; never pickles, code or
-subfolders.
-Everything is pinned to one commit and hashed (`download`), and `config.json` is placed last, so that a fetch that was
-cut off is seen as such. What lies in the cache already, whoever put it there, is hashed once before it is used, and
-again when it was written to. Torch-free.
+Weights go to the Hugging Face cache (`cache`) through `client`; the default model comes through `files.packaged_model`.
+A complete model needs no request. Only files that localq reads are fetched: configuration, tokenizer, chat template and
+safetensors, or the one .gguf that a source names; never pickles, code or subfolders.
+All files come from one commit and are hashed (`download`). `config.json` is placed last, which marks a complete fetch.
+Files that are in the cache already, from any tool, are hashed before their first use and after each change. Torch-free.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from localq.files.hub.records import Store
 from localq.files.safetensors_headers import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index, shard_paths
 from localq.wording import OnProgress
 
-# Besides the weights, these files are fetched; nothing else is ever read.
+# The files that are fetched in addition to weights; localq reads no others.
 SMALL_FILES = re.compile(
     r"(config|generation_config|special_tokens_map|added_tokens|chat_template)\.json|chat_template[A-Za-z0-9._-]*\.jinja"
     r"|tokenizer[A-Za-z0-9._-]*\.(json|model)"
@@ -44,7 +42,7 @@ def fetch(
 ) -> Path:
     """The snapshot folder or .gguf file of `source`, fetched unless it is complete on this machine.
 
-    `refresh` asks the hub for what a branch stands for now, instead of what it stood for at the last fetch.
+    `refresh` asks the hub for the current commit of a branch, instead of using that of the last fetch.
 
     Raises LocalqError: exit 4 (no such repository, revision or file), 5 (gated), 6 (network, or offline and not
     here), 8 (a hash differs, or no weights that localq reads), 9 (disk).
@@ -81,13 +79,13 @@ def fetch_repo(
 
 
 def not_here(repo: str) -> LocalqError:
-    """The error (exit 6) for what would have to be asked of the hub while the network is switched off."""
+    """The error (exit 6) for an incomplete model while localq is offline."""
     why = "it is not complete on this machine, and localq is offline"
     return LocalqError(repo, why, "Run once without --offline and HF_HUB_OFFLINE.", ExitCode.NETWORK)
 
 
 def local_path(target: Target) -> Path | None:
-    """Where `target` is complete on this machine (a folder or a .gguf file), without any request; None elsewhere."""
+    """The folder or .gguf file of `target` if it is complete on this machine, else None. Makes no request."""
     if target.path is not None:
         return target.path
     if target.source is not None:
@@ -107,7 +105,7 @@ def local_source(source: Source) -> Path | None:
 
 @dataclass
 class _Fetch:
-    """One fetch of one repository at one commit. `sha256` are the hashes that the catalogue records."""
+    """One fetch of one repository at one commit. `sha256`: hashes from the catalogue, by file name."""
 
     listing: Listing
     sha256: dict[str, str]
@@ -116,7 +114,7 @@ class _Fetch:
     total_bytes: int = 0
 
     def run(self, revision: str, files: tuple[str, ...]) -> Path:
-        """Fetch `files` (.gguf), or the model folder; returns what `hub_cache.find` will return from now on."""
+        """Fetch `files` (.gguf), or the model folder; returns the path that `hub_cache.find` finds afterwards."""
         listing = self.listing
         if listing.gated and not hub_client.has_token():
             raise hub_errors.gated(listing.repo)
@@ -143,14 +141,14 @@ class _Fetch:
                 why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
                 raise bad_file(self.listing.repo, why, "Use another repository or revision.")
             weights = [files[name] for name in shards]
-        # The marker comes last: until then, nobody takes the snapshot for a complete one.
+        # The marker comes last: without it a snapshot counts as incomplete.
         folder = self._get([*first, *weights, files[hub_cache.MARKER_NAME]])[-1].parent
         if not hub_cache.is_complete(folder):
-            raise bad_file(self.listing.repo, "its files do not make a complete model", "Use another repository.")
+            raise bad_file(self.listing.repo, "its files are not a complete model", "Use another repository.")
         return folder
 
     def _get(self, files: list[RemoteFile]) -> list[Path]:
-        """Fetch and verify `files` in this order; the paths of them."""
+        """Fetch and verify `files` in this order; returns their paths."""
         listing = self.listing
         disk.check_free(places.hub_cache(), download.missing_bytes(listing, files), listing.repo)
         self.done_bytes, self.total_bytes = 0, sum(file.size for file in files)
@@ -180,9 +178,9 @@ def _how_far(file: RemoteFile, done: int) -> str:
 
 
 def read_files(path: Path) -> Iterator[Path]:
-    """The files of a model (snapshot or other folder, or a .gguf file) that localq reads, of those that are there.
+    """The existing files of a model (snapshot or other folder, or .gguf file) that localq reads.
 
-    Raises LocalqError (exit 8) where an index or a link is damaged.
+    Raises LocalqError (exit 8) for a damaged index or link.
     """
     if path.is_file():
         yield path
@@ -193,10 +191,10 @@ def read_files(path: Path) -> Iterator[Path]:
 
 
 def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) -> list[Path]:
-    """The files of a model in the user's cache whose content is not what it should be.
+    """The files of a model in the user's cache with a wrong hash.
 
-    Those that were hashed before and not written to since are not read. Raises LocalqError: exit 8 for a damaged
-    index or link, 9 where a file cannot be read.
+    Files that are unchanged since their last hash are not read. Raises LocalqError: exit 8 for a damaged index or link,
+    9 for a file that cannot be read.
     """
     store = hub_records.users()
 
@@ -214,7 +212,7 @@ def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) ->
 
 
 def _drop(repo: str, wrong: list[Path], offline: bool) -> None:
-    """Remove files with wrong content that localq fetched, so that they are fetched anew; refuse any other."""
+    """Remove wrong files so that they are fetched again. Raises LocalqError for those of other tools."""
     store = hub_records.users()
     named = [(path, hub_cache.content_id(path) or "") for path in wrong]
     with disk.disk_errors(places.hub_cache()):
@@ -222,35 +220,35 @@ def _drop(repo: str, wrong: list[Path], offline: bool) -> None:
             if not hub_records.is_ours(store, repo, content_id, path):
                 raise download.foreign(repo, path)
         if offline:
-            why = f"{wrong[0]} does not have the hash that is recorded for it, and localq is offline"
+            why = f"{wrong[0]} has a wrong hash, and localq is offline"
             raise bad_file(repo, why, "Go online and run `localq pull` to download it again.")
         for path, content_id in named:
             download.discard_or_refuse(store, repo, content_id, path)
 
 
 def _check_catalogued(source: Source, path: Path) -> None:
-    """What is here under the source's name is what the catalogue records. Raises LocalqError (exit 8)."""
+    """Raises LocalqError (exit 8) for a file at `path` that differs from the hash in the catalogue."""
     for each in read_files(path):
         recorded, content_id = source.sha256.get(each.name), hub_cache.content_id(each)
         if recorded and content_id and len(content_id) == len(recorded) and content_id != recorded:
-            why = f"{each} differs from the file that the catalogue records"
+            why = f"{each} does not have the hash in the catalogue"
             raise bad_file(
-                source.repo, why, f"`localq rm {source.repo}` removes it; `localq pull` downloads the right one."
+                source.repo, why, f"Remove it with `localq rm {source.repo}`, then `localq pull` downloads it again."
             )
 
 
 def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:
-    """Before the first byte: the hub offers the content that the catalogue records (`sha256`, by name), or exit 8."""
+    """Before the download: raises LocalqError (exit 8) if the hub lists another hash than the catalogue (`sha256`)."""
     recorded = sha256.get(file.name)
     if recorded and file.sha256 and recorded != file.sha256:
-        why = f"the hub offers {file.name} with content that differs from the catalogue"
+        why = f"the hash of {file.name} on the hub differs from that in the catalogue"
         raise bad_file(repo, why, "The file was replaced: give a --revision that you trust.")
 
 
 def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorded: str | None) -> None:
-    """The content at `path`, which is what the hub's records say, is also what the catalogue (`recorded`) says.
+    """Check the content at `path` against the hash in the catalogue (`recorded`).
 
-    Raises LocalqError (exit 8); a file that localq fetched is removed then.
+    Raises LocalqError (exit 8) if it differs, and removes the file if localq fetched it.
     """
     if recorded is None or file.sha256 == recorded:
         return
@@ -262,7 +260,7 @@ def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorde
 
 
 def named_files(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
-    """The files of these names. Raises LocalqError (exit 4) for one that is not there."""
+    """The files of these names. Raises LocalqError (exit 4) for a missing one."""
     for name in names:
         if name not in listing.files:
             step = "Check the name and the revision."
@@ -271,19 +269,22 @@ def named_files(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
 
 
 def single_gguf(listing: Listing) -> tuple[str, ...]:
-    """The .gguf of a repository that has one and no safetensors; () where there are safetensors."""
+    """The .gguf of a repository without safetensors; () if there is none, or there are safetensors.
+
+    Raises LocalqError (exit 2) for several .gguf files.
+    """
     if SINGLE_NAME in listing.files or INDEX_NAME in listing.files:
         return ()
     found = sorted(name for name in listing.files if name.endswith(".gguf"))
     if len(found) > 1:
-        why = f"it holds {len(found)} .gguf files ({', '.join(found[:4])}{', ...' if len(found) > 4 else ''})"
+        why = f"it has {len(found)} .gguf files ({', '.join(found[:4])}{', ...' if len(found) > 4 else ''})"
         step = f"Download one with `hf download {listing.repo} FILE` and give localq its path."
         raise LocalqError(listing.repo, why, step, ExitCode.USAGE)
     return tuple(found)
 
 
 def check_layout(listing: Listing) -> None:
-    """Refuse, before the first byte, what could not be loaded in the end."""
+    """Before the download: raises LocalqError (exit 8) for a repository that localq cannot load."""
     names = listing.files
     if SINGLE_NAME not in names and INDEX_NAME not in names:
         if pickles := sorted(name for name in names if name.endswith(PICKLE_SUFFIXES)):
@@ -294,6 +295,4 @@ def check_layout(listing: Listing) -> None:
         raise bad_file(listing.repo, why, "Use a repository in the layout that transformers reads.")
     for name in (hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME):
         if name not in names:
-            raise bad_file(
-                listing.repo, f"it has no {name}, without which localq cannot use it", "Use another repository."
-            )
+            raise bad_file(listing.repo, f"it has no {name}, which localq needs", "Use another repository.")

@@ -1,6 +1,6 @@
 """Files that localq downloaded and nothing uses: interrupted downloads, content without a revision. No network.
 
-Content that another tool put into the Hugging Face cache is never among it.
+Content from another tool in the Hugging Face cache is never included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNFINISHED, UNUSED = "unfinished download", "not used by any revision"
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file to remove. `repo` is empty where nothing says it."""
+    """A file that can be removed. `repo` is empty if unknown."""
 
     path: Path
     bytes: int
@@ -32,7 +32,7 @@ class Leftover:
 
 
 def find() -> list[Leftover]:
-    """Everything that can go, and not what a process works on now. Raises LocalqError (exit 9)."""
+    """All leftovers, except files that a process works on now. Raises LocalqError (exit 9)."""
     with disk.disk_errors(places.hub_cache()):
         parts = [part for part in download_parts.unfinished(places.downloads_dir()) if not part.busy]
         begun = [Leftover(part.path, part.bytes, UNFINISHED, part.repo, part) for part in parts]
@@ -40,7 +40,7 @@ def find() -> list[Leftover]:
 
 
 def remove(leftover: Leftover) -> int:
-    """Remove it; the bytes freed, 0 where it is used by now. Raises LocalqError (exit 9)."""
+    """Remove `leftover`; returns the bytes freed, 0 if it is in use meanwhile. Raises LocalqError (exit 9)."""
     with disk.disk_errors(leftover.path):
         if leftover.part is not None:
             return download_parts.remove(leftover.part)
@@ -52,7 +52,7 @@ def remove(leftover: Leftover) -> int:
 
 
 def _used(folder: Path) -> set[Path]:
-    """What the snapshots of a repository's `folder` link to."""
+    """The files that the snapshots of a repository's `folder` link to."""
     return {path.resolve() for path in (folder / "snapshots").rglob("*")}
 
 

@@ -1,14 +1,14 @@
 """Unfinished downloads on the disk: the bytes so far, and how many of them are durable.
 
-    HASH.part    the bytes so far; HASH is what their sha256 (or git id) must be in the end
-    HASH.state   a line of JSON (repo, name, size, etag), then a line with a count of bytes for every `STEP_BYTES` that
-                 were forced to the disk; only appended to, each line after the bytes that it counts
-    HASH.lock    locked by the process that works on them
+    HASH.part    the bytes so far; HASH is the sha256 (or git id) of the complete file
+    HASH.state   a line of JSON (repo, name, size, etag), then one count of durable bytes per `STEP_BYTES`; each line is
+                 appended after its bytes were forced to the disk
+    HASH.lock    locked by the process that works on the part
 
-After a kill or a power cut the last whole line says how much of the part is good: the rest is cut off and fetched
-again. Hash functions cannot be saved, so the good part is hashed again before it goes on, at the speed of the disk:
-there is no second record of its content to keep in step, and whatever the disk did to it shows in the hash of the
-whole. Where locks do nothing (some network drives), each process works on a part of its own. No network.
+After a kill or a power cut the last complete line of the state counts the durable bytes; the rest is cut off and
+fetched again. The state of a hash function cannot be saved, so a resumed part is hashed again from its beginning. This
+also finds damage on the disk. On drives without working locks (some network drives) each process has its own part.
+No network.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from typing import Any
 
 from localq import disk
 
-# Of these, and of what the system has in its buffers, at most as much again, a kill loses the bytes that are not
-# durable yet: 16 MiB together.
+# A kill loses at most 16 MiB: up to this many bytes not yet durable, and as many in the system's buffers.
 STEP_BYTES = 8 * 2**20
 POLL_S = 0.2
 _BLOCK_BYTES = 2**20
 _MAX_STATE_BYTES = 2**20
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_MODE = 0o666  # as the cache's files: the user's umask decides
+_MODE = 0o666  # as for other files of the cache; the user's umask applies
 _NAME = re.compile(r"(?P<id>[0-9a-f]{40}|[0-9a-f]{64})(\.[0-9a-f]{16})?\.part")
 
 
 @dataclass(frozen=True)
 class UnfinishedPart:
-    """A download that was begun. `repo` and `name` are empty where it was cut off before its first step."""
+    """An unfinished download. `repo` and `name` are empty if it ended before its first step."""
 
     path: Path
     repo: str
@@ -50,10 +49,10 @@ class UnfinishedPart:
 
 
 class Part:
-    """The bytes of one file so far. Use as a context manager: leaving it makes durable what came in.
+    """The bytes of one file so far. A context manager: leaving it makes the received bytes durable.
 
-    at    bytes that are here
-    etag  what the server called the content that they belong to
+    at    number of bytes received
+    etag  the server's etag of their content
     """
 
     def __init__(self, stem: Path, content_id: str, about: dict[str, Any]) -> None:
@@ -85,7 +84,7 @@ class Part:
             self.sync()
 
     def sync(self) -> None:
-        """Force the bytes to the disk, then say so in the state. Raises OSError."""
+        """Force the bytes to the disk, then count them in the state. Raises OSError."""
         os.fsync(self._fd)
         line = f"{self.at}\n"
         if not self._has_header:
@@ -97,7 +96,7 @@ class Part:
         self._has_header, self._durable = True, self.at
 
     def restart(self) -> None:
-        """Forget all bytes: they are not of the right content. Raises OSError."""
+        """Discard all bytes: they belong to other content. Raises OSError."""
         os.ftruncate(self._state_fd, 0)
         os.fsync(self._state_fd)
         os.ftruncate(self._fd, 0)
@@ -107,11 +106,11 @@ class Part:
         self._digest = _new_digest(self._id, self.size)
 
     def is_right(self) -> bool:
-        """All bytes are here, and their hash is the one that was asked for."""
+        """Whether all bytes are received and their hash is right."""
         return self.at == self.size and self._digest.hexdigest() == self._id
 
     def finish(self) -> Path:
-        """Force all to the disk, before the part gets its final name: the path of it. Raises OSError."""
+        """Force all bytes to the disk, before the part gets its final name; returns its path. Raises OSError."""
         os.fsync(self._fd)
         self._durable = self.at
         return self.path
@@ -120,12 +119,12 @@ class Part:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with contextlib.suppress(OSError):  # a full disk is what ended it, perhaps; the last step is durable
+        with contextlib.suppress(OSError):  # the disk may be full; the last step is durable
             if self.at > self._durable:
                 self.sync()
         os.close(self._fd)
         os.close(self._state_fd)
-        if self.at == 0 or not self.path.exists():  # nothing came, or it got its final name
+        if self.at == 0 or not self.path.exists():  # nothing was received, or it has its final name
             self.path.unlink(missing_ok=True)
             self._state_path.unlink(missing_ok=True)
 
@@ -137,7 +136,7 @@ def _new_digest(content_id: str, size: int) -> Any:
 
 
 def _read_state(path: Path) -> tuple[dict[str, Any], int, int]:
-    """(header, durable bytes, length of the sound lines) of a state; nothing of one that is damaged."""
+    """(header, durable bytes, length of the valid lines) of a state; ({}, 0, 0) for a damaged one."""
     with path.open("rb") as file:
         header, *counts = file.read(_MAX_STATE_BYTES).split(b"\n")
     try:
@@ -147,21 +146,21 @@ def _read_state(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(known, dict) or not known:
         return {}, 0, 0
     durable, end = 0, len(header) + 1
-    for line in counts[:-1]:  # what follows the last newline was cut off
+    for line in counts[:-1]:  # the last line is incomplete
         if not line.isdigit() or len(line) > 18 or int(line) < durable:
             break
         durable, end = int(line), end + len(line) + 1
     return known, durable, end
 
 
-# ---- who works on a part
+# ---- locks
 
 
 @contextlib.contextmanager
 def claim(folder: Path, content_id: str, waiting: Callable[[], None]) -> Iterator[Path]:
-    """The stem of the part of `content_id` in `folder`, for this process alone.
+    """The stem of the part of `content_id` in `folder`, locked for this process.
 
-    `waiting` is called while another one has it. Raises OSError.
+    `waiting` is called while another process holds it. Raises OSError.
     """
     disk.make_folder(folder)
     lock = folder / f"{content_id}.lock"
@@ -171,7 +170,7 @@ def claim(folder: Path, content_id: str, waiting: Callable[[], None]) -> Iterato
             yield folder / content_id
         else:
             yield folder / f"{content_id}.{os.urandom(8).hex()}"
-        lock.unlink(missing_ok=True)  # not after an error: whoever waits for it goes on there
+        lock.unlink(missing_ok=True)  # kept after an error, for the processes that wait for it
     finally:
         os.close(descriptor)
 
@@ -183,7 +182,7 @@ def _lock(path: Path, waiting: Callable[[], None]) -> int:
             while not _try(descriptor):
                 waiting()
                 time.sleep(POLL_S)
-            if _is_still(path, descriptor):  # the one before may have removed it, being done
+            if _is_still(path, descriptor):  # the previous owner removes it when it is done
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -202,13 +201,13 @@ def _try(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a drive without locks: `_is_exclusive` will tell
+    except OSError:  # a drive without locks, which `_is_exclusive` detects
         return True
     return True
 
 
 def _is_exclusive(path: Path) -> bool:
-    """False where a lock that is held can be taken once more: where locks do nothing."""
+    """Whether locks work here: False if a lock that is held can be taken again."""
     descriptor = os.open(path, _FLAGS, _MODE)
     try:
         return not _try(descriptor)
@@ -216,7 +215,7 @@ def _is_exclusive(path: Path) -> bool:
         os.close(descriptor)
 
 
-# ---- what was begun
+# ---- unfinished downloads
 
 
 def unfinished(folder: Path) -> list[UnfinishedPart]:
@@ -226,7 +225,7 @@ def unfinished(folder: Path) -> list[UnfinishedPart]:
         match = _NAME.fullmatch(path.name)
         if match is None or path.is_symlink():
             continue
-        with contextlib.suppress(FileNotFoundError):  # done meanwhile
+        with contextlib.suppress(FileNotFoundError):  # finished meanwhile
             state = path.with_suffix(".state")
             known = _read_state(state)[0] if state.is_file() else {}
             repo, name = (str(known.get(key, "")) for key in ("repo", "name"))
@@ -236,13 +235,13 @@ def unfinished(folder: Path) -> list[UnfinishedPart]:
 
 
 def remove(part: UnfinishedPart) -> int:
-    """Remove a part with its state and its lock; the bytes freed, 0 where a process works on it now. Raises OSError."""
+    """Remove a part with its state and lock; returns the bytes freed, 0 if a process works on it. Raises OSError."""
     lock = part.path.with_name(f"{part.path.name.partition('.')[0]}.lock")
     descriptor = os.open(lock, _FLAGS, _MODE)
     try:
         if not _try(descriptor) or not _is_still(lock, descriptor):
             return 0
-        freed = part.path.stat().st_size if part.path.exists() else 0  # it was finished meanwhile
+        freed = part.path.stat().st_size if part.path.exists() else 0  # finished meanwhile
         for path in (part.path, part.path.with_suffix(".state"), lock):
             path.unlink(missing_ok=True)
         return freed
@@ -251,12 +250,12 @@ def remove(part: UnfinishedPart) -> int:
 
 
 def _is_busy(lock: Path) -> bool:
-    """As far as one can see without writing: the folder may be on a disk that is read-only."""
+    """Whether a process holds `lock`. Does not write, because the disk may be read-only."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
-        return not _try(descriptor, fcntl.LOCK_SH)  # some network drives give no other lock to a reader
+        return not _try(descriptor, fcntl.LOCK_SH)  # some network drives allow readers only a shared lock
     finally:
         os.close(descriptor)

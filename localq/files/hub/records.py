@@ -1,8 +1,8 @@
-"""Records of files in the shared cache: their hash was right, and whether localq put them there.
+"""Records of files in the shared cache: that their hash was right, and whether localq fetched them.
 
-One small file for each content, `<records>/models--ORG--REPO/HASH.json`, written last: after the hash of the file was
-checked and its name was durable. A file that has the size, the inode and the time of its record was not touched since
-and is not hashed again. Only a file that localq put there is ever removed or replaced without a question. No network.
+One small file per content, `<records>/models--ORG--REPO/HASH.json`, written last, after the hash was checked and the
+file's name was durable. A file with the size, inode and time of its record is unchanged and is not hashed again. Only
+files that localq fetched are removed or replaced without a question. No network.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ _MAX_BYTES = 4096
 
 @dataclass(frozen=True)
 class Store:
-    """A cache in the layout of the Hugging Face cache, and where its downloads and the records of it are."""
+    """A cache in the layout of the Hugging Face cache, with the folders of its downloads and records."""
 
     cache: Path
     parts: Path
     records: Path
 
     def blob(self, repo: str, content_id: str) -> Path:
-        """Where the content with this hash belongs."""
+        """The path of the content with this hash."""
         return hub_cache.repo_folder(repo, self.cache) / "blobs" / content_id
 
     def pointer(self, repo: str, commit: str, name: str) -> Path:
-        """Where the file `name` of a commit belongs."""
+        """The path of the file `name` of a commit."""
         return hub_cache.repo_folder(repo, self.cache) / "snapshots" / commit / name
 
     def record(self, repo: str, content_id: str) -> Path:
-        """The record of this content."""
+        """The path of the record of this content."""
         return self.records / hub_cache.repo_folder(repo, self.cache).name / f"{content_id}.json"
 
 
 def users() -> Store:
-    """The user's own."""
+    """The store of the user's Hugging Face cache."""
     return Store(places.hub_cache(), places.downloads_dir(), places.pulled_dir())
 
 
 def is_known(store: Store, repo: str, content_id: str, path: Path) -> bool:
-    """The content of `path` was found right, and nobody has written to it since (as size, time and inode tell)."""
+    """Whether `path` was hashed and right, and is unchanged since, by size, time and inode."""
     known, now = _read(store, repo, content_id), _stamp(path)
     return all(known.get(key) == value for key, value in now.items())
 
 
 def is_ours(store: Store, repo: str, content_id: str, path: Path) -> bool:
-    """localq put `path` there itself, whatever was done to it since."""
+    """Whether localq fetched `path`, even if it was changed since."""
     known = _read(store, repo, content_id)
     return known.get("ours") is True and known.get("inode") == path.stat().st_ino
 
@@ -68,9 +68,9 @@ def remember(store: Store, repo: str, content_id: str, path: Path, *, ours: bool
 
 
 def check(store: Store, repo: str, content_id: str, path: Path) -> bool:
-    """Hash `path`, and record it where it is right; who put it there stays as it is. Raises OSError of reading.
+    """Whether `path` has the content `content_id`; hashes it, and records a right one. Raises OSError of reading.
 
-    Where nothing can be recorded (a machine whose disks are read-only), it is hashed each time.
+    On read-only disks no record is written, and files are hashed each time.
     """
     ours = is_ours(store, repo, content_id, path)
     if not disk.has_content(path, content_id):
@@ -81,14 +81,14 @@ def check(store: Store, repo: str, content_id: str, path: Path) -> bool:
 
 
 def distrust(store: Store, repo: str, content_id: str) -> None:
-    """Let the content be hashed before it is used again. Raises OSError."""
+    """Mark the content as changed, so that it is hashed before its next use. Raises OSError."""
     known = _read(store, repo, content_id)
     if known:
         disk.write_durably(store.record(repo, content_id), json.dumps({**known, "mtime_ns": 0}).encode())
 
 
 def forget(store: Store, repo: str, content_id: str) -> None:
-    """Remove a record: its content is gone. Raises OSError."""
+    """Remove the record of removed content. Raises OSError."""
     store.record(repo, content_id).unlink(missing_ok=True)
 
 
@@ -103,5 +103,5 @@ def _read(store: Store, repo: str, content_id: str) -> dict[str, Any]:
         return {}
     try:
         return read_object(path, _MAX_BYTES)
-    except LocalqError:  # damaged: as if there were none
+    except LocalqError:  # damaged: counts as none
         return {}

@@ -1,8 +1,8 @@
 """Outlines of repositories: configuration and headers of the weights, before the weights are downloaded.
 
-Laid out as a folder (or a .gguf file) that everything which looks at models can look at: the small files are whole, a
-file of weights has its header and its length and nothing behind it, so it takes no room on the disk. Headers come by
-Range requests.
+An outline is a folder (or .gguf file) that the readers of models accept. Its small files are complete. A file of
+weights has its header and its length, but no data: a sparse file that takes no room on the disk. Headers come by Range
+requests.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from localq.files.safetensors_headers import (
     shard_paths,
 )
 
-HEAD_BYTES = 100_000  # of a file; most headers are shorter
+HEAD_BYTES = 100_000  # of the first request for a file; most headers are shorter
 MIB = 2**20
-GGUF_HEAD_BYTES = (2 * MIB, 12 * MIB, 48 * MIB)  # a vocabulary of 49,000 tokens takes 1.8 MB, one of 128,000 8 MB
+GGUF_HEAD_BYTES = (2 * MIB, 12 * MIB, 48 * MIB)  # a vocabulary of 49,000 tokens takes 1.8 MB, of 128,000 tokens 8 MB
 MAX_SMALL_BYTES = 64 * 2**20
 _OUTLINED = re.compile(r"(config|generation_config|tokenizer_config)\.json")
 _ENDS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.")
@@ -51,10 +51,10 @@ def _once(ask: Callable[[], bytes]) -> bytes:
 
 @contextlib.contextmanager
 def outline(listing: Listing) -> Iterator[Path]:
-    """The folder of `listing`, or its one .gguf file, while the context lasts.
+    """The outline of `listing`, a folder or .gguf file, while the context lasts.
 
-    Raises LocalqError as `hub.fetch`, and exit 9 for the folder of temporary files; errors about what is outlined name
-    the repository instead of where it lies.
+    Raises LocalqError as `hub.fetch`, and exit 9 for the temporary folder. Errors name the repository instead of the
+    temporary path.
     """
     gguf = hub.single_gguf(listing)
     if not gguf:
@@ -68,9 +68,9 @@ def outline(listing: Listing) -> Iterator[Path]:
 
 
 def to_fetch(listing: Listing, names: tuple[str, ...] = ()) -> list[RemoteFile]:
-    """The files that `hub.fetch` would take of `listing`: `names` (.gguf), its one .gguf, or the model folder.
+    """The files of `listing` that `hub.fetch` would fetch: `names` (.gguf), its one .gguf, or the model folder.
 
-    Asks the hub for an index, and for nothing else. Raises LocalqError as `hub.fetch`.
+    Requests only an index. Raises LocalqError as `hub.fetch`.
     """
     names = names or hub.single_gguf(listing)
     if names and all(name.endswith(".gguf") for name in names):
@@ -95,13 +95,13 @@ def _folder(listing: Listing, folder: Path) -> Path:
 def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
     for file in files:
         if file.size > MAX_SMALL_BYTES:
-            why = f"{file.name} has {file.size:,} bytes, too many for such a file"
+            why = f"{file.name} has {file.size:,} bytes, more than the {MAX_SMALL_BYTES:,} allowed"
             raise bad_file(listing.repo, why, "Use another repository or revision.")
         (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
 
 
 def _shards(listing: Listing, folder: Path) -> list[str]:
-    """The files of weights, by the index in `folder` where there is one."""
+    """The names of the files of weights, from the index in `folder` if there is one."""
     shards = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
     if absent := [name for name in shards if name not in listing.files]:
         why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
@@ -110,7 +110,7 @@ def _shards(listing: Listing, folder: Path) -> list[str]:
 
 
 def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:
-    """Its header does not say how long it is: where too little of it is there, zeros follow, which are no header."""
+    """The outline of a .gguf file. Its header does not state its length, so more is fetched until it parses."""
     path = folder / file.name
     for count in GGUF_HEAD_BYTES:
         _stub(listing, file, path, hub_client.first_bytes(listing, file, count))
@@ -125,9 +125,9 @@ def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:
 
 
 def outline_file(listing: Listing, file: RemoteFile, path: Path, asks: _Asks = _once) -> None:
-    """Make `path` a file with the header and the length of `file`. `asks` decides how often the hub is asked.
+    """Write a file with the header and the length of `file` to `path`. `asks` calls a request, with retries or not.
 
-    Raises LocalqError: exit 6 where the hub stays away, 8 where the length is none; OSError for the disk.
+    Raises LocalqError: exit 6 if the hub cannot be reached, 8 for an impossible length; OSError for the disk.
     """
     head = asks(lambda: hub_client.first_bytes(listing, file, HEAD_BYTES))
     length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
@@ -142,24 +142,24 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
             stub.write(head)
             stub.truncate(file.size)
     except (OSError, OverflowError) as error:
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's own, -1 without one
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's limit, -1 without one
         if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
             raise
-        why = f"the hub lists {file.size:,} bytes for {file.name}, more than a file here can have ({error})"
+        why = f"the hub lists {file.size:,} bytes for {file.name}, more than a file can have here ({error})"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 
 
 def download_bytes(listing: Listing, outlined: Path) -> int:
-    """Bytes that fetching `listing` takes, of which `outlined` is the outline."""
+    """Bytes that fetching `listing` takes; `outlined` is its outline."""
     weights = {outlined.name} if outlined.is_file() else {each.name for each in outlined.iterdir()}
     small = set() if outlined.is_file() else {name for name in listing.files if hub.SMALL_FILES.fullmatch(name)}
     return sum(listing.files[name].size for name in weights | small)
 
 
 def block_bytes(folder: Path) -> int:
-    """Bytes in memory of the text model's weights but embedding and head, as the headers in `folder` say.
+    """Bytes in memory of the text model's weights without embedding and head, from the headers in `folder`.
 
-    Scales of NF4 experts are f32 there (`footprint.placed_bytes`). Raises LocalqError.
+    Scales of NF4 experts are f32 in memory (`Format.placed_bytes`). Raises LocalqError.
     """
     total = 0
     for path in shard_paths(folder).values():

@@ -1,9 +1,9 @@
 """Weights of a repository, downloaded file by file when needed and removed after use.
 
-The files lie in a cache of their own, in the layout of the Hugging Face cache, beside what is made of them: a folder
-that holds `MARK`, without which it is refused. Weights that the user's cache holds already are read
-there and left there. All is pinned to the commit that the first call found,
-so that one that goes on reads the same bytes. Every file is hashed before it is read. Torch-free.
+The files go to a separate cache next to the output, in the layout of the Hugging Face cache. Its folder has the file
+`MARK`; a folder without it is refused. Weights that are in the user's cache are read there and stay there. All files
+come from the commit of the first run, so that a resumed run reads the same bytes. Every file is hashed before it is
+read. Torch-free.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from localq.files.hub.records import Store
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index
 from localq.wording import Say
 
-AHEAD = 2  # files at a time: one that is read, one that is fetched meanwhile
+AHEAD = 2  # files at a time: one is read while the next is fetched
 LOOK_EVERY_S = 0.5
-WAITS_S = (10.0, *[30.0] * 20)  # for a hub that does not answer, when hours of work hang on it
-MARK = ".localq-source"  # in a folder that localq made, and locked while it is used
+WAITS_S = (10.0, *[30.0] * 20)  # retries while the hub does not answer: a failure would stop hours of work
+MARK = ".localq-source"  # file in a folder that localq made; locked while in use
 Answer = TypeVar("Answer")
 
 
 def _silent(what: str) -> None:
-    """Nobody waits yet."""
+    """Ignore a report."""
 
 
 class Shards:
     """The weights of one repository at one commit.
 
-    folder  holds the small files: configuration, tokenizer, index
-    names   of the files of weights
-    tell    called while a file is waited for
+    folder  folder of the small files: configuration, tokenizer, index
+    names   names of the files of weights
+    tell    called with a line of progress while a file is fetched
     """
 
     def __init__(self, listing: Listing, cache: Path, recorded: Mapping[str, str], mark: IO[bytes]) -> None:
-        """`cache`: where to fetch to, without links in its path, removed by `close`; `mark`: its file, locked.
+        """`cache`: where to fetch to, a resolved path, removed by `close`; `mark`: its `MARK` file, locked.
 
-        recorded: sha256 by name, of the catalogue. Raises LocalqError (exit 8) where the hub offers something else.
+        recorded: sha256 by name, from the catalogue. Raises LocalqError (exit 8) if the hub lists another hash.
         """
         self._listing, self._cache, self._recorded, self._mark = listing, cache, recorded, mark
         self._store = Store(cache, cache / ".parts", cache / ".records")
         for file in listing.files.values():
             hub.check_recorded(listing.repo, file, recorded)
         self.tell: Say = _silent
-        self._owner: dict[str, str] = {}  # of every tensor, its file
+        self._owner: dict[str, str] = {}  # tensor -> its file
         self._headers: dict[str, Header] = {}
         self._good: dict[str, Path] = {}
         self._running: dict[str, Future[Path]] = {}
@@ -81,12 +81,12 @@ class Shards:
 
     @property
     def facts(self) -> list[tuple[str, int, str]]:
-        """Name, size and hash of every file of weights: what tells one source from another."""
+        """Name, size and hash of every file of weights, which identify the source."""
         files = [self._listing.files[name] for name in self.names]
         return [(file.name, file.size, file.sha256 or file.git_sha1 or "") for file in files]
 
     def sha256(self, name: str) -> str:
-        """Of a file of weights, as the hub has it; where it does not say, the file is fetched. Raises as `path`."""
+        """The sha256 of a file of weights, from the hub's list, else from the fetched file. Raises as `path`."""
         if stated := self._listing.files[name].sha256:
             return stated
         found = disk.sha256_of(self.path(name))
@@ -94,13 +94,13 @@ class Shards:
         return found
 
     def headers(self) -> dict[str, Header]:
-        """Of every file, without its data. Raises LocalqError (exit 8) for unsound ones."""
+        """The headers of all files, fetched without the data. Raises LocalqError (exit 8) for invalid ones."""
         self._headers = {name: self._header(self._listing.files[name]) for name in self.names}
         self._owner = {tensor: name for name, header in self._headers.items() for tensor in header.tensors}
         return self._headers
 
     def holding(self, tensors: Iterable[str]) -> list[str]:
-        """The files of these tensors, each once, in the order of the tensors; `headers` were read."""
+        """The files of these tensors, each once, in the order of the tensors. Call `headers` first."""
         return list(dict.fromkeys(self._owner[tensor] for tensor in tensors))
 
     def _header(self, file: RemoteFile) -> Header:
@@ -113,7 +113,7 @@ class Shards:
     def path(self, name: str) -> Path:
         """The file `name`, fetched and hashed if need be.
 
-        Raises LocalqError: exit 6 where the hub stays away, 8 for another content than is recorded, 9 for the disk.
+        Raises LocalqError: exit 6 if the hub cannot be reached, 8 for a wrong hash, 9 for the disk.
         """
         if name not in self._good:
             future = self._running.get(name) or self._start(name)
@@ -121,20 +121,20 @@ class Shards:
                 self.tell(f"{name}, {self._listing.files[name].size:,} bytes")
                 wait([future], LOOK_EVERY_S)
             del self._running[name]
-            self._good[name] = self._as_said(name, future.result())
+            self._good[name] = self._check_header(name, future.result())
         return self._good[name]
 
-    def _as_said(self, name: str, path: Path) -> Path:
-        """What was planned with is what came: the answer that held the header had no hash."""
+    def _check_header(self, name: str, path: Path) -> Path:
+        """`path`, if its tensors are those of the header that was fetched first, which had no hash."""
         if name in self._headers and read_header(path).tensors != self._headers[name].tensors:
-            why = f"{name} holds other tensors than its header on the hub listed"
+            why = f"the tensors of {name} differ from its header on the hub"
             raise bad_file(
-                self._listing.repo, why, "Run the same command again; if it happens again, use another revision."
+                self._listing.repo, why, "Run the same command again; if it fails again, use another revision."
             )
         return path
 
     def keep(self, needed: Sequence[str]) -> None:
-        """Remove the fetched files that are not among `needed`, and fetch ahead, in this order, while there is room."""
+        """Remove fetched files that are not in `needed`, and fetch the next of `needed`, up to `AHEAD` files."""
         for name in [name for name in self._good if name not in needed]:
             self._remove(self._good.pop(name))
         for name in needed:
@@ -145,9 +145,9 @@ class Shards:
                 self._start(name)
 
     def clean(self, needed: Sequence[str]) -> None:
-        """Remove what an interrupted run left behind: files, whole or begun, but the first ones of `needed`.
+        """Remove files and parts of an interrupted run, except the first `AHEAD` of `needed`.
 
-        What this run has fetched, or is fetching, stays.
+        Files that this run has fetched or is fetching stay.
         """
         for name in self.names:
             if name not in needed[:AHEAD] and name not in self._good and name not in self._running:
@@ -158,14 +158,14 @@ class Shards:
                     self._remove(self.folder / name)
 
     def close(self, *, done: bool) -> None:
-        """Stop fetching. `done`: nothing is needed any more, and nothing is left."""
+        """Stop fetching. `done`: remove all files."""
         self._over.set()
         if done:
             shutil.rmtree(self._cache, ignore_errors=True)
         self._mark.close()
 
     def _start(self, name: str) -> Future[Path]:
-        """Fetch behind the back of whoever computes; one file after the other."""
+        """Fetch a file in a thread, one file at a time."""
         future: Future[Path] = Future()
 
         def run() -> None:
@@ -173,10 +173,10 @@ class Shards:
                 with self._turn:
                     future.set_result(self._fetch(name))
             except BaseException as error:
-                future.set_exception(error)  # raised where the file is asked for
+                future.set_exception(error)  # raised by `path`
 
         self._running[name] = future
-        threading.Thread(target=run, name="localq-fetch", daemon=True).start()  # nobody waits for it at an exit
+        threading.Thread(target=run, name="localq-fetch", daemon=True).start()  # not waited for at exit
         return future
 
     def _is_ours(self, path: Path) -> bool:
@@ -187,7 +187,7 @@ class Shards:
             hub_cache.discard(path)
 
     def _fetch(self, name: str, shared: bool = True) -> Path:
-        """`shared`: where the user's cache has it, it is read there."""
+        """The path of the verified file. `shared`: use the copy in the user's cache if there is one."""
         file, repo = self._listing.files[name], self._listing.repo
         there = hub_cache.repo_folder(repo) / "snapshots" / self._listing.commit / name
         if shared and there.is_file():
@@ -205,7 +205,7 @@ class Shards:
         return self._patiently(lambda: download.get(self._listing, file, store=self._store))
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """What `ask` returns, asked again for some minutes where the hub stays away."""
+        """Return `ask()`, with retries for some minutes while the hub cannot be reached."""
         for wait_s in (*WAITS_S, None):
             try:
                 return ask()
@@ -220,12 +220,12 @@ def _folder_of(repo: str) -> str:
 
 
 def _claim(cache: Path) -> IO[bytes]:
-    """The mark of `cache`, locked; the folder is made. Raises LocalqError (exit 2) for a folder that is not ours."""
+    """Create `cache` and lock its mark. Raises LocalqError (exit 2) for a folder that localq did not make."""
     try:
         empty = not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
         if not empty and not (cache / MARK).is_file():
-            why = "localq would download files there and delete them, but the folder is not localq's"
-            raise usage_error(str(cache), why, "Move it away, or give another --out.")
+            why = "localq would download to this folder and then delete it, but did not create it"
+            raise usage_error(str(cache), why, "Move it, or give another --out.")
         cache.mkdir(parents=True, exist_ok=True)
         mark = (cache / MARK).open("ab")
     except OSError as error:
@@ -234,15 +234,15 @@ def _claim(cache: Path) -> IO[bytes]:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         mark.close()
-        why = "another localq is downloading to it"
+        why = "another localq is downloading to this folder"
         raise usage_error(str(cache), why, "Wait for it, or give another --out.") from error
     return mark
 
 
 def open_shards(source: Source, cache: Path) -> Shards | None:
-    """The weights of `source`; None where it is no repository of safetensors.
+    """The weights of `source`; None if it is not a repository of safetensors.
 
-    Raises LocalqError as `hub.fetch` does, and exit 2 where `cache` is somebody else's.
+    Raises LocalqError as `hub.fetch` does, and exit 2 if localq did not make the folder `cache`.
     """
     if source.kind == "pypi" or source.files:
         return None
@@ -257,7 +257,7 @@ def open_shards(source: Source, cache: Path) -> Shards | None:
     hub.check_layout(listing)
     mark = _claim(cache)
     try:
-        for other in cache.glob("models--*"):  # of another source that was to become the same output
+        for other in cache.glob("models--*"):  # of another source with the same output
             if other.name != _folder_of(source.repo):
                 shutil.rmtree(other, ignore_errors=True)
         return Shards(listing, cache, source.sha256, mark)

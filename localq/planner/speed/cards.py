@@ -1,6 +1,7 @@
-"""Cards by name: memory and read bandwidth as their makers publish them. Torch-free.
+"""Cards by name: published memory and bandwidth. Torch-free.
 
-Not measured: `localq fit` says so. The share of the published bandwidth that a program reaches is that of an H200.
+These figures are not measured, and `localq fit` states this. The share of the published bandwidth that a kernel reaches
+is assumed to be that of an H200.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ H200_PUBLISHED = 4.8e12
 
 @dataclass(frozen=True)
 class Card:
-    """gib: size on the box; published_gb_per_s; multiprocessors and their boost clock."""
+    """A card: nominal memory in GiB, published bandwidth, multiprocessors and their boost clock."""
 
     name: str
     gib: int
@@ -26,8 +27,8 @@ class Card:
 
     @property
     def read_bytes_per_s(self) -> float:
-        """What a kernel may read, expected."""
-        reached = measurements.load().read_bytes_per_s / H200_PUBLISHED  # of the published bandwidth: 0.92
+        """Expected read bandwidth of a kernel."""
+        reached = measurements.load().read_bytes_per_s / H200_PUBLISHED  # 0.92
         return self.published_gb_per_s * 1e9 * reached
 
 
@@ -45,14 +46,14 @@ CARDS = (
     Card("L40S", 48, 864, 142, 2.52), Card("A100", 80, 2039, 108, 1.41), Card("H100", 80, 3350, 132, 1.83),
     Card("H200", 141, 4800, 132, 1.83),
 )  # fmt: skip
-# What stands for a card of which only the size is known; see `planner.CARD_TOTALS_MIB`.
+# Size -> the card assumed if only the size is known; see `plan.CARD_TOTALS_MIB`.
 TYPICAL = {8: "RTX 4060", 12: "RTX 4070", 16: "RTX 4080", 24: "RTX 4090", 32: "RTX 5090"}
 
 
 def known(name: str) -> Card | None:
-    """The card that a driver or a person calls `name` ("NVIDIA GeForce RTX 4090", "4090"): the longest that fits.
+    """The card with a name from a driver or user ("NVIDIA GeForce RTX 4090", "4090"): the longest match, or None.
 
-    Those of laptops share the names and not the chips: none is known.
+    Laptop GPUs have the same names but other chips, so they are unknown.
     """
     words = _words(name)
     if not words or "laptop" in words:
@@ -62,7 +63,7 @@ def known(name: str) -> Card | None:
 
 
 def find(name: str) -> Card:
-    """`known`; LocalqError (exit 2) with what there is."""
+    """`known`, or LocalqError (exit 2) that lists the known cards."""
     card = known(name)
     if card is None:
         names = ", ".join(card.name for card in CARDS)
@@ -71,13 +72,13 @@ def find(name: str) -> Card:
 
 
 def of_size(gib: int) -> list[Card]:
-    """The consumer cards of that size, the quickest first."""
+    """The consumer cards of that size, the fastest first."""
     sized = [card for card in CARDS if card.gib == gib and re.match(r"RTX \d{4}\b", card.name)]
     return sorted(sized, key=lambda card: -card.published_gb_per_s)
 
 
 def typical(gib: float) -> Card | None:
-    """The card that stands for those of that size; None where no one does."""
+    """The card assumed for that size; None if there is none."""
     name = TYPICAL.get(int(gib)) if gib == int(gib) else None
     return None if name is None else find(name)
 

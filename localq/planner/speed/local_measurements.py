@@ -1,7 +1,7 @@
 """Measurements of this machine: bandwidth of each GPU, memory of the last loads, time of quantizing.
 
-One small JSON file in the cache folder: where it is missing, damaged or cannot be written, things
-are measured again. Torch-free.
+One small JSON file in the cache folder. If it is missing, damaged or not writable, values are measured again.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from localq.kv_bits import KV_BITS, KvBits
 
 FILE = "measured.json"
 MAX_BYTES = 2**20
-MOST = 200  # entries of a kind; the oldest go
+MOST = 200  # entries of a kind; the oldest are dropped
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a load took: component -> bytes as planned and as measured, on which device, with which choices."""
+    """Memory of a load: component -> bytes, predicted and measured; with its device and options."""
 
     device: str
     format: str
@@ -40,7 +40,7 @@ class Load:
 
 
 def bandwidth(gpu: str) -> float | None:
-    """Bytes per second that the GPU `gpu` (its UUID, or its name) reads, as it was measured; None where it was not."""
+    """Measured read bandwidth of a GPU (UUID, else name) in bytes per second; None if not measured."""
     found = _section("bandwidth").get(gpu)
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
@@ -51,11 +51,11 @@ def keep_bandwidth(gpu: str, read_bytes_per_s: float) -> None:
 
 
 def last_load(name: str) -> Load | None:
-    """Of the model that people call `name`, on a GPU."""
+    """The last load of the model `name` on a GPU; None without one."""
     found = _section("loads").get(name)
     try:
         load = Load(**(found or {}))
-    except TypeError:  # none, or of another version
+    except TypeError:  # none, or from another version
         return None
     sizes = [*load.predicted.values(), *load.measured.values()] if _are_tables(load) else [None]
     return load if load.kv_bits in KV_BITS and all(isinstance(size, int) for size in sizes) else None
@@ -67,7 +67,7 @@ def keep_load(name: str, load: Load) -> None:
 
 
 def quantizing(folder: Path) -> float | None:
-    """Seconds that the model in `folder` took to be made, whole and on this machine; None where they were not kept."""
+    """Seconds that quantizing the model in `folder` took, without interruption, on this machine; None if unknown."""
     found = _section("quantizing").get(str(folder))
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
@@ -86,7 +86,7 @@ def _path() -> Path:
 
 
 def _section(kind: str) -> dict[str, Any]:
-    with contextlib.suppress(LocalqError, OSError):  # damaged: as if it were not there
+    with contextlib.suppress(LocalqError, OSError):  # damaged: counts as missing
         if _path().exists():
             found = json_files.read_object(_path(), MAX_BYTES).get(kind)
             return found if isinstance(found, dict) else {}
@@ -98,7 +98,7 @@ def _keep(kind: str, key: str, value: Any) -> None:
     known[kind].pop(key, None)
     known[kind] = dict(list(known[kind].items())[1 - MOST :]) | {key: value}
     text = json.dumps({"schema": SCHEMA, **known})
-    with contextlib.suppress(OSError):  # a full disk or a folder that cannot be written: measured again
+    with contextlib.suppress(OSError):  # a full or read-only disk: measured again next time
         _path().parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=FILE, dir=_path().parent)
         try:

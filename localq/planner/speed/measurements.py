@@ -1,6 +1,6 @@
-"""Times of kernels on one GPU, from data/measurements.toml: what `localq fit` predicts speed from. Torch-free.
+"""Times of kernels on one GPU, from data/measurements.toml, with which `localq fit` predicts speed. Torch-free.
 
-One row of x, cold L2, CUDA graphs, medians; the file has the card, the date and the command of every figure.
+One row of x, cold L2, CUDA graphs, medians. The file has card, date and command of every figure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Rows = tuple[tuple[int, int, float], ...]  # out, in, microseconds of one launch
 
 @dataclass(frozen=True)
 class Variant:
-    """The matrices that a key of `products` was measured with; expert: of chosen experts."""
+    """Format of the matrices that a key of `products` was measured with; expert: matrices of chosen experts."""
 
     format: str
     scheme: str = ""
@@ -25,14 +25,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Measurements:
-    """The file as it is read at the first question.
+    """The content of the file.
 
-    gpu                the card of all times
-    products           key -> matrix-vector products; "KEY experts" are those of chosen experts
-    attention          bits of the cache, query heads, slots, microseconds; 8 kv heads of 128
+    gpu                the card that all times were measured on
+    products           key -> matrix-vector products; "KEY experts": products of chosen experts
+    attention          bits of the cache, query heads, slots, microseconds; with 8 KV heads of 128
     rotation_us ...    other parts of a step; see the file
-    perplexity_ratio   (model, format) -> perplexity over that of the reference
-    quality_notes      format -> what else is known of its quality
+    perplexity_ratio   (model, format) -> perplexity divided by that of the reference
+    quality_notes      format -> other facts about its quality
     """
 
     gpu: str
@@ -54,11 +54,11 @@ class Measurements:
 
     @property
     def multiprocessor_ghz(self) -> float:
-        """Multiprocessors times their clock: what a gather from L2 is scaled by."""
+        """Multiprocessors times clock, by which gathers from L2 scale."""
         return self.multiprocessors * self.clock_ghz
 
     def variant(self, key: str) -> Variant:
-        """What `products[key]` was measured with: the format of that name, unless the file names another."""
+        """The variant of `products[key]`: the format of that name, unless the file states another."""
         plain = key.removesuffix(" experts")
         known = self.variants.get(plain, Variant(plain))
         return Variant(known.format, known.scheme, plain != key)

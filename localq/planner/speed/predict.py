@@ -1,14 +1,14 @@
 """Predict how fast a model decodes, from measured times of its kernels (`measurements`). Torch-free.
 
-A launch takes  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured launches;
-rate is the read bandwidth, and for codewords that are gathered (1x16, VPTQ) that of random sectors of L2. What the fit
-leaves of them, such as how a matrix falls into tiles, counts for shapes in proportion to how near they are (`off_fit`).
-A step is the sum of its launches.
+The time of a launch is  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured
+launches. The rate is the read bandwidth; for gathered codewords (1x16, VPTQ) it is that of random sectors of L2. The
+residual of the fit, such as from how a matrix divides into tiles, is interpolated between near shapes (`off_fit`). The
+time of a step is the sum of its launches.
 
-All was measured on an H200 alone. On another card the bytes of a launch take the same share of its bandwidth as there,
-no larger one, for every card of `cards.py` has more cycles for a byte; what a launch takes besides its bytes is
-latency, which no bandwidth changes, and is as long as there, or longer by the clock. So small launches reach a larger
-share on a slower card. What is gathered scales as a whole: its fixed part is work of the multiprocessors too.
+All times were measured on an H200. For another card the efficiency is assumed to be the same, though every card in
+`cards` has more cycles per byte and might reach a higher one. The other terms are latency, which bandwidth does not
+change; they are assumed equal, or longer by the clock. So small launches reach a larger share of the bandwidth on a
+slower card. Gathers scale as a whole, because their fixed part is work of the multiprocessors too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from localq.planner.speed.measurements import Variant
 
 
 def least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) -> tuple[float, float, float]:
-    """Coefficients, none below 0, that bring `points` nearest to `values` in parts of each value.
+    """Non-negative coefficients for `points` that minimize the squared relative errors to `values`.
 
-    All choices of coefficients that are not 0 are tried: there are three.
+    Tries every subset of the three coefficients, with the others 0.
     """
     scaled = [[each / value for each in point] for point, value in zip(points, values, strict=True)]
     best, least = (0.0, 0.0, 0.0), float(len(values))
     for size in (1, 2, 3):
-        for chosen in combinations((2, 1, 0), size):  # among equals, bytes explain before the rest does
+        for chosen in combinations((2, 1, 0), size):  # among equal fits, prefer the term of bytes
             found = _solved([[row[index] for index in chosen] for row in scaled])
             if found is None or min(found) < 0:
                 continue
@@ -53,7 +53,7 @@ def least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) 
 
 
 def _solved(rows: list[list[float]]) -> list[float] | None:
-    """x with `rows` x nearest to ones, by the normal equations; None where they have no single solution."""
+    """x that minimizes |`rows` x - 1|, by the normal equations; None if they have no unique solution."""
     size = len(rows[0])
     table = [[sum(r[i] * r[j] for r in rows) for j in range(size)] + [sum(r[i] for r in rows)] for i in range(size)]
     for i in range(size):
@@ -67,16 +67,16 @@ def _solved(rows: list[list[float]]) -> list[float] | None:
     return [line[-1] for line in table]
 
 
-INT8 = "int8"  # of a head: the codes
-NEAREST = 1e-3  # squared octaves: shapes nearer than this count alike
-LIVE = 64.5  # slots that attention reads, the mean of 128 tokens at depth 0
+INT8 = "int8"  # format of an 8-bit head
+NEAREST = 1e-3  # squared octaves: nearer shapes get equal weight
+LIVE = 64.5  # slots that attention reads: the mean over 128 tokens from an empty context
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is read per second: of device memory, and of random sectors from L2.
+    """Speed of a card: bytes per second read from device memory, and gathered from L2 in random sectors.
 
-    latency   of a launch, in that of an H200
+    latency   of a launch, relative to an H200
     """
 
     read_bytes_per_s: float
@@ -85,8 +85,11 @@ class Machine:
 
     @classmethod
     def of(cls, card: Card | None, read_bytes_per_s: float | None = None) -> Machine:
-        """A card, its bandwidth as measured or as expected. L2 is scaled by multiprocessors and clock, never upwards,
-        and latency by the clock, never downwards; of an unknown card L2 by the bandwidth."""
+        """The machine of a card, with a measured bandwidth or the expected one.
+
+        L2 scales with multiprocessors and clock, at most to that of an H200; for an unknown card with the bandwidth.
+        Latency scales with the clock, at least to that of an H200.
+        """
         assert card is not None or read_bytes_per_s is not None
         read = read_bytes_per_s or (card.read_bytes_per_s if card else 0.0)
         there = measurements.load()
@@ -98,25 +101,25 @@ class Machine:
 
 
 def measured_on() -> Machine:
-    """The card that all times are of."""
+    """The card that all times were measured on."""
     return Machine(measurements.load().read_bytes_per_s, measurements.load().gather_bytes_per_s)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a kernel: us of a launch, us of a column, and times the bytes' own time (the inverse of the efficiency)."""
+    """Cost of a kernel: us per launch, us per column, and a factor for the time of its bytes (1 / efficiency)."""
 
     fixed_us: float
     column_us: float
     times: float
 
     def us(self, columns: float, count: float, machine: Machine) -> float:
-        """Of a launch that reads `count` bytes; see the module about other cards."""
+        """Time of a launch that reads `count` bytes; the module docstring explains other cards."""
         latency = machine.latency * (self.fixed_us + self.column_us * columns)
         return latency + self.times * 1e6 * count / machine.read_bytes_per_s
 
     def gathered_us(self, columns: float, count: float, machine: Machine) -> float:
-        """Of one that moves `count` bytes of sectors."""
+        """Time of a launch that gathers `count` bytes of sectors."""
         rate = measurements.load().gather_bytes_per_s
         there = self.fixed_us + self.column_us * columns + self.times * 1e6 * count / rate
         return there * rate / machine.gather_bytes_per_s
@@ -125,8 +128,10 @@ class Cost:
 def tokens_per_s(
     arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float = LIVE
 ) -> float | None:
-    """Decoding one conversation at `live` positions; None where no kernel of the format was measured, or none for
-    experts in it."""
+    """Predicted decoding speed with `live` positions in use.
+
+    None if no kernel of the format was measured, or none for its experts.
+    """
     kernel = format_facts.of(format).speed_key(scheme)
     if kernel is None or (arch.experts and not _of_experts(arch, format, scheme)):
         return None
@@ -134,13 +139,13 @@ def tokens_per_s(
 
 
 def _of_experts(arch: Architecture, format: str, scheme: str) -> bool:
-    """Was it measured how long products with chosen experts take?"""
+    """Whether products with chosen experts were measured in this format."""
     kernel = format_facts.of_experts(arch, format).speed_key(scheme)
     return kernel == "16 bit" or f"{kernel} experts" in measurements.load().products
 
 
 def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Placement) -> int:
-    """What one step must read: weights once, of experts those of one token; the head, one row of the table."""
+    """Bytes that one step reads: the weights, with the experts of one token; the head; one row of the table."""
     blocks = footprint.placed_weights(arch, format, scheme) - footprint.idle_bytes(arch, format, scheme)
     head = footprint.head_bytes(arch, placement.head) or 2 * arch.embedding_parameters
     return blocks + head + 2 * arch.hidden
@@ -149,7 +154,7 @@ def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Pla
 def _launches(
     arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float
 ) -> Iterator[float]:
-    """Microseconds of the launches of a step; equal ones together."""
+    """Microseconds of the launches of a step; equal launches are summed."""
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     around = format_facts.outside_experts(arch, format)
     projections = _products(((q + 2 * kv, arch.hidden), (arch.hidden, q)), around, scheme, machine)
@@ -166,7 +171,7 @@ def _launches(
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
-    """Router, gate and up of the chosen experts, down of the same: the latter as products of so many rows."""
+    """Time of router, gate and up, and down of the chosen experts, each as one product with that many rows."""
     own, width = format_facts.of_experts(arch, format), arch.expert_intermediate
     opened = _product(2 * arch.experts_active * width, arch.hidden, own, scheme, machine, expert=True)
     closed = _product(arch.experts_active * arch.hidden, width, own, scheme, machine, expert=True)
@@ -191,7 +196,7 @@ def _head(arch: Architecture, head: str, machine: Machine) -> float:
 
 
 def launch_us(kernel: str, rows: int, columns: int, variant: Variant, machine: Machine) -> float:
-    """Microseconds of one product with a matrix [rows, columns] in `variant`, by what was measured of `kernel`."""
+    """Microseconds of one product with a matrix [rows, columns] in `variant`, from measurements of `kernel`."""
     cost, moved = fit_cost(kernel), _moved(rows, columns, variant)
     off = off_fit(kernel, rows, columns)
     return off * (cost.gathered_us if _gathers(variant) else cost.us)(columns, moved, machine)
@@ -203,7 +208,7 @@ def _gathers(variant: Variant) -> bool:
 
 
 def _moved(rows: int, columns: int, variant: Variant) -> int:
-    """Bytes of one measured product: of the weights, or where codewords are gathered of the sectors that they move."""
+    """Bytes of one measured product: of the weights, or of the gathered sectors."""
     if variant.format == INT8:
         return rows * columns
     format = format_facts.of(variant.format)
@@ -212,10 +217,10 @@ def _moved(rows: int, columns: int, variant: Variant) -> int:
 
 
 def _between(arch: Architecture, format: str, scheme: str) -> float:
-    """What a layer takes besides products and attention: norms behind, rotations of inputs; of AQLM further tables."""
+    """Time of a layer without products and attention: post-norms, rotations of inputs, further tables of AQLM."""
     four_norms, own, known = arch.traits.four_norms, format_facts.of(format), measurements.load()
     spent = 2 * known.norm_us if four_norms else 0.0
-    if own.rotates_inputs:  # down; where the model cannot be turned all but o, whose input is turned with the values
+    if own.rotates_inputs:  # for down; with post-norms for all but o, whose input is rotated with the values
         spent += known.rotation_us * (3 if four_norms else 1)
     if own.own_codebooks and not own.gathered_bytes(1, 1, scheme):  # k, v and up
         spent += 3 * known.own_codebooks_us
@@ -223,7 +228,7 @@ def _between(arch: Architecture, format: str, scheme: str) -> float:
 
 
 def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) -> float:
-    if isinstance(bits, str):  # keys and values of different bits were not measured: half of each is assumed
+    if isinstance(bits, str):  # different bits for keys and values were not measured: assume half of each
         return sum(_attention(arch, part, live, machine) for part in kv_bits.split(bits)) / 2
     cost = fit_attention(bits)
     moved = arch.kv_bytes_per_token(bits) / arch.layers * live
@@ -231,12 +236,12 @@ def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) 
     return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
 
 
-# ---- costs from what was measured
+# ---- costs from measurements
 
 
 @functools.cache
 def _points(kernel: str) -> list[tuple[float, ...]]:
-    """Of every measured launch: 1, columns, and us of its bytes at the measured rate."""
+    """For every measured launch: 1, columns, and us of its bytes at the measured rate."""
     known = measurements.load()
     variant = known.variant(kernel)
     rate = known.gather_bytes_per_s if _gathers(variant) else known.read_bytes_per_s
@@ -245,8 +250,10 @@ def _points(kernel: str) -> list[tuple[float, ...]]:
 
 @functools.cache
 def fit_cost(kernel: str) -> Cost:
-    """The cost that is nearest to all measured launches of `kernel`, in parts of each. One launch does not tell bytes
-    from latency: then the efficiency is that of the format's experts."""
+    """The cost with the least relative error over all measured launches of `kernel`.
+
+    A single launch does not separate bytes from latency: then the efficiency is that of the format's experts.
+    """
     experts = f"{kernel} experts"
     if len(measurements.load().products[kernel]) == 1 and experts in measurements.load().products:
         (*_, us), (*_, moved) = measurements.load().products[kernel][0], _points(kernel)[0]
@@ -256,10 +263,10 @@ def fit_cost(kernel: str) -> Cost:
 
 @functools.cache
 def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | None = None) -> float:
-    """How many times the fitted cost a matrix takes: the mean of the measured ones, geometric, by their nearness.
+    """Time of a matrix divided by its fitted cost: the weighted geometric mean over the measured shapes.
 
-    Nearness is the inverse of the distance to the fourth, in octaves of rows and of columns (D. Shepard, A
-    two-dimensional interpolation function for irregularly-spaced data, 1968). `without`: a shape to leave out.
+    The weight is the inverse fourth power of the distance in octaves of rows and columns (D. Shepard, A two-dimensional
+    interpolation function for irregularly-spaced data, 1968). `without`: a shape to leave out.
     """
     cost, total, weights = fit_cost(kernel), 0.0, 0.0
     for (out, inner, us), point in zip(measurements.load().products[kernel], _points(kernel), strict=True):
@@ -274,9 +281,9 @@ def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | Non
 
 @functools.cache
 def fit_attention(bits: int) -> Cost:
-    """Of a cache of so many bits. What more query heads cost was seen in 16 bit only, and counts for all."""
+    """The cost of attention with a cache of so many bits. The cost of query heads was measured only at 16 bits."""
     rows = [(heads * 128, slots, us) for of, heads, slots, us in measurements.load().attention if of == bits]
-    moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # of a slot: k and v of 8 heads, scales
+    moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # bytes of a slot: k and v of 8 heads, and scales
     points = [(1.0, columns, 1e6 * slots * moved / measurements.load().read_bytes_per_s) for columns, slots, _ in rows]
     if bits == 16:
         return Cost(*least_squares(points, [us for *_, us in rows]))

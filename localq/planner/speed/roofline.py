@@ -1,8 +1,8 @@
 """The decoding speed that a card's bandwidth allows; it falls as the context fills.
 
-A step reads every weight once (without experts that were not chosen, and without the embedding table, of which it
-needs one row, unless the table is the head), and the keys and values of every position in use, of windowed layers
-those in the window. Torch-free.
+A step reads all weights once, except experts that are not chosen and the embedding table, of which it reads one row
+(unless the table is the head). It reads the keys and values of all positions in use; in windowed layers of those in the
+window. Torch-free.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from localq.kv_bits import KvBits
 from localq.planner.speed import cards, local_measurements
 from localq.stats import Stats
 
-MEASURED, RATED = "measured", "rated"  # on this machine; by its maker
+MEASURED, RATED = "measured", "rated"  # on this machine; published
 
 
 class Held(Protocol):
-    """What is needed of `worker.messages.Loaded`."""
+    """The part of `worker.messages.Loaded` that is used here."""
 
     @property
     def gpu_uuid(self) -> str: ...
@@ -31,8 +31,12 @@ class Held(Protocol):
 
 @dataclass(frozen=True)
 class Reads:
-    """Bytes that a decode step reads: `weights` always, `slot` for each position in use, and in windowed layers
-    `windowed_slot` for each of the last `window` positions."""
+    """Bytes that a decode step reads.
+
+    weights         always
+    slot            per position in use
+    windowed_slot   in windowed layers, per position of the last `window`
+    """
 
     weights: int
     slot: int
@@ -46,7 +50,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes per second of device memory, and who says so: `MEASURED` or `RATED`."""
+    """Bytes per second of device memory, and the source of the figure: `MEASURED` or `RATED`."""
 
     bytes_per_s: float
     source: str
@@ -54,7 +58,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Roof:
-    """What bounds decoding on a card."""
+    """The limit of decoding speed on a card."""
 
     reads: Reads
     bandwidth: Bandwidth
@@ -64,11 +68,11 @@ class Roof:
         return self.bandwidth.bytes_per_s / self.reads.at(used)
 
     def share(self, stats: Stats) -> float:
-        """What a reply reached of it, at the middle of its tokens; 0 where its speed is not known."""
+        """The share of the limit that a reply reached, at the middle of its tokens; 0 if its speed is unknown."""
         return stats.tokens_per_s / self.tokens_per_s(stats.context_used - stats.generated_tokens // 2)
 
     def text(self, stats: Stats) -> str:
-        """ "81 % of what 936 GB/s allow": what a reply reached. Empty where its speed is not known."""
+        """The share that a reply reached, such as "81% of what 936 GB/s allow"; empty if its speed is unknown."""
         if not stats.tokens_per_s:
             return ""
         rated = " (rated)" if self.bandwidth.source == RATED else ""
@@ -76,9 +80,9 @@ class Roof:
 
 
 def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, idle: int = 0) -> Reads | None:
-    """Of a loaded model, from the bytes that it was allocated; None for an unknown shape.
+    """The reads of a loaded model, from its allocated bytes; None for an unknown shape.
 
-    idle   bytes of the weights that one token does not go through (experts)
+    idle   bytes of the weights that one token does not use (experts)
     """
     if arch is None:
         return None
@@ -90,13 +94,13 @@ def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, id
 
 
 def of_loaded(loaded: Held) -> Roof | None:
-    """Of a loaded model; None on the CPU, and where the model or the card is not known."""
+    """The roof of a loaded model; None on the CPU, and if the model or the card is unknown."""
     found = bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
     return Roof(Reads(**loaded.reads), found) if found else None
 
 
 def bandwidth(uuid: str, name: str) -> Bandwidth | None:
-    """Of the GPU with that UUID and name: what `localq fit` has measured on this machine, else what its maker says."""
+    """The bandwidth of a GPU: as `localq fit` measured it on this machine, else as published; None if unknown."""
     found = local_measurements.bandwidth(uuid or name)
     if found is not None:
         return Bandwidth(found, MEASURED)

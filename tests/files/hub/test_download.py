@@ -244,7 +244,7 @@ def test_a_pause_may_be_a_date(monkeypatch):
 def test_a_length_that_is_no_number_is_none(tmp_path):
     file = hub_client.RemoteFile(NAME, 9, HASH, None)
     with download_parts.Part(tmp_path / HASH, HASH, {"size": 9}) as part:
-        transfer = download._Transfer(SimpleNamespace(repo=REPO), file, part, download._nobody)
+        transfer = download._Transfer(SimpleNamespace(repo=REPO), file, part, download._ignore)
         assert transfer._goes_on(SimpleNamespace(status_code=200, headers={"content-length": "\xb2"}))
 
 

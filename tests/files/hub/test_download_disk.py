@@ -86,7 +86,7 @@ def test_what_came_before_the_disk_was_full_is_not_fetched_again(server, monkeyp
         error = refused(hub.fetch_repo, REPO)
     assert "the disk is full" in str(error)
     assert "bytes needed" in str(error)
-    assert "are free" in str(error)
+    assert "free. Free some space" in str(error)
     hub.fetch_repo(REPO)
     begin = server.seen("GET", f"/{NAME}")[-1].headers["range"]
     there = int(begin.removeprefix("bytes=").rstrip("-"))

@@ -30,7 +30,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left(hub, tmp_path):
     mine = tmp_path / "out.source" / "thesis.tex"
     mine.parent.mkdir()
     mine.write_text("years")
-    with pytest.raises(LocalqError, match="not localq's") as caught:
+    with pytest.raises(LocalqError, match="did not create it") as caught:
         hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
     assert caught.value.exit_code == ExitCode.USAGE
     assert mine.read_text() == "years"
@@ -48,7 +48,7 @@ def test_two_at_a_time_do_not_share_a_folder(hub, tmp_path):
 
 def test_what_the_catalogue_records_is_what_is_fetched(hub, tmp_path):
     name = sorted(name for name in hub.repos[REPO].commits[COMMIT] if name.endswith(".safetensors"))[1]
-    with pytest.raises(LocalqError, match=f"offers {name} with content that differs") as caught:
+    with pytest.raises(LocalqError, match=f"hash of {name} on the hub differs") as caught:
         hub_shards.open_shards(hub_server.source(sha256={name: "0" * 64}), tmp_path / "out.source")
     assert caught.value.exit_code == ExitCode.BAD_FILE
     assert not (tmp_path / "out.source").exists()
@@ -60,7 +60,7 @@ def test_a_size_that_no_file_has(hub, tmp_path, monkeypatch, size):
     assert shards is not None
     file = shards._listing.files[shards.names[0]]
     monkeypatch.setattr(hub_client, "first_bytes", lambda listing, asked, count: b"\x02" + bytes(7) + b"{}")
-    with pytest.raises(LocalqError, match="more than a file here can have"):
+    with pytest.raises(LocalqError, match="more than a file can have here"):
         shards._header(hub_client.RemoteFile(file.name, size, file.sha256, file.git_sha1))
     shards.close(done=True)
 
@@ -89,6 +89,6 @@ def test_a_header_that_was_another_is_named(hub, tmp_path):
     headers = shards.headers()
     one, two = shards.names[:2]
     headers[one] = headers[two]
-    with pytest.raises(LocalqError, match=f"{one} holds other tensors"):
+    with pytest.raises(LocalqError, match=f"the tensors of {one} differ from its header"):
         shards.path(one)
     shards.close(done=True)
