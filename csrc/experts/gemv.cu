@@ -93,7 +93,7 @@ void launch_any(const Described& d, const BlockGemv& p, void* y, int device, cud
 void experts_gate_up(const ExpertsGateUp& e, Type type, int device, cudaStream_t stream) {
   const Described d = {"experts_gate_up", e.stack, e.x, e.y, e.bias, e.chosen, e.active, type};
   BlockGemv p = plan(d);
-  require(e.stack.out % 2 == 0, d.op, "out", e.stack.out, "must be even: gates and ups");
+  require(e.stack.out % 2 == 0, d.op, "out", e.stack.out, "must be even: half gates, half ups");
   if (e.norm != NormKind::kNone) require_aligned(e.norm_weight, 2, d.op, "norm_weight");
   p.kind = BlockKind::kGateUp;
   p.extras.norm = e.norm, p.extras.norm_weight = e.norm_weight, p.extras.eps = e.eps;

@@ -161,7 +161,7 @@ def experts_gate_up(
     if gate not in GATES:
         raise ValueError(f"{op}: gate = {gate!r}, must be one of {list(GATES)}")
     if rows % 2:
-        raise ValueError(f"{op}: the stack has {rows} rows an expert, must be gates and as many ups")
+        raise ValueError(f"{op}: out = {rows}, must be even: half gates, half ups")
     check(op, "x", x, device_of(stack), HALF_TYPES, columns)
     check(op, "out", out, x.device, (x.dtype,), active * rows // 2)
     if isinstance(stack, VqStack):

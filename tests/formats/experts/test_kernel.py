@@ -54,7 +54,7 @@ REFUSED = {
         "a positive multiple of 64",
     ),
     "scales of another stack": ({"stack": Mxfp4Stack(STACK.blocks, STACK.scales[:2])}, "blocks are"),
-    "odd rows": ({"stack": FORMATS["mxfp4"]((3, 15, 64), HALF, 1, "cpu").stack}, "15 rows an expert"),
+    "odd rows": ({"stack": FORMATS["mxfp4"]((3, 15, 64), HALF, 1, "cpu").stack}, "out = 15, must be even"),
     "rows that are no experts": ({"stack": Nf4Stack(NF4.matrix, 5)}, "48 rows are not those of 5 experts"),
     "16 bit of another type": ({"stack": PLAIN.bfloat16()}, "stack is torch.bfloat16"),
     "16 bit of two dimensions": ({"stack": PLAIN[0]}, "the stack has shape"),
