@@ -3,7 +3,7 @@
 Shape letters of `layers.py`, and: E experts of the layer, k of them for each token. The matrices of all experts lie
 behind each other in one stack [E, out, in], on a GPU in the form of the checkpoint where that is a quantized one.
 Tokens are grouped by expert, so that the matrices of one are read once for all tokens that go through it; the host has
-to know the groups, for which a GPU is waited for. Decode steps there go other ways (`engine.fused_experts`).
+to know the groups, for which a GPU is waited for. Decode steps there go other ways (`engine.step.fused_experts`).
 """
 
 from __future__ import annotations

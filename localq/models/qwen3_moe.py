@@ -64,7 +64,7 @@ def rename(key: str) -> str | None:
     """Checkpoint key -> parameter name; llama's, and the router by what it is.
 
     The matrix of one expert, as files hold it, is no parameter: "layers.0.mlp.experts.7.gate_proj.weight" and the
-    like are what `engine.expert_pieces` joins.
+    like are what `engine.load.expert_pieces` joins.
     """
     name = llama.rename(key)
     return name and name.replace(".mlp.gate.", ".mlp.router.")

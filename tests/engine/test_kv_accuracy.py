@@ -18,7 +18,7 @@ from tests.support.files.real_model import smollm2
 
 TEXT = Path(__file__).parents[2] / "LICENSE"  # prose that every checkout has
 TOKENS = 512
-# Mean KL in nats and share of equal first choices, as measured: see the docstring of quant/kv_codec.py. The bounds
+# Mean KL in nats and share of equal first choices, as measured: see the docstring of engine/kv_codec.py. The bounds
 # leave room for other orders of summation, not for another code.
 BOUNDS: dict[KvBits, tuple[float, float]] = {8: (4e-4, 0.98), K8V4: (0.012, 0.92), 4: (0.09, 0.8)}
 

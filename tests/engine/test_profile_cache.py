@@ -1,6 +1,6 @@
 """What a measurement leaves of the conversation in the cache: the step's launches by stand-ins, graphs that just run.
 
-That graphs do the same on a GPU is checked by `test_cuda.py`.
+That graphs do the same on a GPU is checked by `test_engine_on_cuda.py`.
 """
 
 from __future__ import annotations

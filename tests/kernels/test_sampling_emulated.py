@@ -1,7 +1,7 @@
 """sample, dry_match and adjust, compiled for the CPU (sample_on_cpu.h): what DRY, XTC and a mask change.
 
-Launchers, searches, sums and books between launches, without a GPU, against the reference on the same state. What only
-a GPU shows, blocks that run at the same time among it, is tested where there is one (test_sampling.py, test_adjust.py).
+Launchers, searches, sums and state between launches, without a GPU, against the reference on the same state. Blocks
+that run at the same time are tested on a GPU (test_sampling.py, test_logit_adjust.py).
 """
 
 from __future__ import annotations

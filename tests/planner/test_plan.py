@@ -1,18 +1,17 @@
 """The planner against published sizes, against bitsandbytes' own tensors, and against itself: the largest context is
-the largest. What it refuses: `test_planner_refusals.py`."""
+the largest. What it refuses: `test_plan_refusals.py`."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from localq import kv_bits as kv_form
-from localq import wording
+from localq import kv_bits, wording
 from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts
 from localq.files.architecture import Linears
 from localq.planner import footprint
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.footprint import head_bytes, per_token_bytes
 from localq.planner.placement import Placement, Wishes
 from tests.support.planner.catalogue_models import arch
@@ -113,7 +112,7 @@ def test_nf4_experts_take_half_a_byte_and_an_f32_for_64_weights_in_memory():
 
 
 def planned(shape, format):
-    return planner.assess(shape, format, None).ledger.components["weights"]
+    return memory_plan.assess(shape, format, None).ledger.components["weights"]
 
 
 @pytest.mark.parametrize("shape", [(192, 320), (320, 64), (64, 1088)])  # 4, 2 and 5 blocks of 256 scales, two ragged
@@ -145,18 +144,18 @@ def test_bits_per_weight():
 
 
 def test_kv_vectors():
-    assert [kv_form.vector_bytes(128, bits) for bits in (32, 16, 8, 4)] == [512, 256, 136, 72]  # 8.5 and 4.5 bits
-    assert kv_form.vector_bytes(64, 8) == 64 + 4
-    assert kv_form.vector_bytes(96, 4) == 48 + 8  # three blocks, and room for the scales of four
-    assert kv_form.vector_bytes(256, 4) == 128 + 16
+    assert [kv_bits.vector_bytes(128, bits) for bits in (32, 16, 8, 4)] == [512, 256, 136, 72]  # 8.5 and 4.5 bits
+    assert kv_bits.vector_bytes(64, 8) == 64 + 4
+    assert kv_bits.vector_bytes(96, 4) == 48 + 8  # three blocks, and room for the scales of four
+    assert kv_bits.vector_bytes(256, 4) == 128 + 16
     with pytest.raises(ValueError, match="5 bits"):
-        kv_form.vector_bytes(128, 5)
-    assert kv_form.pair_bytes(128, "k8v4") == 136 + 72
-    assert [kv_form.split(bits) for bits in kv_form.KV_BITS] == [(16, 16), (8, 8), (8, 4), (4, 4)]
-    assert [kv_form.parse(str(bits)) for bits in kv_form.KV_BITS] == [*kv_form.KV_BITS]
-    assert [kv_form.text(bits) for bits in (8, "k8v4")] == ["8 bit", "keys 8 bit, values 4 bit"]
+        kv_bits.vector_bytes(128, 5)
+    assert kv_bits.pair_bytes(128, "k8v4") == 136 + 72
+    assert [kv_bits.split(bits) for bits in kv_bits.KV_BITS] == [(16, 16), (8, 8), (8, 4), (4, 4)]
+    assert [kv_bits.parse(str(bits)) for bits in kv_bits.KV_BITS] == [*kv_bits.KV_BITS]
+    assert [kv_bits.text(bits) for bits in (8, "k8v4")] == ["8 bit", "keys 8 bit, values 4 bit"]
     with pytest.raises(ValueError, match="k4v8"):
-        kv_form.split("k4v8")
+        kv_bits.split("k4v8")
 
 
 # ---- the arithmetic of Llama 3.1 70B, 2-bit AQLM, on a 24 GB card
@@ -170,7 +169,7 @@ def test_the_70b_ledger_on_24_gb():
     assert weights["embedding"] / GB == pytest.approx(2.101, abs=0.0005)
     assert weights["head"] == weights["embedding"]
     assert round((sum(weights.values()) - 2 * shape.other_parameters) / MIB) == 20_901  # published without norms
-    per_token = [shape.kv_bytes_per_token(bits) / 1024 for bits in kv_form.KV_BITS]
+    per_token = [shape.kv_bytes_per_token(bits) / 1024 for bits in kv_bits.KV_BITS]
     assert per_token == [320, 170, 130, 90]
 
 
@@ -184,14 +183,14 @@ def test_contexts_of_the_70b_on_24_gb(taken_mib, contexts):
     shape = arch("llama-3.1-70b")
     free = (24_564 - 500 - 250 - taken_mib) * MIB - total("llama-3.1-70b", "aqlm", "1x16g8")
     for bits, thousands in zip((16, 8, 4), contexts, strict=True):
-        context = planner.largest_context(free, shape.kv_bytes_per_token(bits))
+        context = memory_plan.largest_context(free, shape.kv_bytes_per_token(bits))
         assert context / 1000 == pytest.approx(thousands, rel=0.02)  # printed with two digits
 
 
 # ---- plans
 
 
-def as_is(ctx: int | None = None, kv_bits: kv_form.KvBits = 16) -> Wishes:
+def as_is(ctx: int | None = None, kv_bits: kv_bits.KvBits = 16) -> Wishes:
     """Nothing is left to the planner but the context."""
     return Wishes(ctx, kv_bits, "device", "16")
 
@@ -202,34 +201,34 @@ def as_is(ctx: int | None = None, kv_bits: kv_form.KvBits = 16) -> Wishes:
 @pytest.mark.parametrize("kv_bits", [16, 8, "k8v4"])
 def test_the_largest_context_is_the_largest(name, format, gib, kv_bits):
     budget = gib * 2**30
-    plan = planner.plan(arch(name), format, budget, wishes=as_is(kv_bits=kv_bits))
+    plan = memory_plan.plan(arch(name), format, budget, wishes=as_is(kv_bits=kv_bits))
     assert plan.fits
     assert plan.ctx < arch(name).max_context
-    assert plan.ctx % planner.CONTEXT_STEP == 0
+    assert plan.ctx % memory_plan.CONTEXT_STEP == 0
     assert plan.ledger.total <= budget
-    wishes = as_is(ctx=plan.ctx + planner.CONTEXT_STEP, kv_bits=kv_bits)
-    more = planner.assess(arch(name), format, budget, wishes=wishes)
+    wishes = as_is(ctx=plan.ctx + memory_plan.CONTEXT_STEP, kv_bits=kv_bits)
+    more = memory_plan.assess(arch(name), format, budget, wishes=wishes)
     assert not more.fits
     assert more.ledger.total > budget
 
 
 def test_a_context_is_never_longer_than_the_model_was_made_for():
-    assert planner.plan(arch("qwen2.5-0.5b"), "nf4", 80 * 2**30).ctx == 32_768
+    assert memory_plan.plan(arch("qwen2.5-0.5b"), "nf4", 80 * 2**30).ctx == 32_768
     with pytest.raises(LocalqError) as raised:
-        planner.plan(arch("qwen2.5-0.5b"), "nf4", 80 * 2**30, wishes=Wishes(32_769))
+        memory_plan.plan(arch("qwen2.5-0.5b"), "nf4", 80 * 2**30, wishes=Wishes(32_769))
     assert raised.value.exit_code == ExitCode.USAGE
 
 
 def test_the_ledger_names_every_component_and_exact_weights_replace_the_estimate():
     shape = arch("qwen3-8b")
-    ledger = planner.plan(shape, "nf4", 12 * 2**30, wishes=as_is(3000)).ledger
-    assert list(ledger.components) == list(planner.COMPONENTS)
+    ledger = memory_plan.plan(shape, "nf4", 12 * 2**30, wishes=as_is(3000)).ledger
+    assert list(ledger.components) == list(memory_plan.COMPONENTS)
     assert ledger.components["kv_cache"] == 3000 * 144 * 1024
     assert ledger.components["embedding"] == ledger.components["head"] == 2 * 151_936 * 4096
     assert ledger.components["tables"] == 3000 * (2 * 128 * 2 + 8)  # cos and sin of a head, and the slot's number
     assert ledger.components["step_buffers"] == 2 * (2 * 4096 + (2 * 32 + 2 * 8) * 128 + 12_288) + 4 * 151_936
     assert ledger.total == sum(ledger.components.values())
-    exact = planner.plan(shape, "nf4", 12 * 2**30, wishes=as_is(3000), weights=4_000_000_001).ledger
+    exact = memory_plan.plan(shape, "nf4", 12 * 2**30, wishes=as_is(3000), weights=4_000_000_001).ledger
     assert exact.components["weights"] == 4_000_000_001
     assert {**exact.components, "weights": 0} == {**ledger.components, "weights": 0}
 
@@ -272,8 +271,8 @@ def test_what_is_not_an_amount_of_memory_is_a_usage_error(text):
 
 
 def test_a_bare_number_is_what_the_driver_of_such_a_card_reports():
-    assert planner.parse_card("24") == 24_564 * MIB
-    assert planner.parse_card("16.0") == 16_376 * MIB
-    assert planner.parse_card("24GiB") == 24_576 * MIB
-    assert planner.parse_card("20") == 20_470 * MIB
-    assert planner.parse_card("11.5") < 11.5 * 2**30
+    assert memory_plan.parse_card("24") == 24_564 * MIB
+    assert memory_plan.parse_card("16.0") == 16_376 * MIB
+    assert memory_plan.parse_card("24GiB") == 24_576 * MIB
+    assert memory_plan.parse_card("20") == 20_470 * MIB
+    assert memory_plan.parse_card("11.5") < 11.5 * 2**30

@@ -2,7 +2,7 @@
 
     python -m tests.tools.bcq_table FOLDER [--device cuda] [--windows 12] [--calibration N] [--layers N] [NAME ...]
 
-The trade-off of quality and size of nuQmm's paper, each on a text (`quantizer/binary_layers.py`) but for those that say
+The trade-off of quality and size of nuQmm's paper, each on a text (`quantize/binary/layers.py`) but for those that say
 otherwise, and mixtures of sub-layers at the sizes in between. Judged, and kept in FOLDER, as `two_bits_table.py` does,
 whose lines for NF4 and vq2 these stand beside.
 --layers N quantizes the first N layers alone, and the rest stays in 16 bit: where there is no time for all 30.

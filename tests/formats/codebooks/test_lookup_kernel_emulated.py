@@ -157,7 +157,7 @@ def test_more_slices_than_a_thread_reads_at_once_and_than_there_are_results(emul
 
 @pytest.mark.parametrize("slices", [3, 5, 7, 11])
 def test_any_number_of_slices(emulated, slices):
-    """As many as there are multiprocessors (test_vq_cut.py): a table each; the same bits again, a NaN in its row."""
+    """One table per multiprocessor (test_lookup_launch_geometry.py): equal bits twice, a NaN stays in its row."""
     operand, device = make((33, 512 * slices), SCHEMES["s4l16"], seed=slices), (slices, 232_448)
     x = inputs(2, 512 * slices, torch.float16)
     for rows in (1, 2):
@@ -171,7 +171,7 @@ def test_any_number_of_slices(emulated, slices):
 
 @pytest.mark.parametrize(("scheme", "columns", "slices"), [("s8l8+s8l8", 1856, 6), ("s4l16+s16l32", 4208, 8)], ids=str)
 def test_slices_of_one_book(emulated, scheme, columns, slices):
-    """As they are cut by test_vq_cut.py: items of two, three and four loads; a NaN stays in its row of y."""
+    """The cuts of test_lookup_launch_geometry.py: items of two, three and four loads; a NaN stays in its row of y."""
     operand, device = make((49, columns), SCHEMES[scheme], seed=slices), (slices, 232_448)
     x = inputs(2, columns, torch.bfloat16)
     close(emulated(device, x[:1], [operand.matrix], out=torch.empty(1, 49)), operand, x[:1])

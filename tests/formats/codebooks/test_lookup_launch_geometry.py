@@ -45,7 +45,7 @@ def cut(tmp_path_factory):
     return of
 
 
-# out, in, matrices: slices. csrc/README.md, "Look-up tables of inner products", and localq/measured.py.
+# out, in, matrices: slices. csrc/lookup/README.md and localq/data/measurements.toml.
 MEASURED = {
     (28_672, 8192, 1): 16, (28_672, 8192, 2): 16, (8192, 8192, 1): 16, (10_240, 8192, 1): 16, (8192, 28_672, 1): 32,
     (12_288, 12_288, 1): 32, (4096, 4096, 1): 8, (2048, 4096, 1): 16, (151_936, 2048, 1): 4,
@@ -129,12 +129,12 @@ def test_every_model_gets_what_costs_least_and_it_fits(cut, device, strides):
     ("strides", "columns", "slices", "of_the_first"), [(AQLM_2X8, 1856, 6, 3), (VQ2_2_5, 4208, 8, 6)], ids=str
 )
 def test_books_apart_that_are_emulated(cut, strides, columns, slices, of_the_first):
-    """Those of `test_slices_of_one_book` in test_vq_gemv_emulated.py."""
+    """Those of `test_slices_of_one_book` in test_lookup_kernel_emulated.py."""
     found = cut(49, columns, strides=strides, device=(slices, 232_448))
     assert (found.slices, found.apart) == (slices, of_the_first)
 
 
 @pytest.mark.parametrize("slices", [3, 5, 7, 11])
 def test_the_cuts_that_are_emulated(cut, slices):
-    """Those of `test_any_number_of_slices` in test_vq_gemv_emulated.py."""
+    """Those of `test_any_number_of_slices` in test_lookup_kernel_emulated.py."""
     assert cut(33, 512 * slices, device=(slices, 232_448)).slices == slices

@@ -1,4 +1,4 @@
-"""hadamard: what it refuses; on a GPU, bit for bit what `quant.hadamard` defines."""
+"""hadamard: what it refuses; on a GPU, bit for bit what `formats.codebooks.rotation` defines."""
 
 from __future__ import annotations
 

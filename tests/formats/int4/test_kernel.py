@@ -1,5 +1,5 @@
 """int4_gemv and int4_dequantize: what they refuse; on a GPU, as close to fp64 as a 16-bit product, bit for bit, and the
-same bits every time. What they do without a GPU: test_int4_emulated.py."""
+same bits every time. What they do without a GPU: test_kernel_emulated.py."""
 
 from __future__ import annotations
 

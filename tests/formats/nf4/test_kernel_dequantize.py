@@ -1,4 +1,4 @@
-"""nf4_dequantize on a GPU: every bit as `quant.nf4.dequantize` and bitsandbytes give it, and nothing else written."""
+"""nf4_dequantize on a GPU: every bit as `formats.nf4.dequantize` and bitsandbytes give it, and nothing else written."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def attention_decode(
 
 
 def router(x, weight, bias, active, *, norm, how, weights, chosen, workspace) -> None:
-    """`kernels.experts.router`."""
+    """`formats.experts.kernel.router`."""
     logits = F.linear(normed(x, norm), weight, bias)[0]
     largest, places = logits.topk(active)
     shares = torch.softmax(logits, -1)[places] if how == "softmax_of_all" else torch.softmax(largest, -1)
@@ -89,7 +89,7 @@ def matrix_of(stack: Any, expert: int) -> Tensor:
 
 
 def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alpha, limit) -> None:
-    """`kernels.experts.experts_gate_up` of a stack in 16 bit, MXFP4 or codebooks."""
+    """`formats.experts.kernel.experts_gate_up` of a stack in 16 bit, MXFP4 or codebooks."""
     for row, expert in enumerate(chosen.tolist()):
         both = F.linear(normed(x, norm), matrix_of(stack, expert), None if bias is None else bias[expert])[0]
         first, second = (both[0::2], both[1::2]) if interleaved else both.chunk(2)
@@ -101,7 +101,7 @@ def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alp
 
 
 def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up, signs=None) -> None:
-    """`kernels.experts.experts_down` of a stack in 16 bit, MXFP4 or codebooks, whose x may be rotated."""
+    """`formats.experts.kernel.experts_down` of a stack in 16 bit, MXFP4 or codebooks, whose x may be rotated."""
     assert behind_gate_up
     if signs is not None:
         gated = rotation.rotate(gated, signs)

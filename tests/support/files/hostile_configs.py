@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.files.hostile_models import CONFIG, Case, Change
 
-# One field that is refused wherever it stands: by `modelfiles.check_config`, before anything else looks.
+# One field that is refused wherever it stands: by `model_folder.check_config`, before anything else looks.
 FIELDS: list[dict[str, Any]] = [
     {"hidden_size": 2**40},
     {"hidden_size": 0},
