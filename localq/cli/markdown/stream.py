@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from localq.cli.markdown.terminal_rows import Cursor, TerminalWatch, rows_of, width_of
 from localq.sanitize import sanitize
-from localq.text.markdown.split import FlatBlock, CodeLine, Event, FenceStart, open_code
+from localq.text.markdown.split import CodeLine, Event, FenceStart, FlatBlock, open_code
 
 if TYPE_CHECKING:
     from localq.cli.markdown.rows import Renderer
