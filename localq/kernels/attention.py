@@ -25,7 +25,7 @@ class KVLayer:
     """One layer's cache. Slot s of kv head h holds position s.
 
     k, v                 16 bit: T [kv_heads, capacity, head_dim]; else u8 [kv_heads, capacity, head_dim * bits / 8],
-                         with the bits of each where `bits` is `kv_form.K8V4`
+                         with the bits of each where `bits` is `kv_bits.K8V4`
     k_scales, v_scales   f16 [kv_heads, capacity, scales of a vector]; None for 16 bit
     """
 
