@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import keymap, places, project_file
-from localq import kv_bits as kv_form
+from localq import keymap, kv_bits, places, project_file
 from localq.errors import LocalqError, bad_file, usage_error
+from localq.kv_bits import KvBits
 from localq.sampling import THINK_CHOICES, Sampling
 
 SAMPLING = (
@@ -30,7 +30,7 @@ SAMPLING = (
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "kv": ("auto", *map(str, kv_form.KV_BITS)),
+    "kv": ("auto", *map(str, kv_bits.KV_BITS)),
     "embed": ("auto", "device", "host"),
     "head": ("auto", "16", "8", "nf4"),
     "think": THINK_CHOICES,
@@ -100,9 +100,9 @@ class Settings:
         return dataclasses.replace(base, **given)
 
     @property
-    def kv_bits(self) -> kv_form.KvBits | None:
+    def kv_bits(self) -> KvBits | None:
         """The value of `kv`; None = the planner decides."""
-        return None if self.kv == "auto" else kv_form.parse(self.kv)
+        return None if self.kv == "auto" else kv_bits.parse(self.kv)
 
     def replace(self, **flags: Any) -> Settings:
         """These settings, overridden by the flags that are not None."""

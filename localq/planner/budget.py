@@ -13,9 +13,9 @@ MIB = 2**20
 def card_bytes(size: str) -> int:
     """Bytes of GPU memory in `--vram SIZE`. Raises LocalqError (exit 2) for less than CUDA alone takes."""
     from localq.planner import footprint  # start-up cost: most runs have no --vram
-    from localq.planner import plan as planner
+    from localq.planner import plan as memory_plan
 
-    total = planner.parse_card(size)
+    total = memory_plan.parse_card(size)
     if total < footprint.CUDA_CONTEXT_BYTES:
         least = f"a CUDA program alone takes {footprint.CUDA_CONTEXT_BYTES // MIB} MiB"
         raise usage_error("--vram", f"{total // MIB} MiB is too little: {least}", "A bare number means GiB.")

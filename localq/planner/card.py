@@ -15,7 +15,7 @@ from localq import gpus, processes, wording
 from localq.errors import usage_error
 from localq.gpus import Gpu
 from localq.planner import budget, footprint
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.fit_rows import Memory
 from localq.planner.speed import cards, local_measurements
 from localq.planner.speed.cards import Card
@@ -72,7 +72,7 @@ def planning_card(
         memory = Memory(total, used if desktop else total - free, reserve)
         machine, basis = machine_here(here, say, given)
         return PlanningCard(memory, here.name, machine, basis)
-    total = budget.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
+    total = budget.card_bytes(vram) if vram is not None else memory_plan.parse_card(str(card.gib if card else 0))
     return PlanningCard(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
 
 
@@ -122,4 +122,4 @@ def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Mach
 
 def _is_usual(total: int) -> bool:
     """Whether drivers of consumer cards report this size."""
-    return total // footprint.MIB in planner.CARD_TOTALS_MIB.values()
+    return total // footprint.MIB in memory_plan.CARD_TOTALS_MIB.values()

@@ -8,7 +8,7 @@ from localq.files import catalog, format_facts
 from localq.files.catalog import ModelEntry, Target
 from localq.planner import budget as memory_budget
 from localq.planner import offers
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.offers import Choice, Offer
 from localq.planner.placement import Wishes
 from localq.settings import Settings
@@ -86,7 +86,7 @@ def too_large(offer: Offer, budget: int | None, settings: Settings) -> LocalqErr
         return None
     freeing = "with a larger --vram" if settings.vram else gpus.closing_hint(gpus.first_visible(gpus.probe().gpus))
     try:
-        planner.plan(
+        memory_plan.plan(
             offer.arch, offer.format, budget, wishes=wishes_of(settings), weights=offer.block_bytes,
             scheme=offer.scheme, name=offer.name, freeing=freeing,
         )  # fmt: skip

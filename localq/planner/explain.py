@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from localq import kv_bits
 from localq.errors import LocalqError
 from localq.files.architecture import Architecture
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.placement import HEAD_NAMES, Placement, Wishes
 from localq.planner.plan import Plan
 
@@ -61,7 +61,7 @@ class _Reasons:
         for placement in (replace(self.plan.placement, **{field: best}), Placement()):  # type: ignore[arg-type]
             wishes = Wishes(None, placement.kv_bits, placement.embed, placement.head)
             try:
-                other = planner.assess(
+                other = memory_plan.assess(
                     self.arch, self.plan.format, self.budget_bytes, wishes=wishes, scheme=self.scheme,
                     weights=self.plan.ledger.components["weights"],
                 )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from localq.errors import LocalqError, usage_error
 from localq.files import catalog, format_facts
 from localq.planner import footprint, offers
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer, ratio
 from localq.planner.placement import Wishes
 from localq.planner.plan import Plan
@@ -110,7 +110,7 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
     """The row of an offer: planned with the context of `wishes` if it has one, else with the largest."""
     arch, ctx = offer.arch, wishes.ctx
     planned = functools.partial(
-        planner.assess, arch, offer.format, weights=offer.block_bytes, scheme=offer.scheme, name=offer.name
+        memory_plan.assess, arch, offer.format, weights=offer.block_bytes, scheme=offer.scheme, name=offer.name
     )
     free = replace(wishes, ctx=None)
     try:
@@ -164,7 +164,7 @@ def human_count(parameters: int) -> str:
 def worth(offer: Offer) -> float:
     """Parameters of a 16-bit model of equal worth; see `WORTH`."""
     share = next(share for least, share, _ in WORTH if offer.bits >= least)
-    return share * planner.size_class(offer.arch)
+    return share * memory_plan.size_class(offer.arch)
 
 
 def sort(rows: list[Row]) -> list[Row]:
@@ -178,7 +178,7 @@ def sort(rows: list[Row]) -> list[Row]:
     def group(row: Row) -> int:
         if not row.fits:
             return 4
-        usable = row.ctx_max >= min(planner.USABLE_CONTEXT, row.offer.arch.max_context)
+        usable = row.ctx_max >= min(memory_plan.USABLE_CONTEXT, row.offer.arch.max_context)
         return 3 if row.offer.unsupported else 2 if row.offer.last else 0 if usable else 1
 
     def within(row: Row) -> tuple[bool, float]:

@@ -19,7 +19,7 @@ from localq.files.model_folder import open_model
 from localq.files.stored_format import format_of_config, scheme_of
 from localq.planner import budget as memory_budget
 from localq.planner import choose
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.speed import local_measurements
 from localq.sanitize import sanitize
 from localq.settings import Settings
@@ -91,7 +91,7 @@ def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: S
         return None
     wishes = choose.wishes_of(settings)
     try:
-        plan = planner.assess(arch, format, budget, wishes=wishes, scheme=scheme, name=name)
+        plan = memory_plan.assess(arch, format, budget, wishes=wishes, scheme=scheme, name=name)
     except LocalqError:  # settings that this shape does not support: loading reports them
         return None
     placed = {"kv_bits": plan.kv_bits, "embed": plan.embed, "head": plan.head}

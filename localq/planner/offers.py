@@ -17,7 +17,7 @@ from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.catalog import ModelEntry, Source, Target
 from localq.planner import footprint
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
 from localq.planner.plan import Plan
 from localq.planner.speed import measurements
@@ -164,8 +164,10 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
 def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> FormatCandidate:
     from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does not need it
 
-    plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
-    wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
+    plan = memory_plan.assess(
+        offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name
+    )
+    wanted = wishes.ctx or min(memory_plan.USABLE_CONTEXT, offer.arch.max_context)
     usable = offer.unsupported is None and plan.fits and plan.ctx >= wanted
     return FormatCandidate(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
 

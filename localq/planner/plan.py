@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localq import kv_bits as kv_form
+from localq import kv_bits
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
@@ -169,7 +169,7 @@ def plan(
 def _check(arch: Architecture, wishes: Wishes) -> None:
     """Raises LocalqError (exit 2) for wishes that this shape does not support."""
     if wishes.kv_bits not in (None, 16) and not kv_storable(arch):
-        why = f"heads of {arch.head_dim} columns cannot be stored in {kv_form.text(wishes.kv_bits)}"
+        why = f"heads of {arch.head_dim} columns cannot be stored in {kv_bits.text(wishes.kv_bits)}"
         raise usage_error("--kv", why, "Use 16.")
     head = wishes.placements(arch)[0].head
     columns = HEAD_COLUMNS[head]
@@ -213,7 +213,7 @@ def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
     changes = (
         (wishes.embed == "auto" and chosen.embed != "device", "embedding in RAM (--embed)"),
         (wishes.head == "auto" and chosen.head != "16", f"head {HEAD_NAMES[chosen.head]} (--head)"),
-        (wishes.kv_bits is None and chosen.kv_bits != 16, f"KV cache {kv_form.text(chosen.kv_bits)} (--kv)"),
+        (wishes.kv_bits is None and chosen.kv_bits != 16, f"KV cache {kv_bits.text(chosen.kv_bits)} (--kv)"),
     )
     made = [text for is_made, text in changes if is_made]
     return f"saves memory: {', '.join(made)}" if made else ""

@@ -20,7 +20,7 @@ from localq.files.hub import fetch as hub
 from localq.files.hub import remote as hub_remote
 from localq.planner import budget as memory_budget
 from localq.planner import choose, offers, prepare, uncatalogued
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer
 from localq.planner.plan import Plan
 from localq.settings import Settings
@@ -75,7 +75,7 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
         return None
     if offer.unsupported:
         return Verdict(None, f"{target.name}: {offer.unsupported}; it is downloaded anyway")
-    plan = planner.assess(
+    plan = memory_plan.assess(
         offer.arch, offer.format, budget, wishes=choose.wishes_of(settings), weights=offer.block_bytes,
         scheme=offer.scheme, name=target.name,
     )  # fmt: skip

@@ -8,7 +8,6 @@ import pynvml
 import pytest
 
 from localq import gpus
-from localq import gpus as gpu_sensors
 from localq.gpus import Process, Reading, Sensors, joules_between
 
 GIB = 2**30
@@ -142,7 +141,7 @@ def test_idleness_and_set_clocks_hold_nothing_down(monkeypatch):
     assert looking.read().held_by == ()
     nvml.reasons = pynvml.nvmlClocksEventReasonHwThermalSlowdown | pynvml.nvmlClocksEventReasonSwThermalSlowdown
     assert looking.read().held_by == ("heat",)
-    assert all(hasattr(pynvml, name) for name, _ in gpu_sensors.HELD_BY)
+    assert all(hasattr(pynvml, name) for name, _ in gpus.HELD_BY)
 
 
 def test_joules_come_from_the_counter_else_from_power():

@@ -12,13 +12,13 @@ from localq.formats.bcq import kernel as bcq_kernel
 from localq.formats.cases import KERNELS
 from localq.formats.codebooks import (
     adjoint_kernel,
+    dequantize_kernel,
     gather_kernel,
     lookup_kernel,
     rotation_kernel,
     search_kernel,
     unpack_kernel,
 )
-from localq.formats.codebooks import dequantize_kernel as tiled
 from localq.formats.codebooks import experts_kernel as codebook_experts
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.int4 import kernel as int4_kernel
@@ -86,7 +86,7 @@ WRONG = {
     "vptq_gemv": (vptq_kernel, off(reference_kernels.vptq_gemv)),
     "gather_roof": (gather_kernel, lambda table, step, loads, sums: sums.fill_(1)),
     "vq_gemv": (lookup_kernel, off(reference_kernels.vq_gemv)),
-    "vq_dequantize": (tiled, off(reference_kernels.vq_dequantize)),
+    "vq_dequantize": (dequantize_kernel, off(reference_kernels.vq_dequantize)),
     "vq_experts_gate_up": (codebook_experts, off(reference_experts.vq_experts_gate_up)),
     "vq_experts_down": (codebook_experts, off(reference_experts.vq_experts_down)),
     "bcq_gemv": (bcq_kernel, off(reference_kernels.bcq_gemv)),

@@ -233,12 +233,12 @@ def test_experts_that_are_taken_one_after_the_other_come_last():
 
 
 def test_what_runs_is_what_the_engine_has():
-    from localq.formats import FORMATS as QUANTIZED
+    from localq.formats import FORMATS as FORMAT_MODULES
     from localq.models import ARCHITECTURES
 
     assert set(ARCHITECTURES) == set(MODEL_TYPES)
-    assert {*QUANTIZED, *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
-    for name, module in QUANTIZED.items():
+    assert {*FORMAT_MODULES, *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
+    for name, module in FORMAT_MODULES.items():
         assert module.quant_method == format_facts.FORMATS[name].quant_method
         assert hasattr(module, "quantize") == (format_facts.FORMATS[name].made_from == "tensors"), name
 

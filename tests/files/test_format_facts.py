@@ -10,7 +10,7 @@ from localq.files import catalog, format_facts, stored_format
 from localq.files.architecture import Linears
 from localq.files.format_facts import Format
 from localq.planner import offers, prepare
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 
 
 def toy_bytes(linear: Linears, scheme: str) -> int:
@@ -39,12 +39,12 @@ def test_it_is_an_offer_of_every_model_with_its_size(toy):
     assert (offer.name, offer.bits, offer.last) == ("llama-3.1-8b@toy", 8.0, True)
     assert offer.remark == "a toy, quantized here from bf16"
     assert catalog.resolve("llama-3.1-8b@toy").base is not None
-    plan = planner.assess(entry.arch, "toy", 24 * 2**30)
+    plan = memory_plan.assess(entry.arch, "toy", 24 * 2**30)
     assert plan.fits
     assert plan.ledger.components["weights"] == entry.arch.linear_parameters + 2 * entry.arch.other_parameters
 
 
 def test_a_format_that_nobody_knows_is_a_usage_error():
     with pytest.raises(LocalqError, match="unknown format") as raised:
-        planner.assess(catalog.find("llama-3.1-8b").arch, "hqq", None)
+        memory_plan.assess(catalog.find("llama-3.1-8b").arch, "hqq", None)
     assert raised.value.exit_code == ExitCode.USAGE

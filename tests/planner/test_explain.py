@@ -8,14 +8,14 @@ import pytest
 
 from localq.files import catalog
 from localq.planner import explain
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.footprint import MIB
 from localq.planner.placement import Wishes
 
 
-def told(name: str, budget: int | None, **wishes) -> tuple[planner.Plan, dict[str, explain.Line]]:
+def told(name: str, budget: int | None, **wishes) -> tuple[memory_plan.Plan, dict[str, explain.Line]]:
     arch, asked = catalog.find(name).arch, Wishes(**wishes)
-    plan = planner.assess(arch, "nf4", budget, wishes=asked)
+    plan = memory_plan.assess(arch, "nf4", budget, wishes=asked)
     return plan, {line.what: line for line in explain.lines(plan, asked, arch, budget)}
 
 
@@ -32,10 +32,10 @@ def test_what_was_reduced_says_what_would_fit_without_it():
     found = re.search(r"without it only ([\d,]+) tokens fit", lines["embedding"].why)
     if found is None:
         assert "does not fit" in lines["embedding"].why
-    left = planner.assess(
+    left = memory_plan.assess(
         catalog.find("llama-3.1-8b").arch, "nf4", 6500 * MIB, wishes=Wishes(None, plan.kv_bits, "device", plan.head)
     )
-    assert left.ctx < planner.USABLE_CONTEXT
+    assert left.ctx < memory_plan.USABLE_CONTEXT
     assert (found is not None) == left.fits
     assert found is None or int(found[1].replace(",", "")) == left.ctx
 

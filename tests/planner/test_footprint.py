@@ -18,7 +18,7 @@ from localq.formats.codebooks import vq2
 from localq.kernels import workspace
 from localq.kernels.sampling import workspace_elements
 from localq.planner import footprint
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.placement import Placement, Wishes
 from tests.support.formats.vq2_checkpoints import packed_of
 
@@ -33,12 +33,12 @@ def test_a_table_that_leaves_the_device_needs_a_head_that_can_be_made():
     shape = replace(shape_of("llama-3.2-1b"), hidden=2048 + 8)
     assert all(placement.embed == "device" for placement in Wishes().placements(shape))
     with pytest.raises(LocalqError, match=r"8 bit needs a multiple of 16 columns.*--embed device") as raised:
-        planner.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(embed="host"))
+        memory_plan.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(embed="host"))
     assert raised.value.exit_code == ExitCode.USAGE
     eight = replace(shape_of("llama-3.2-1b"), hidden=2048 + 16)  # a multiple of 16 and not of 64
     assert {placement.head for placement in Wishes().placements(eight)} == {"16", "8"}
     with pytest.raises(LocalqError, match="NF4 needs a multiple of 64 columns, the head has 2064"):
-        planner.plan(eight, "bf16", 80 * 2**30, wishes=Wishes(head="nf4"))
+        memory_plan.plan(eight, "bf16", 80 * 2**30, wishes=Wishes(head="nf4"))
 
 
 @pytest.mark.parametrize(("name", "multiprocessors", "clusters"), [
@@ -53,7 +53,7 @@ def test_the_workspace_of_attention_is_enough_for_every_card(name, multiprocesso
     columns = 64 if shape.head_dim <= 64 else 128 if shape.head_dim <= 128 else 256
     rows = shape.kv_heads * (16 if shape.heads // shape.kv_heads > 8 else 8) * splits
     needed = 4 * rows * (columns + columns // 16) + 4 * 16 * shape.kv_heads
-    planned = planner.plan(shape, "nf4", 80 * 2**30).ledger.components["attention_workspace"]
+    planned = memory_plan.plan(shape, "nf4", 80 * 2**30).ledger.components["attention_workspace"]
     assert needed <= planned <= 3 * MIB + needed
 
 

@@ -11,7 +11,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
 from localq.files.hub import fetch as hub
 from localq.planner import offers
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
 
 
@@ -24,7 +24,7 @@ def bare_machine(tmp_path, monkeypatch):
 
 
 def chosen(name: str, card: str, only: str | None = None, **wishes) -> offers.Choice:
-    return offers.choose(catalog.find(name), planner.parse_card(card), Wishes(**wishes), only)
+    return offers.choose(catalog.find(name), memory_plan.parse_card(card), Wishes(**wishes), only)
 
 
 def put_here(monkeypatch, *names: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.placement import Placement, Wishes
 from tests.support.planner.catalogue_models import arch
 
@@ -17,7 +17,7 @@ MIB, GB = 2**20, 1e9
 
 
 def test_nothing_is_reduced_where_a_usable_context_fits():
-    plan = planner.plan(arch("qwen3-8b"), "nf4", 12 * 2**30)
+    plan = memory_plan.plan(arch("qwen3-8b"), "nf4", 12 * 2**30)
     assert (plan.placement, plan.choice) == (Placement(), "")
 
 
@@ -28,8 +28,8 @@ def test_steps_of_an_untied_model_are_taken_in_order_until_the_context_fits():
         Placement(8, "host", "nf4"), Placement("k8v4", "host", "nf4"), Placement(4, "host", "nf4"),
     ]  # fmt: skip
     for mib in range(9000, 4000, -10):
-        plan = planner.assess(shape, "nf4", mib * MIB)
-        if plan.fits and plan.ctx >= planner.USABLE_CONTEXT and plan.placement not in found:
+        plan = memory_plan.assess(shape, "nf4", mib * MIB)
+        if plan.fits and plan.ctx >= memory_plan.USABLE_CONTEXT and plan.placement not in found:
             found.append(plan.placement)
     assert found == Wishes().placements(shape)
 
@@ -42,20 +42,20 @@ def test_the_table_of_a_tied_model_moves_only_with_a_head_of_its_own():
     assert Wishes(embed="host").placements(shape)[0] == Placement(16, "host", "8")
     assert Wishes(head="8").placements(shape)[:2] == [Placement(head="8"), Placement(16, "host", "8")]
     with pytest.raises(LocalqError, match="also its head") as raised:
-        planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(embed="host", head="16"))
+        memory_plan.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(embed="host", head="16"))
     assert raised.value.exit_code == ExitCode.USAGE
 
 
 def test_what_was_decided_is_said_and_what_was_asked_for_is_kept():
     shape, budget = arch("llama-3.1-8b"), 6500 * MIB
-    plan = planner.plan(shape, "nf4", budget)
+    plan = memory_plan.plan(shape, "nf4", budget)
     assert plan.choice.startswith("saves memory: embedding in RAM (--embed)")
-    kept = planner.assess(shape, "nf4", budget, wishes=Wishes(kv_bits=16, embed="device", head="8"))
+    kept = memory_plan.assess(shape, "nf4", budget, wishes=Wishes(kv_bits=16, embed="device", head="8"))
     assert (kept.placement, kept.choice) == (Placement(16, "device", "8"), "")
-    longer = planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000))
+    longer = memory_plan.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000))
     assert (longer.ctx, longer.kv_bits) == (30_000, 8)
     assert "KV cache 8 bit (--kv)" in longer.choice
-    longest = planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000, embed="device", head="16"))
+    longest = memory_plan.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000, embed="device", head="16"))
     assert (longest.ctx, longest.kv_bits) == (30_000, "k8v4")
     assert "KV cache keys 8 bit, values 4 bit (--kv)" in longest.choice
 
@@ -64,14 +64,14 @@ def test_heads_that_the_quantized_cache_does_not_cover():
     shape = replace(arch("llama-3.1-8b"), head_dim=100)
     assert all(placement.kv_bits == 16 for placement in Wishes().placements(shape))
     with pytest.raises(LocalqError, match="heads of 100 columns"):
-        planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(kv_bits=8))
+        memory_plan.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(kv_bits=8))
 
 
 def test_heads_that_a_form_does_not_cover():
     shape = replace(arch("llama-3.1-8b"), hidden=4096 + 8)
     assert all(placement.head == "16" for placement in Wishes().placements(shape))
     with pytest.raises(LocalqError, match="8 bit needs a multiple of 16 columns, the head has 4104"):
-        planner.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(head="8"))
+        memory_plan.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(head="8"))
 
 
 @pytest.mark.parametrize("wrong", [{"kv_bits": 5}, {"kv_bits": "k4v8"}, {"embed": "disk"}, {"head": "4"}])
@@ -82,9 +82,9 @@ def test_wishes_that_do_not_exist(wrong):
 
 
 def test_without_a_budget_the_context_is_8k_or_what_was_asked():
-    assert planner.plan(arch("llama-3.1-8b"), "nf4", None).ctx == 8192
-    assert planner.plan(arch("phi-3-mini"), "nf4", None).ctx == 4096
-    plan = planner.plan(arch("llama-3.1-8b"), "bf16", None, wishes=Wishes(20_000), itemsize=4)
+    assert memory_plan.plan(arch("llama-3.1-8b"), "nf4", None).ctx == 8192
+    assert memory_plan.plan(arch("phi-3-mini"), "nf4", None).ctx == 4096
+    plan = memory_plan.plan(arch("llama-3.1-8b"), "bf16", None, wishes=Wishes(20_000), itemsize=4)
     assert plan.ctx == 20_000
     assert plan.ledger.components["cuda_context"] == 0
     assert plan.ledger.components["kv_cache"] == 20_000 * 256 * 1024

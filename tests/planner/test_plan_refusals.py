@@ -9,7 +9,7 @@ import pytest
 
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
 from tests.support.planner.catalogue_models import arch
 
@@ -20,7 +20,7 @@ MIB = 2**20
 
 def refusal(name: str, format: str, budget: int, ctx: int | None = None) -> str:
     with pytest.raises(LocalqError) as raised:
-        planner.plan(arch(name), format, budget, wishes=Wishes(ctx), name=name)
+        memory_plan.plan(arch(name), format, budget, wishes=Wishes(ctx), name=name)
     assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
     text = str(raised.value)
     assert text.startswith(f"{name}: needs ")
@@ -32,21 +32,21 @@ def refusal(name: str, format: str, budget: int, ctx: int | None = None) -> str:
 def test_a_refusal_names_the_bytes_and_a_shorter_context_that_fits():
     budget = 18 * 2**30
     text = refusal("qwen3-32b", "nf4", budget, ctx=40_000)
-    needed = planner.assess(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(40_000)).ledger.total
+    needed = memory_plan.assess(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(40_000)).ledger.total
     assert str(needed) in text
     shorter = int(re.search(r"--ctx (\d+)", text)[1])
-    assert planner.plan(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(shorter)).fits
-    assert not planner.assess(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(shorter + 1)).fits
+    assert memory_plan.plan(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(shorter)).fits
+    assert not memory_plan.assess(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(shorter + 1)).fits
     assert f"free {-(-(needed - budget) // MIB):,} MiB" in text
     other = catalog.resolve(re.search(r"use (\S+), which fits", text)[1])
-    assert planner.plan(other.entry.arch, other.format, budget, wishes=Wishes(40_000)).fits
+    assert memory_plan.plan(other.entry.arch, other.format, budget, wishes=Wishes(40_000)).fits
 
 
 def test_a_refusal_says_who_could_make_room_and_force_goes_on_all_the_same():
     shape, budget = arch("qwen3-32b"), 12 * 2**30
     with pytest.raises(LocalqError, match=r"\(3\) free [\d,]+ MiB more by closing firefox \(pid 7, 812 MiB\)\."):
-        planner.plan(shape, "nf4", budget, freeing="by closing firefox (pid 7, 812 MiB)")
-    forced = planner.plan(shape, "nf4", budget, wishes=Wishes(5000), force=True)
+        memory_plan.plan(shape, "nf4", budget, freeing="by closing firefox (pid 7, 812 MiB)")
+    forced = memory_plan.plan(shape, "nf4", budget, wishes=Wishes(5000), force=True)
     assert (forced.fits, forced.ctx) == (False, 5000)
     assert forced.ledger.total > budget
 
@@ -67,13 +67,13 @@ def test_what_a_refusal_offers_fits_with_all_that_was_asked_for(given):
     asked = given.get("wishes", Wishes())
     for budget in range(4000 * MIB, 7000 * MIB, 100 * MIB):
         with pytest.raises(LocalqError) as raised:
-            planner.plan(shape, "bf16", budget, name="llama-3.1-8b", **given)
+            memory_plan.plan(shape, "bf16", budget, name="llama-3.1-8b", **given)
         assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
         if found := re.search(r"use (\S+), which fits", str(raised.value)):
             other, offered = catalog.resolve(found[1]), offered + 1
-            wishes = replace(asked, ctx=min(planner.USABLE_CONTEXT, other.entry.arch.max_context))
+            wishes = replace(asked, ctx=min(memory_plan.USABLE_CONTEXT, other.entry.arch.max_context))
             scheme = other.source.scheme if other.source else ""
-            assert planner.assess(
+            assert memory_plan.assess(
                 other.entry.arch, other.format, budget, scheme=scheme, **{**given, "wishes": wishes}
             ).fits
     assert offered
@@ -81,6 +81,6 @@ def test_what_a_refusal_offers_fits_with_all_that_was_asked_for(given):
 
 def test_a_budget_in_which_nothing_fits():
     assert "use a GPU with more memory" in refusal("qwen3-8b", "nf4", 500 * MIB)
-    plan = planner.assess(arch("qwen3-8b"), "nf4", 500 * MIB)
-    assert (plan.fits, plan.ctx) == (False, planner.MIN_CONTEXT)
+    plan = memory_plan.assess(arch("qwen3-8b"), "nf4", 500 * MIB)
+    assert (plan.fits, plan.ctx) == (False, memory_plan.MIN_CONTEXT)
     assert "500 MiB available" in plan.reason

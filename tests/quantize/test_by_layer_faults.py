@@ -20,7 +20,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.quantize import by_layer
 from localq.quantize.model import calibration_stream
-from localq.quantize.output import shards as shard_writer
+from localq.quantize.output import shards as output_shards
 from localq.quantize.output.folder import LOCK_NAME
 from localq.quantize.settings import Effort, Tuning
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -296,7 +296,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
         real(descriptor)
 
     out = tmp_path / "out"
-    monkeypatch.setattr(shard_writer.os, "fsync", fsync)
+    monkeypatch.setattr(output_shards.os, "fsync", fsync)
     with pytest.raises(LocalqError, match="disk is full") as caught:
         converted(llama, out, **SETTINGS)
     assert caught.value.exit_code == ExitCode.DISK

@@ -20,7 +20,7 @@ from localq import disk
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.quantize import by_tensor
-from localq.quantize.output import shards as shard_writer
+from localq.quantize.output import shards as output_shards
 from localq.quantize.output.folder import LOCK_NAME
 from localq.quantize.request import TensorwiseRequest
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -116,7 +116,7 @@ def _fail_at_fsync(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr(shard_writer.os, "fsync", fsync)
+    monkeypatch.setattr(output_shards.os, "fsync", fsync)
 
 
 @pytest.mark.parametrize("count", [0, 3, 9, 20])

@@ -17,8 +17,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
 from localq.quantize import memory
-from localq.quantize.codebooks import encode
-from localq.quantize.codebooks import joint_training as whole
+from localq.quantize.codebooks import encode, joint_training
 from localq.quantize.codebooks import layer as codebook_layer
 from localq.quantize.codebooks.initial_codebooks import load_initial
 from localq.quantize.codebooks.layer import quantize_layer
@@ -258,7 +257,7 @@ def test_the_count_of_training_is_what_the_allocator_of_a_gpu_tells(tmp_path):
     torch.ones(16, 16, device=device).mm(torch.ones(16, 16, device=device))  # cuBLAS takes its workspace
     before = torch.cuda.memory_allocated(device) - 4 * vocab * hidden
     torch.cuda.reset_peak_memory_stats(device)
-    texts = whole.Sequences(len(streams.x), rows, rows, streams.step)
-    whole.train(layers, texts, ending, tuning, 0, ResumeFiles(tmp_path, {}), lambda done, total: None)
+    texts = joint_training.Sequences(len(streams.x), rows, rows, streams.step)
+    joint_training.train(layers, texts, ending, tuning, 0, ResumeFiles(tmp_path, {}), lambda done, total: None)
     measured = torch.cuda.max_memory_allocated(device) - before
     assert measured / memory.SPARE <= counted.stages["training all layers"] <= 1.3 * measured

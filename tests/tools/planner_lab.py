@@ -11,7 +11,7 @@ from typing import Any
 
 from localq.errors import LocalqError
 from localq.files import catalog
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.speed import cards, predict
 from localq.planner.speed.predict import Machine
 
@@ -81,7 +81,7 @@ class GpuLab:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
             torch.cuda.reset_peak_memory_stats()
         others = torch.cuda.memory_reserved()
-        budget = None if self._other else planner.parse_card(str(case.gib))
+        budget = None if self._other else memory_plan.parse_card(str(case.gib))
         engine = self._engine(files, opened, case, budget)
         plan, vocab = engine.model.plan, engine.model.vocab
         prompt = [token % vocab for token in range(min(1500, plan.ctx - TOKENS - 1))]
@@ -116,12 +116,12 @@ class GpuLab:
         """See `planner_report.Lab`."""
         import torch
 
-        from localq.bench.synthetic import checkpoint as synthetic
+        from localq.bench.synthetic import checkpoint as synthetic_checkpoint
 
-        files, format = synthetic.files_of("smollm2-135m@nf4")
-        files = replace(files, config=synthetic.with_layers(files.config, 4))
+        files, format = synthetic_checkpoint.files_of("smollm2-135m@nf4")
+        files = replace(files, config=synthetic_checkpoint.with_layers(files.config, 4))
         case = Case("smollm2-135m@nf4", 8, 2048)
-        engine = self._engine(files, lambda each, on: synthetic.checkpoint(each, format, on, 0), case, None)
+        engine = self._engine(files, lambda each, on: synthetic_checkpoint.checkpoint(each, format, on, 0), case, None)
         _decoded(engine, list(range(600)))
         del engine
         self._bare()
@@ -170,15 +170,15 @@ def _decoded(engine: Any, prompt: list[int]) -> tuple[int, float]:
     return int(allocations), last.stats.tokens_per_s
 
 
-def _fit_bytes(case: Case, plan: planner.Plan) -> int:
+def _fit_bytes(case: Case, plan: memory_plan.Plan) -> int:
     """What `localq fit` has for the same shape, context and placement, without a GPU."""
     name, _, format = case.name.partition("@")
     placement = plan.placement
     wishes = placement.Wishes(plan.ctx, placement.kv_bits, placement.embed, placement.head)
-    return planner.assess(catalog.find(name).arch, format, 2**50, wishes=wishes).ledger.total
+    return memory_plan.assess(catalog.find(name).arch, format, 2**50, wishes=wishes).ledger.total
 
 
-def _fit_rate(case: Case, plan: planner.Plan, machine: Machine, depth: int) -> float:
+def _fit_rate(case: Case, plan: memory_plan.Plan, machine: Machine, depth: int) -> float:
     """tok/s as `localq fit` would have it behind `depth` tokens; 0 where it has none."""
     name, _, format = case.name.partition("@")
     return (

@@ -9,7 +9,7 @@ import pytest
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
 from localq.planner import placement
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from tests.tools import planner_report
 from tests.tools.planner_report import CASES, FIRST, LAST, MIB, STEP, Case, Outcome, main
 
@@ -95,7 +95,7 @@ def test_the_cases_are_what_was_asked_for_and_every_one_fits():
     for case in CASES:
         name, _, format = case.name.partition("@")
         wishes = placement.Wishes(case.ctx, case.kv_bits, case.embed, case.head)
-        plan = planner.assess(catalog.find(name).arch, format, planner.parse_card(str(case.gib)), wishes=wishes)
+        plan = memory_plan.assess(catalog.find(name).arch, format, memory_plan.parse_card(str(case.gib)), wishes=wishes)
         assert plan.fits, (case, plan.reason)
         assert catalog.find(name).arch.parameters > 8e9
 
@@ -103,7 +103,7 @@ def test_the_cases_are_what_was_asked_for_and_every_one_fits():
 def test_the_ballast_leaves_too_little_first_and_enough_last():
     name, _, format = planner_report.SMALL.name.partition("@")
     fits = [
-        planner.assess(catalog.find(name).arch, format, size, context_bytes=0).fits
+        memory_plan.assess(catalog.find(name).arch, format, size, context_bytes=0).fits
         for size in range(FIRST, LAST + 1, STEP)
     ]
     assert (fits[0], fits[-1]) == (False, True)

@@ -17,7 +17,7 @@ from localq.files.architecture import Architecture
 from localq.files.catalog import ModelEntry
 from localq.files.local_models import LocalModel
 from localq.files.model_folder import open_model
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
 
 CPU_MODEL = "smollm2-135m"
@@ -89,7 +89,7 @@ def from_facts(
     catalogued = [each for each in in_nf4 if _fits(each.arch, budget, ctx)]
     if not catalogued:
         raise usage_error("bench", "no catalogued model fits this card in fp16", "Give a model: `localq bench MODEL`.")
-    entry = max(catalogued, key=lambda each: planner.size_class(each.arch))  # the first of equals
+    entry = max(catalogued, key=lambda each: memory_plan.size_class(each.arch))  # the first of equals
     note = f"no quantized model on this machine also fits in fp16: using random weights in the shape of {entry.name}"
     return BenchChoice(entry.name, synthetic=True, note=note)
 
@@ -104,4 +104,4 @@ def _fits(arch: Architecture, budget: int, ctx: int) -> bool:
     if ctx > arch.max_context:
         return False
     wishes = Wishes(ctx=ctx, kv_bits=16, embed="device", head="16")  # the baseline saves nothing
-    return planner.assess(arch, "fp16", budget, wishes=wishes).fits
+    return memory_plan.assess(arch, "fp16", budget, wishes=wishes).fits

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import torch
 
 from localq.bench.conditions.conditions import conditions
-from localq.bench.synthetic import checkpoint as synthetic
+from localq.bench.synthetic import checkpoint as synthetic_checkpoint
 from localq.engine.load import device as devices
 from localq.engine.load import vram
 from localq.files import catalog
@@ -102,9 +102,9 @@ def run(out: TextIO, asked: QuantizingRequest, ways: Mapping[str, Method]) -> di
 
 
 def _measure(asked: QuantizingRequest, way: Method, device: torch.device, layers: int) -> dict[str, Any]:
-    files, format = synthetic.files_of(f"{asked.model}@bf16")
-    files = replace(files, config=synthetic.with_layers(files.config, 1))
-    checkpoint = synthetic.checkpoint(files, format, device, asked.seed)
+    files, format = synthetic_checkpoint.files_of(f"{asked.model}@bf16")
+    files = replace(files, config=synthetic_checkpoint.with_layers(files.config, 1))
+    checkpoint = synthetic_checkpoint.checkpoint(files, format, device, asked.seed)
     steps = min(way.tuning.steps, TIMED_STEPS)
     watch = Stopwatch(device)
     with torch.no_grad():

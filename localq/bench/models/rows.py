@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from localq.bench.models import bytes as counted
+from localq.bench.models import bytes as model_bytes
 from localq.bench.models.measure import Measurement
 from localq.bench.models.plan import BenchTest
 from localq.bench.models.report import BenchRow
@@ -34,7 +34,9 @@ def rows_of(
     rows = []
     for each in measured:
         decode, rate = each.case.generate > 0, 1 / each.seconds_per_token
-        moved = counted.per_token(model, counted.mean_length(each.case)) if decode and model is not None else None
+        moved = (
+            model_bytes.per_token(model, model_bytes.mean_length(each.case)) if decode and model is not None else None
+        )
         rows.append(
             BenchRow(
                 engine=engine,
@@ -68,4 +70,4 @@ def predicted(model: LoadedModel, case: BenchTest, roof: float) -> float | None:
     if abs(plan.ledger.components["weights"] - usual) > _SAME * usual:
         return None
     machine = Machine.of(cards.known(device_name(model.device)), roof)
-    return predict.tokens_per_s(arch, model.format, "", plan.placement, machine, counted.mean_length(case))
+    return predict.tokens_per_s(arch, model.format, "", plan.placement, machine, model_bytes.mean_length(case))

@@ -16,7 +16,7 @@ import torch
 from localq.engine import selftest
 from localq.engine.cache import KVCache
 from localq.engine.load import device as devices
-from localq.engine.load import plan as planning
+from localq.engine.load import plan as load_plan
 from localq.engine.load import vram, weights
 from localq.engine.load.placing import Destinations
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -30,7 +30,7 @@ from localq.kv_bits import KvBits
 from localq.models import architecture
 from localq.models.decoder import Decoder
 from localq.planner import footprint
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.load_options import LoadOptions
 from localq.wording import OnProgress
 
@@ -55,7 +55,7 @@ class LoadedModel:
     dtype: torch.dtype
     format: str
     ctx: int
-    plan: planner.Plan
+    plan: memory_plan.Plan
     ledger: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     kv_bits: KvBits = 16
@@ -113,7 +113,7 @@ def _load(
     assignment = weights.assign(checkpoint, model, family.rename, name)
     sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
     scheme = stored_format.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()})
-    plan, held = planning.plan_load(files, options, assignment, sum(sizes), dtype, held, scheme)
+    plan, held = load_plan.plan_load(files, options, assignment, sum(sizes), dtype, held, scheme)
     non_finite = weights.fill(
         model,
         assignment,
@@ -149,7 +149,7 @@ def _load(
     )
 
 
-def _notes(plan: planner.Plan, non_finite: list[str]) -> list[str]:
+def _notes(plan: memory_plan.Plan, non_finite: list[str]) -> list[str]:
     notes = [plan.choice] if plan.choice else []
     if not plan.fits:
         notes.append(f"loaded with --force although it does not fit: {plan.reason}")
@@ -232,7 +232,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(name: str, when: str, error: BaseException) -> LocalqError:
     """Return the error for memory that ran out although the plan fits, because of another program (exit 3)."""
     why = f"memory ran out {when} ({str(error).splitlines()[0]})"
-    return LocalqError(name, why, planning.LESS, ExitCode.DOES_NOT_FIT)
+    return LocalqError(name, why, load_plan.LESS, ExitCode.DOES_NOT_FIT)
 
 
 def free_memory() -> None:

@@ -15,7 +15,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
 from localq.planner import footprint, placement
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.load_options import LoadOptions
 from localq.wording import human_bytes
 
@@ -30,14 +30,14 @@ def plan_load(
     dtype: torch.dtype,
     held: vram.VramBudget | None,
     scheme: str = "",
-) -> tuple[planner.Plan, vram.VramBudget | None]:
+) -> tuple[memory_plan.Plan, vram.VramBudget | None]:
     """Plan context length, placement and ledger; exit 3 when the model does not fit. Limits the allocator on a GPU.
 
     block_bytes: exact bytes of all weights but embedding and head; scheme: of `stored_format.scheme_in`. Where
     `options.force` has a plan that does not fit, nothing is limited and `held` is no hard budget any more.
     """
     packed, name = held is not None, options.name or files.name
-    plan = planner.plan(
+    plan = memory_plan.plan(
         Architecture.from_config(files.config),
         (assignment.format if packed else None) or "bf16",
         None if held is None else held.budget,
@@ -79,7 +79,7 @@ def _freeing(held: vram.VramBudget) -> str:
     return gpus.closing_hint(gpu, os.getpid())
 
 
-def _check_host_memory(plan: planner.Plan, name: str, force: bool, dtype: torch.dtype) -> None:
+def _check_host_memory(plan: memory_plan.Plan, name: str, force: bool, dtype: torch.dtype) -> None:
     free = psutil.virtual_memory().available
     if plan.ledger.total > free and not force:
         why = (

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from localq.errors import bad_file
 from localq.formats import bcq
 from localq.models.decoder import Block
-from localq.quantize.binary import matrix as binary
+from localq.quantize.binary import matrix as binary_matrix
 from localq.quantize.model import calibration_stream
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.matrix_groups import Group, groups_of
@@ -119,10 +119,12 @@ def _packed(
     parts = torch.split(weight, rows)
     makers = [maker_of(root + name) for name in group.names]
     if len(set(makers)) == 1:
-        whole = binary.encode(weight, metric, makers[0]).packed.to("cpu")
+        whole = binary_matrix.encode(weight, metric, makers[0]).packed.to("cpu")
         firsts = [sum(rows[:number]) for number in range(len(rows))]
         return [_own(whole.rows(first, count)) for first, count in zip(firsts, rows, strict=True)]
-    return [binary.encode(part, metric, maker).packed.to("cpu") for part, maker in zip(parts, makers, strict=True)]
+    return [
+        binary_matrix.encode(part, metric, maker).packed.to("cpu") for part, maker in zip(parts, makers, strict=True)
+    ]
 
 
 def _own(rows: bcq.Packed) -> bcq.Packed:

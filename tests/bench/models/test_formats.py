@@ -12,7 +12,7 @@ import torch
 
 from localq import cli, driver, places
 from localq.bench.models import format_list, formats
-from localq.bench.models import plan as plans
+from localq.bench.models import plan as bench_plan
 from localq.bench.models.format_report import SIXTEEN
 from localq.bench.models.report import BASELINE, OURS, BenchReport, BenchRow
 from localq.errors import ExitCode, LocalqError
@@ -45,7 +45,7 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-CPU, PLAN = LoadOptions(device="cpu"), plans.make("8", "4", "0", 1)
+CPU, PLAN = LoadOptions(device="cpu"), bench_plan.make("8", "4", "0", 1)
 
 
 def report_of(request) -> BenchReport:
@@ -274,7 +274,7 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
     monkeypatch.setattr(formats.model_bench, "run", run)
     monkeypatch.setattr(formats.devices, "pick", lambda name: SimpleNamespace(device=torch.device("cuda")))
     listed = format_list.find(str(model), quiet, None, True)
-    plan = plans.make("8", "4", "0", 1)
+    plan = bench_plan.make("8", "4", "0", 1)
     table = formats.run(formats.FormatsRequest("m", listed.base, listed.candidates, LoadOptions(), plan), quiet)
     assert asked == [("tiny@nf4", True), ("tiny@bcq", fails)]
     plain, bcq = table.lines[0], next(line for line in table.lines if line.format == "bcq")

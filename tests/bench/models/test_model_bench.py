@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localq.bench.models import bytes as counted
+from localq.bench.models import bytes as model_bytes
 from localq.bench.models import measure, model_bench, plan, report, rivals
 from localq.bench.models.measure import EngineSubject, Run
 from localq.bench.models.plan import BenchTest
@@ -86,8 +86,8 @@ def test_bytes_are_those_of_the_tensors(tmp_path):
     kv = 3 * 2 * 2 * 32 * 4 * length  # layers, k and v, heads, head_dim, bytes
     layer = hidden * (128 + 64 + 64 + 128) + 3 * hidden * 192 + 2 * hidden
     blocks = 3 * layer + hidden
-    assert counted.per_token(untied, length) == 4 * (blocks + vocab * hidden + hidden) + kv
-    assert counted.per_token(tied, length) == 4 * (blocks + vocab * hidden) + kv
+    assert model_bytes.per_token(untied, length) == 4 * (blocks + vocab * hidden + hidden) + kv
+    assert model_bytes.per_token(tied, length) == 4 * (blocks + vocab * hidden) + kv
 
 
 def put_back_nf4(model: LoadedModel, files: ModelFiles) -> None:
@@ -111,25 +111,25 @@ def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_pa
         blocks = out * columns // 64
         matrices += out * columns // 2 + blocks + 4 * -(-blocks // 256) + 4  # codes, scales, their scales, the offset
     norms, tables = 4 * (3 * 2 + 1) * hidden, 4 * 256 + 4 * 16
-    assert counted.weights(model) == 3 * matrices + tables + norms + 4 * (vocab * hidden + hidden)
+    assert model_bytes.weights(model) == 3 * matrices + tables + norms + 4 * (vocab * hidden + hidden)
     slot = 2 * 2 * (32 + 2 * 2)  # k and v, heads, 32 codes and two scales of 16 bit (one is unused)
-    assert counted.per_token(model, length) == counted.weights(model) + 3 * slot * length
+    assert model_bytes.per_token(model, length) == model_bytes.weights(model) + 3 * slot * length
     scratch = torch.empty(2**20, dtype=torch.uint8)
-    before = counted.weights(model)
+    before = model_bytes.weights(model)
     for module in model.model.modules():
         if isinstance(module, nf4.Linear):
             module.tile_().scratch = scratch  # of prefill: no step of decode reads it
-    assert counted.weights(model) == before
+    assert model_bytes.weights(model) == before
 
 
 def test_a_windowed_layer_reads_its_window(tmp_path):
     folder = make_checkpoint(tmp_path, "gemma2")  # a window of 16 on layers 0 and 2 of 3
     model = load(open_model(folder), LoadOptions(device="cpu", ctx=100))
     slot = 2 * 2 * 32 * 4
-    assert counted.kv(model, 50) == slot * (16 + 50 + 16)
-    assert counted.kv(model, 10) == slot * 30
-    assert counted.mean_length(BenchTest(0, 4, 10)) == (11 + 12 + 13 + 14) / 4
-    assert counted.mean_length(BenchTest(0, 3, 0)) == (2 + 3 + 4) / 3
+    assert model_bytes.kv(model, 50) == slot * (16 + 50 + 16)
+    assert model_bytes.kv(model, 10) == slot * 30
+    assert model_bytes.mean_length(BenchTest(0, 4, 10)) == (11 + 12 + 13 + 14) / 4
+    assert model_bytes.mean_length(BenchTest(0, 3, 0)) == (2 + 3 + 4) / 3
 
 
 def test_bitsandbytes_runs_on_our_codes(tmp_path):

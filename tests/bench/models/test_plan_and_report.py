@@ -10,7 +10,7 @@ import time
 import pytest
 
 from localq.bench.conditions.power import CounterMeter, NoMeter, PowerMeter, Throttle, integrate
-from localq.bench.models import plan as plans
+from localq.bench.models import plan as bench_plan
 from localq.bench.models.extrapolate import PAIRS, extrapolate, line
 from localq.bench.models.measure import Measurement, Run, measure
 from localq.bench.models.plan import BenchTest
@@ -21,14 +21,14 @@ TG, PP = BenchTest(0, 128, 0), BenchTest(512, 0, 4096)
 
 
 def test_lists_make_every_test_at_every_depth():
-    plan = plans.make("512,2k", "128", "0,4096", repetitions=3)
+    plan = bench_plan.make("512,2k", "128", "0,4096", repetitions=3)
     assert [case.name for case in plan.cases] == [
         "pp512", "pp2048", "tg128", "pp512 @ d4096", "pp2048 @ d4096", "tg128 @ d4096",
     ]  # fmt: skip
     assert plan.positions == 4096 + 2048 + 1
     assert plan.ctx == 6208  # 97 * 64
     assert plan.headline == BenchTest(0, 128, 0)
-    assert plans.make("0", "16", "0").cases == (BenchTest(0, 16, 0),)
+    assert bench_plan.make("0", "16", "0").cases == (BenchTest(0, 16, 0),)
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ def test_lists_make_every_test_at_every_depth():
 )  # fmt: skip
 def test_wrong_lists_are_usage_errors(words, named):
     with pytest.raises(LocalqError, match=named) as caught:
-        plans.make(*words)
+        bench_plan.make(*words)
     assert caught.value.exit_code == ExitCode.USAGE
 
 
 def test_whom_to_measure_besides(monkeypatch):
-    assert plans.rivals([], ["transformers"]) == ("transformers",)
-    assert plans.rivals(["none"], ["transformers"]) == ()
-    monkeypatch.setattr(plans.importlib.util, "find_spec", lambda name: name == "transformers" or None)
-    assert plans.rivals(["transformers,none", "transformers"], []) == ("transformers",)
+    assert bench_plan.rivals([], ["transformers"]) == ("transformers",)
+    assert bench_plan.rivals(["none"], ["transformers"]) == ()
+    monkeypatch.setattr(bench_plan.importlib.util, "find_spec", lambda name: name == "transformers" or None)
+    assert bench_plan.rivals(["transformers,none", "transformers"], []) == ("transformers",)
     for words, named in ((["ollama"], "unknown engine 'ollama'"), (["transformers,bitsandbytes"], "not installed")):
         with pytest.raises(LocalqError, match=named) as caught:
-            plans.rivals(words, [])
+            bench_plan.rivals(words, [])
         assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -127,7 +127,7 @@ class Metered:
 
 
 def test_energy_is_told_only_where_it_is_that_of_the_tokens():
-    plan = plans.make("0", "4", "0", repetitions=3)
+    plan = bench_plan.make("0", "4", "0", repetitions=3)
 
     def joules(**subjects: Metered) -> list[float | None]:
         measured = measure(subjects, plan, Metered(), Throttle(None, None), lambda name, case: None)

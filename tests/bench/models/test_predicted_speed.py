@@ -13,7 +13,7 @@ from localq.bench.models.plan import BenchTest
 from localq.bench.models.report import OURS, BenchReport, BenchRow
 from localq.files import catalog
 from localq.planner import placement
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.speed import measurements
 from tests.tools.results_tables import recorded_models
 
@@ -26,7 +26,9 @@ def h200(monkeypatch):
 
 
 def loaded(name: str, format: str, device: str = "cuda", head: str = "16", **changes) -> SimpleNamespace:
-    plan = planner.plan(catalog.find(name).arch, format, 141 * 2**30, wishes=placement.Wishes(4096, 16, "device", head))
+    plan = memory_plan.plan(
+        catalog.find(name).arch, format, 141 * 2**30, wishes=placement.Wishes(4096, 16, "device", head)
+    )
     return SimpleNamespace(device=torch.device(device), plan=replace(plan, **changes), format=format)
 
 
@@ -45,7 +47,7 @@ def test_it_is_silent_where_fit_has_nothing():
     assert rows.predicted(loaded("llama-3.1-8b", "vptq"), TG, roof) is None  # its tables are not known here
     three = loaded("llama-3.1-8b", "vq2")
     parts = three.plan.ledger.components
-    more = planner.Ledger({**parts, "weights": parts["weights"] * 3 // 2})
+    more = memory_plan.Ledger({**parts, "weights": parts["weights"] * 3 // 2})
     assert rows.predicted(three, TG, roof) is not None
     assert rows.predicted(loaded("llama-3.1-8b", "vq2", ledger=more), TG, roof) is None  # 3 bits
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from localq.engine.generate import Engine
-from localq.engine.load import load as loading
+from localq.engine.load import load as engine_load
 from localq.engine.load.load import LoadedModel
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
@@ -76,7 +76,7 @@ def opened(files: ModelFiles) -> Checkpoint:
 
 
 def load(files: ModelFiles) -> LoadedModel:
-    return loading.load(files, CPU, opened=opened)
+    return engine_load.load(files, CPU, opened=opened)
 
 
 def ids(engine: Engine) -> list[int]:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from localq.bench.quality import bits
-from localq.engine.load import load as loading
-from localq.engine.load import plan as planning
+from localq.engine.load import load as engine_load
+from localq.engine.load import plan as load_plan
 from localq.engine.load import weights
 from localq.engine.load.load import LoadedModel, load
 from localq.engine.sampler import SamplerState
@@ -154,7 +154,7 @@ def test_scales_that_overflow_are_told(published: Path, tmp_path: Path) -> None:
 def test_too_little_host_memory_names_the_smaller_type(
     published: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, half: bool
 ) -> None:
-    monkeypatch.setattr(planning.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
+    monkeypatch.setattr(load_plan.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
     with pytest.raises(LocalqError, match="are free") as caught:
         load(open_model(published), LoadOptions(device="cpu", dtype=dtype))
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
@@ -240,7 +240,7 @@ def test_packed_experts_take_the_bytes_of_the_file_and_give_the_same_logits(
 
 def test_an_expert_is_dequantized_into_the_shared_scratch(packed: tuple[Any, list[int]]) -> None:
     model, _ = packed
-    count = loading.share_scratch(model, torch.float32)
+    count = engine_load.share_scratch(model, torch.float32)
     assert count == 4 * 2 * model.config.expert_width * model.config.hidden  # gate and up of one expert
     stack = model.layers[1].mlp.experts.gate_up_proj
     x, bias = torch.randn(3, model.config.hidden), torch.randn(2 * model.config.expert_width)

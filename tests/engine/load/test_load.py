@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localq.driver import CudaStack, Driver
-from localq.engine.load import plan as planning
+from localq.engine.load import plan as load_plan
 from localq.engine.load import weights
 from localq.engine.load.device import NO_DRIVER_NOTE, pick
 from localq.engine.load.load import load, pick_dtype
@@ -136,7 +136,7 @@ def test_too_little_host_memory_is_a_load_time_answer(checkpoint, monkeypatch):
     class Memory:
         available = 10_000
 
-    monkeypatch.setattr(planning.psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(load_plan.psutil, "virtual_memory", Memory)
     with pytest.raises(LocalqError, match=r"10\.0 kB are free") as caught:
         load(open_model(checkpoint), CPU)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT

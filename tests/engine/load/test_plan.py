@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from localq import gpus
-from localq.engine.load import plan as planning
+from localq.engine.load import plan as load_plan
 from localq.engine.load import vram, weights
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
@@ -45,7 +45,7 @@ def plan(tmp_path, monkeypatch):
         held = vram.VramBudget(torch.device("cuda", 0), budget, hard, 0, 300 * MIB, 0, budget, 0, available)
         with open_checkpoint(files) as checkpoint:
             assignment = weights.assign(checkpoint, model, family.rename, files.name)
-            return *planning.plan_load(files, options, assignment, 10 * MIB, torch.float16, held), limits
+            return *load_plan.plan_load(files, options, assignment, 10 * MIB, torch.float16, held), limits
 
     return planned
 

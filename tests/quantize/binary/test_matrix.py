@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localq.errors import ExitCode, LocalqError
 from localq.formats import bcq
-from localq.quantize.binary import matrix as binary
+from localq.quantize.binary import matrix as binary_matrix
 from localq.quantize.model.statistics import damp
 
 
@@ -30,7 +30,7 @@ def metric_of(columns: int, seed: int = 1) -> Tensor:
 def loss(weight: Tensor, packed: bcq.Packed, metric: Tensor) -> Tensor:
     """f64 [rows]: of the damped metric, which is what is lessened."""
     error = weight.double() - bcq.dequantize(packed, torch.float32).double()
-    return ((error @ damp(metric, binary.DAMPING).double()) * error).sum(1)
+    return ((error @ damp(metric, binary_matrix.DAMPING).double()) * error).sum(1)
 
 
 @pytest.mark.parametrize("scheme", ["q2g32", "q3g64z", "q1row", "q4g128"])
@@ -39,13 +39,15 @@ def test_it_loses_less_than_ways_that_know_less(scheme: str) -> None:
     weight, metric, maker = normal(21, 168), metric_of(168), bcq.of_scheme(scheme)
     before = metric.clone()
     alone = loss(weight, maker.quantize(weight), metric).sum()
-    lost = [loss(weight, binary.encode(weight, metric, maker, turns).packed, metric).sum() for turns in (0, 1, 2)]
+    lost = [
+        loss(weight, binary_matrix.encode(weight, metric, maker, turns).packed, metric).sum() for turns in (0, 1, 2)
+    ]
     assert lost[0] < 0.8 * alone
     assert lost[2] < lost[1] < lost[0]
-    third = loss(weight, binary.encode(weight, metric, maker, 3).packed, metric).sum()
+    third = loss(weight, binary_matrix.encode(weight, metric, maker, 3).packed, metric).sum()
     assert 0.97 * lost[2] < third <= lost[2]
     assert torch.equal(metric, before)
-    made = binary.encode(weight, metric, maker)
+    made = binary_matrix.encode(weight, metric, maker)
     described = {f"P{suffix}": form for suffix, form in maker.layout(21, 168).items()}
     tensors = bcq.to_tensors(made.packed, "P")
     assert {name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()} == described
@@ -57,9 +59,9 @@ def test_it_loses_less_than_ways_that_know_less(scheme: str) -> None:
 def test_turns_end_where_no_sign_and_no_scale_can_be_changed_for_the_better() -> None:
     """Every other number of every weight is tried, and for all signs the exact least squares of a group."""
     weight, metric = normal(3, 40, seed=7), metric_of(40)
-    packed = binary.encode(weight, metric, bcq.of_scheme("q2g32"), 60).packed
+    packed = binary_matrix.encode(weight, metric, bcq.of_scheme("q2g32"), 60).packed
     least = loss(weight, packed, metric)
-    heavy, dense = damp(metric, binary.DAMPING).double(), bcq.dequantize(packed, torch.float32).double()
+    heavy, dense = damp(metric, binary_matrix.DAMPING).double(), bcq.dequantize(packed, torch.float32).double()
     for row, column in itertools.product(range(3), range(40)):
         scales = packed.scales[row, :, column // 32].double()
         for signs in itertools.product((-1.0, 1.0), repeat=2):
@@ -80,8 +82,8 @@ def test_without_dependence_and_weights_it_is_the_plain_way_or_better() -> None:
     weight, maker = normal(17, 96, seed=3), bcq.of_scheme("q3g32")
     metric = torch.eye(96)
     plain = loss(weight, maker.quantize(weight), metric)
-    fed = loss(weight, binary.encode(weight, metric, maker, 0).packed, metric)
-    turned = loss(weight, binary.encode(weight, metric, maker, 12).packed, metric)
+    fed = loss(weight, binary_matrix.encode(weight, metric, maker, 0).packed, metric)
+    turned = loss(weight, binary_matrix.encode(weight, metric, maker, 12).packed, metric)
     assert fed.sum() < 1.05 * plain.sum()  # fewer turns of the solver
     assert turned.sum() < 1.01 * plain.sum()
     assert (turned <= fed * (1 + 1e-3)).all()
@@ -90,10 +92,10 @@ def test_without_dependence_and_weights_it_is_the_plain_way_or_better() -> None:
 def test_rows_are_independent_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces of other sizes the same, but for the order in which products are added."""
     weight, metric, maker = normal(13, 72, seed=5), metric_of(72), bcq.of_scheme("q2g64z")
-    whole = binary.encode(weight, metric, maker)
-    monkeypatch.setattr(binary, "FINER", 2**26 // (5 * 72))
-    assert [each.stop - each.start for each in binary._pieces(13, 72)] != [13]
-    parts = binary.encode(weight, metric, maker)
+    whole = binary_matrix.encode(weight, metric, maker)
+    monkeypatch.setattr(binary_matrix, "FINER", 2**26 // (5 * 72))
+    assert [each.stop - each.start for each in binary_matrix._pieces(13, 72)] != [13]
+    parts = binary_matrix.encode(weight, metric, maker)
     assert parts.loss == pytest.approx(whole.loss, rel=0.02)
 
 
@@ -101,9 +103,9 @@ def test_inputs_that_are_never_there() -> None:
     """Columns that the text never reaches are stored all the same, and near to what they were."""
     weight, metric = normal(5, 64, seed=2), metric_of(64)
     metric[8:16], metric[:, 8:16] = 0, 0
-    left = bcq.dequantize(binary.encode(weight, metric, bcq.of_scheme("q4g32")).packed, torch.float32) - weight
+    left = bcq.dequantize(binary_matrix.encode(weight, metric, bcq.of_scheme("q4g32")).packed, torch.float32) - weight
     assert left[:, 8:16].abs().max() < weight.abs().max()
-    zero = binary.encode(weight, torch.zeros(64, 64), bcq.of_scheme("q4g32"))
+    zero = binary_matrix.encode(weight, torch.zeros(64, 64), bcq.of_scheme("q4g32"))
     assert torch.isfinite(bcq.dequantize(zero.packed, torch.float32)).all()
 
 
@@ -111,7 +113,7 @@ def test_a_metric_that_is_not_finite() -> None:
     metric = metric_of(32)
     metric[3, 3] = torch.inf
     with pytest.raises(LocalqError, match="non-finite") as caught:
-        binary.encode(normal(4, 32), metric, bcq.of_scheme("q2g32"))
+        binary_matrix.encode(normal(4, 32), metric, bcq.of_scheme("q2g32"))
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
@@ -123,7 +125,7 @@ def test_a_column_takes_few_operations() -> None:
     counts = []
     for columns in (64, 192):
         with Counted() as counted:
-            binary.encode(normal(5, columns), metric_of(columns), bcq.of_scheme("q2row"))
+            binary_matrix.encode(normal(5, columns), metric_of(columns), bcq.of_scheme("q2row"))
         counts.append(counted.operations)
     assert counts[1] - counts[0] < 128 * 3 * 18
 

@@ -19,6 +19,7 @@ from localq.formats.bcq import tiles as bcq_tiles
 from localq.formats.codebooks import (
     adjoint_kernel,
     aqlm,
+    dequantize_kernel,
     gather_kernel,
     lookup_kernel,
     rotation,
@@ -26,7 +27,6 @@ from localq.formats.codebooks import (
     search_kernel,
     unpack_kernel,
 )
-from localq.formats.codebooks import dequantize_kernel as tiled
 from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
@@ -61,7 +61,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(vptq_kernel, "vptq_gemv", vptq_gemv)
     monkeypatch.setattr(gather_kernel, "gather_roof", lambda table, step, loads, sums: sums.zero_())
     monkeypatch.setattr(lookup_kernel, "vq_gemv", vq_gemv)
-    monkeypatch.setattr(tiled, "vq_dequantize", vq_dequantize)
+    monkeypatch.setattr(dequantize_kernel, "vq_dequantize", vq_dequantize)
     monkeypatch.setattr(bcq_kernel, "bcq_gemv", bcq_gemv)
     monkeypatch.setattr(bcq_kernel, "bcq_dequantize", bcq_dequantize)
     monkeypatch.setattr(rotation_kernel, "hadamard", rotated)
@@ -248,7 +248,7 @@ def sampled(logits, state, *, greedy, softcap=0.0, adjusted=False, chosen, token
 def attention_decode(
     qkv, layer, position, *, heads, scale, workspace, rotary, q_norm, k_norm, softcap, window, sinks=None, out=None
 ):
-    """Without norms, rotation, cap and window. A cache of codes is read through `quant.kv_codec`."""
+    """Without norms, rotation, cap and window. A cache of codes is read through `engine.kv_codec`."""
     from localq import kv_bits
     from localq.engine import kv_codec
 

@@ -17,7 +17,7 @@ from localq.files.hub import shards as hub_shards
 from localq.files.model_folder import open_model
 from localq.quantize import by_layer
 from localq.quantize.model import sensitivity
-from localq.quantize.output import shards as shard_writer
+from localq.quantize.output import shards as output_shards
 from localq.quantize.request import LayerwiseRequest
 from localq.quantize.settings import Effort
 from tests.support.files import fake_hub, hub_server
@@ -48,7 +48,7 @@ def made(out: Path, **changes: Any) -> dict[str, str]:
         request = LayerwiseRequest(files, out, device=torch.device("cpu"), shards=shards, **{**SETTINGS, **changes})
         by_layer.convert(request)
     finally:
-        shards.close(done=shard_writer.load_state(out) is None)  # as the verb does
+        shards.close(done=output_shards.load_state(out) is None)  # as the verb does
     return digests(out)
 
 
@@ -99,7 +99,7 @@ import torch, huggingface_hub
 from tests.support.quantize import vq2_from_hub as tests
 from tests.support.quantize.conversions import digests
 from tests.support.quantize.vq2_conversions import converted
-from localq.quantize.output import shards as shard_writer
+from localq.quantize.output import shards as output_shards
 torch.set_num_threads(1)
 folder, moments, settings = pathlib.Path(sys.argv[2]), random.Random(12), getattr(tests, sys.argv[4])
 converted(pathlib.Path(sys.argv[1]), folder / "first", **settings)
@@ -128,7 +128,7 @@ for number in range(int(sys.argv[3])):
     time.sleep(whole * moments.random())
     os.kill(running, signal.SIGKILL)
     first = ended(running)
-    whole_already = (out / "config.json").exists() and shard_writer.load_state(out) is None
+    whole_already = (out / "config.json").exists() and output_shards.load_state(out) is None
     second = ended(child(out)) if first else 0  # a model that is whole is not made again: refused
     right = second == (1 if first and whole_already else 0)
     print(json.dumps([first, right, digests(out), tests.cache_of(out).exists()]), flush=True)
