@@ -3,7 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <tuple>
 #include <vector>
 
 #include "bcq/gemv.h"
@@ -14,12 +13,10 @@ namespace py = pybind11;
 namespace localq {
 namespace {
 
-// codes, scales, planes, zero_point, group, out, in
-using BcqArguments = std::tuple<uintptr_t, uintptr_t, int, bool, int64_t, int64_t, int64_t>;
-
-BcqMatrix bcq_matrix(const BcqArguments& matrix) {
-  const auto& [codes, scales, planes, zero_point, group, out, in] = matrix;
-  return {pointer<const uint8_t>(codes), pointer<const void>(scales), planes, zero_point, group, out, in};
+BcqMatrix bcq_matrix(const py::dict& m) {
+  return {address<const uint8_t>(m, "codes"), address<const void>(m, "scales"), field<int>(m, "planes"),
+          field<bool>(m, "zero_point"),       field<int64_t>(m, "group"),       field<int64_t>(m, "out_features"),
+          field<int64_t>(m, "in_features")};
 }
 
 }  // namespace
@@ -27,12 +24,12 @@ BcqMatrix bcq_matrix(const BcqArguments& matrix) {
 void bind_bcq(py::module_& m) {
   m.def(
       "bcq_gemv",
-      [](uintptr_t x, const std::vector<BcqArguments>& matrices, uintptr_t y, int type, int rows, int norm,
+      [](uintptr_t x, const std::vector<py::dict>& matrices, uintptr_t y, int type, int rows, int norm,
          uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
          bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<BcqMatrix> all;
-        for (const BcqArguments& matrix : matrices) all.push_back(bcq_matrix(matrix));
+        for (const py::dict& matrix : matrices) all.push_back(bcq_matrix(matrix));
         bcq_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y), static_cast<Type>(type),
                  rows, device, stream_of(stream));
       },
@@ -42,7 +39,7 @@ void bind_bcq(py::module_& m) {
 
   m.def(
       "bcq_dequantize",
-      [](const BcqArguments& matrix, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device,
+      [](const py::dict& matrix, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device,
          uintptr_t stream) {
         bcq_dequantize(bcq_matrix(matrix), pointer<void>(out), static_cast<Type>(type), row_begin, row_count, device,
                        stream_of(stream));

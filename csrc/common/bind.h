@@ -12,6 +12,16 @@ template <typename T>
 T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
+// A field of an operand, by its name in Python; a KeyError where it is missing.
+template <typename T>
+T field(const pybind11::dict& operand, const char* name) {
+  return operand[name].cast<T>();
+}
+template <typename T>
+T* address(const pybind11::dict& operand, const char* name) {
+  return pointer<T>(field<uintptr_t>(operand, name));
+}
+
 inline cudaStream_t stream_of(uintptr_t address) {
   return reinterpret_cast<cudaStream_t>(address);
 }

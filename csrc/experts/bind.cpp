@@ -3,7 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <tuple>
 #include <vector>
 
 #include "common/bind_gemv.h"
@@ -14,21 +13,17 @@ namespace py = pybind11;
 namespace localq {
 namespace {
 
-// format, codes, scales, nested_absmax, nested_map, offset, code_map, experts, out, in
-using StackArguments =
-    std::tuple<int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, float, uintptr_t, int64_t, int64_t, int64_t>;
-
-ExpertStack stack_of(const StackArguments& s) {
-  return {static_cast<ExpertFormat>(std::get<0>(s)),
-          pointer<const void>(std::get<1>(s)),
-          pointer<const void>(std::get<2>(s)),
-          pointer<const float>(std::get<3>(s)),
-          pointer<const float>(std::get<4>(s)),
-          std::get<5>(s),
-          pointer<const float>(std::get<6>(s)),
-          std::get<7>(s),
-          std::get<8>(s),
-          std::get<9>(s)};
+ExpertStack stack_of(const py::dict& m) {
+  return {static_cast<ExpertFormat>(field<int>(m, "format")),
+          address<const void>(m, "codes"),
+          address<const void>(m, "scales"),
+          address<const float>(m, "nested_absmax"),
+          address<const float>(m, "nested_map"),
+          field<float>(m, "offset"),
+          address<const float>(m, "code_map"),
+          field<int64_t>(m, "experts"),
+          field<int64_t>(m, "out_features"),
+          field<int64_t>(m, "in_features")};
 }
 
 }  // namespace
@@ -70,7 +65,7 @@ void bind_experts(py::module_& m) {
 
   m.def(
       "experts_gate_up",
-      [](uintptr_t x, const StackArguments& stack, uintptr_t bias, uintptr_t chosen, int active, int norm,
+      [](uintptr_t x, const py::dict& stack, uintptr_t bias, uintptr_t chosen, int active, int norm,
          uintptr_t norm_weight, float eps, int gate, float alpha, float limit, bool interleaved, uintptr_t y, int type,
          int device, uintptr_t stream) {
         const ExpertsGateUp e = {stack_of(stack),
@@ -94,7 +89,7 @@ void bind_experts(py::module_& m) {
 
   m.def(
       "experts_down",
-      [](uintptr_t x, const StackArguments& stack, uintptr_t bias, uintptr_t chosen, int active, uintptr_t weights,
+      [](uintptr_t x, const py::dict& stack, uintptr_t bias, uintptr_t chosen, int active, uintptr_t weights,
          uintptr_t residual, bool early, uintptr_t y, int type, int device, uintptr_t stream) {
         const ExpertsDown e = {stack_of(stack),
                                pointer<const void>(x),
@@ -112,13 +107,14 @@ void bind_experts(py::module_& m) {
 
   m.def(
       "mxfp4_gemv",
-      [](uintptr_t x, const std::vector<std::tuple<uintptr_t, uintptr_t, int64_t, int64_t>>& matrices, uintptr_t y,
-         int type, int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
-         const std::vector<uintptr_t>& biases, bool y_is_f32, int device, uintptr_t stream) {
+      [](uintptr_t x, const std::vector<py::dict>& matrices, uintptr_t y, int type, int rows, int norm,
+         uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
+         bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<Mxfp4Matrix> all;
-        for (const auto& [codes, scales, out, in] : matrices) {
-          all.push_back({pointer<const uint8_t>(codes), pointer<const uint8_t>(scales), out, in});
+        for (const py::dict& m : matrices) {
+          all.push_back({address<const uint8_t>(m, "codes"), address<const uint8_t>(m, "scales"),
+                         field<int64_t>(m, "out_features"), field<int64_t>(m, "in_features")});
         }
         mxfp4_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y),
                    static_cast<Type>(type), rows, device, stream_of(stream));

@@ -3,9 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <array>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "common/bind_gemv.h"
@@ -17,34 +14,33 @@ namespace py = pybind11;
 namespace localq {
 namespace {
 
-// codes, codebook, scales, out, in, entries, group
-using GatherArguments = std::tuple<uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>;
-// Addresses: indices, res_indices, centroids, res_centroids, outlier_indices, outlier_centroids, places, scale, bias.
-// Sizes: out, in, groups, group_size, words, vector_len, count, residuals, outliers, outlier_len, outlier_count.
-using VptqArguments = std::pair<std::array<uintptr_t, 9>, std::array<int64_t, 11>>;
+GatherMatrix gather_matrix(const py::dict& m) {
+  return {address<const uint16_t>(m, "codes"), address<const void>(m, "codebooks"), address<const void>(m, "scales"),
+          field<int64_t>(m, "out_features"),   field<int64_t>(m, "in_features"),    field<int64_t>(m, "entries"),
+          field<int64_t>(m, "group")};
+}
 
-Vptq vptq_of(const VptqArguments& given) {
-  const auto& [at, size] = given;
-  return {pointer<const void>(at[0]),
-          pointer<const uint16_t>(at[1]),
-          pointer<const void>(at[2]),
-          pointer<const void>(at[3]),
-          pointer<const uint16_t>(at[4]),
-          pointer<const void>(at[5]),
-          pointer<const uint16_t>(at[6]),
-          pointer<const void>(at[7]),
-          pointer<const void>(at[8]),
-          size[0],
-          size[1],
-          size[2],
-          size[3],
-          size[4],
-          size[5],
-          size[6],
-          size[7],
-          size[8],
-          size[9],
-          size[10]};
+Vptq vptq_of(const py::dict& m) {
+  return {address<const void>(m, "indices"),
+          address<const uint16_t>(m, "res_indices"),
+          address<const void>(m, "centroids"),
+          address<const void>(m, "res_centroids"),
+          address<const uint16_t>(m, "outlier_indices"),
+          address<const void>(m, "outlier_centroids"),
+          address<const uint16_t>(m, "places"),
+          address<const void>(m, "weight_scale"),
+          address<const void>(m, "weight_bias"),
+          field<int64_t>(m, "out_features"),
+          field<int64_t>(m, "in_features"),
+          field<int64_t>(m, "groups"),
+          field<int64_t>(m, "group_size"),
+          field<int64_t>(m, "words"),
+          field<int64_t>(m, "vector_len"),
+          field<int64_t>(m, "count"),
+          field<int64_t>(m, "residuals"),
+          field<int64_t>(m, "outliers"),
+          field<int64_t>(m, "outlier_len"),
+          field<int64_t>(m, "outlier_count")};
 }
 
 }  // namespace
@@ -52,8 +48,8 @@ Vptq vptq_of(const VptqArguments& given) {
 void bind_gather(py::module_& m) {
   m.def(
       "vptq_dequantize",
-      [](const VptqArguments& matrix, int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count,
-         int device, uintptr_t stream) {
+      [](const py::dict& matrix, int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device,
+         uintptr_t stream) {
         vptq_dequantize(vptq_of(matrix), static_cast<Type>(stored), pointer<void>(out), static_cast<Type>(type),
                         row_begin, row_count, device, stream_of(stream));
       },
@@ -62,15 +58,12 @@ void bind_gather(py::module_& m) {
 
   m.def(
       "gather_gemv",
-      [](uintptr_t x, const std::vector<GatherArguments>& matrices, uintptr_t y, int type, int rows, int norm,
+      [](uintptr_t x, const std::vector<py::dict>& matrices, uintptr_t y, int type, int rows, int norm,
          uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
          bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<GatherMatrix> all;
-        for (const auto& [codes, codebook, scales, out, in, entries, group] : matrices) {
-          all.push_back({pointer<const uint16_t>(codes), pointer<const void>(codebook), pointer<const void>(scales),
-                         out, in, entries, group});
-        }
+        for (const py::dict& matrix : matrices) all.push_back(gather_matrix(matrix));
         gather_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y),
                     static_cast<Type>(type), rows, device, stream_of(stream));
       },
@@ -80,12 +73,12 @@ void bind_gather(py::module_& m) {
 
   m.def(
       "vptq_gemv",
-      [](uintptr_t x, const std::vector<VptqArguments>& matrices, uintptr_t y, int type, int rows, int norm,
+      [](uintptr_t x, const std::vector<py::dict>& matrices, uintptr_t y, int type, int rows, int norm,
          uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
          bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<Vptq> all;
-        for (const VptqArguments& each : matrices) all.push_back(vptq_of(each));
+        for (const py::dict& each : matrices) all.push_back(vptq_of(each));
         vptq_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y),
                   static_cast<Type>(type), rows, device, stream_of(stream));
       },

@@ -4,7 +4,7 @@
 
 #include <pybind11/stl.h>
 
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/bind_gemv.h"
@@ -19,39 +19,37 @@ namespace py = pybind11;
 namespace localq {
 namespace {
 
-// codes, fragments, stride, steps, before, tile_positions
-using Book = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>;
-// books, scales, scales_bf16, factor, out, in
-using VqArguments = std::tuple<std::vector<Book>, uintptr_t, bool, float, int64_t, int64_t>;
-// codes, codebooks, books, entries, length, stride, wide
-using CodeSetArguments = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, bool>;
-// codes, codebook, entries, length, stride, before, tile_positions
-using Tiled = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-// a matrix like all, places, experts, shared
-using VqStackArguments = std::tuple<VqArguments, uintptr_t, int64_t, bool>;
 // words, number of words
 using Workspace = std::pair<uintptr_t, int64_t>;
 
-VqMatrix vq_matrix(const VqArguments& matrix) {
-  const auto& [books, scales, scales_bf16, factor, out, in] = matrix;
+VqMatrix vq_matrix(const py::dict& m) {
+  const auto books = field<std::vector<py::dict>>(m, "books");
   if (books.size() > size_t(kMaxBooks)) throw std::invalid_argument("books: at most 2 are supported");
-  VqMatrix w = {{}, int(books.size()), pointer<const void>(scales), scales_bf16, factor, out, in};
+  VqMatrix w = {{},
+                int(books.size()),
+                address<const void>(m, "scales"),
+                field<bool>(m, "scales_bf16"),
+                field<float>(m, "factor"),
+                field<int64_t>(m, "out_features"),
+                field<int64_t>(m, "in_features")};
   for (size_t i = 0; i < books.size(); ++i) {
-    const auto& [codes, fragments, stride, steps, before, tile_positions] = books[i];
-    w.book[i] = {pointer<const uint8_t>(codes), pointer<const void>(fragments), stride, steps, before, tile_positions};
+    const py::dict& book = books[i];
+    w.book[i] = {address<const uint8_t>(book, "codes"), address<const void>(book, "fragments"),
+                 field<int64_t>(book, "stride"),        field<int64_t>(book, "steps"),
+                 field<int64_t>(book, "before"),        field<int64_t>(book, "tile_positions")};
   }
   return w;
 }
 
-VqExperts vq_stack(const VqStackArguments& stack) {
-  const auto& [like, places, experts, shared] = stack;
-  return {vq_matrix(like), pointer<const VqPlace>(places), experts, shared};
+VqExperts vq_stack(const py::dict& m) {
+  return {vq_matrix(field<py::dict>(m, "like")), address<const VqPlace>(m, "places"), field<int64_t>(m, "experts"),
+          field<bool>(m, "shared")};
 }
 
 void bind_experts_of_vq(py::module_& m) {
   m.def(
       "vq_experts_gate_up",
-      [](uintptr_t x, const VqStackArguments& stack, const Workspace& workspace, uintptr_t chosen, int active, int norm,
+      [](uintptr_t x, const py::dict& stack, const Workspace& workspace, uintptr_t chosen, int active, int norm,
          uintptr_t norm_weight, float eps, uintptr_t y, int type, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, 0, 0, {}, false);
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
@@ -64,7 +62,7 @@ void bind_experts_of_vq(py::module_& m) {
 
   m.def(
       "vq_experts_down",
-      [](uintptr_t x, const VqStackArguments& stack, const Workspace& workspace, uintptr_t chosen, uintptr_t weights,
+      [](uintptr_t x, const py::dict& stack, const Workspace& workspace, uintptr_t chosen, uintptr_t weights,
          int active, uintptr_t residual, uintptr_t signs, uintptr_t y, int type, int device, uintptr_t stream) {
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
         vq_experts_down(vq_stack(stack), pointer<const uint8_t>(signs), meeting, pointer<const int32_t>(chosen),
@@ -81,12 +79,12 @@ void bind_vq(py::module_& m) {
   bind_experts_of_vq(m);
   m.def(
       "vq_gemv",
-      [](uintptr_t x, const std::vector<VqArguments>& matrices, const Workspace& workspace, uintptr_t y, int type,
+      [](uintptr_t x, const std::vector<py::dict>& matrices, const Workspace& workspace, uintptr_t y, int type,
          int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
          const std::vector<uintptr_t>& biases, bool y_is_f32, uintptr_t signs, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<VqMatrix> all;
-        for (const VqArguments& matrix : matrices) all.push_back(vq_matrix(matrix));
+        for (const py::dict& matrix : matrices) all.push_back(vq_matrix(matrix));
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
         vq_gemv(all.data(), int(all.size()), extras, pointer<const uint8_t>(signs), meeting, pointer<const void>(x),
                 pointer<void>(y), static_cast<Type>(type), rows, device, stream_of(stream));
@@ -97,18 +95,15 @@ void bind_vq(py::module_& m) {
 
   m.def(
       "vq_dequantize",
-      [](const std::vector<Tiled>& books, uintptr_t scales, int64_t out_features, int64_t in_features, bool rounded,
+      [](const std::vector<py::dict>& books, uintptr_t scales, int64_t out_features, int64_t in_features, bool rounded,
          int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device, uintptr_t stream) {
         TiledMatrix w = {{}, int(books.size()), pointer<const void>(scales), out_features, in_features, rounded};
         for (size_t i = 0; i < books.size() && i < 2; ++i) {
-          const auto& [codes, codebook, entries, length, stride, before, tile_positions] = books[i];
-          w.book[i] = {pointer<const uint8_t>(codes),
-                       pointer<const void>(codebook),
-                       entries,
-                       length,
-                       stride,
-                       before,
-                       tile_positions};
+          const py::dict& book = books[i];
+          w.book[i] = {address<const uint8_t>(book, "codes"), address<const void>(book, "codebook"),
+                       field<int64_t>(book, "entries"),       field<int64_t>(book, "length"),
+                       field<int64_t>(book, "stride"),        field<int64_t>(book, "before"),
+                       field<int64_t>(book, "tile_positions")};
         }
         vq_dequantize(w, static_cast<Type>(stored), pointer<void>(out), static_cast<Type>(type), row_begin, row_count,
                       device, stream_of(stream));
@@ -119,15 +114,22 @@ void bind_vq(py::module_& m) {
 
   m.def(
       "additive_dequantize",
-      [](const std::vector<CodeSetArguments>& sets, uintptr_t scales, int64_t out_features, int64_t in_features,
+      [](const std::vector<py::dict>& sets, uintptr_t scales, int64_t out_features, int64_t in_features,
          int64_t out_group, bool rounded, int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count,
          int device, uintptr_t stream) {
         Additive w = {};
         w.sets = int(sets.size());
         for (size_t i = 0; i < sets.size() && i < 2; ++i) {
-          const auto& [codes, codebooks, books, entries, length, stride, wide] = sets[i];
-          w.set[i] = {
-              pointer<const void>(codes), pointer<const void>(codebooks), books, entries, length, stride, wide, 0, 0};
+          const py::dict& set = sets[i];
+          w.set[i] = {address<const void>(set, "codes"),
+                      address<const void>(set, "codebooks"),
+                      field<int64_t>(set, "books"),
+                      field<int64_t>(set, "entries"),
+                      field<int64_t>(set, "length"),
+                      field<int64_t>(set, "stride"),
+                      field<bool>(set, "wide"),
+                      0,
+                      0};
         }
         w.scales = pointer<const void>(scales);
         w.out = out_features, w.in = in_features, w.out_group = out_group, w.rounded = rounded;

@@ -3,7 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <tuple>
 #include <vector>
 
 #include "common/bind_gemv.h"
@@ -14,19 +13,11 @@ namespace py = pybind11;
 namespace localq {
 namespace {
 
-// codes, absmax, nested_absmax, nested_map, offset, code_map, out, in, tiled
-using Nf4Arguments = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, float, uintptr_t, int64_t, int64_t, bool>;
-
-Nf4 nf4(const Nf4Arguments& m) {
-  return {pointer<const uint8_t>(std::get<0>(m)),
-          pointer<const void>(std::get<1>(m)),
-          pointer<const float>(std::get<2>(m)),
-          pointer<const float>(std::get<3>(m)),
-          std::get<4>(m),
-          pointer<const float>(std::get<5>(m)),
-          std::get<6>(m),
-          std::get<7>(m),
-          std::get<8>(m)};
+Nf4 nf4(const py::dict& m) {
+  return {
+      address<const uint8_t>(m, "codes"),    address<const void>(m, "absmax"), address<const float>(m, "nested_absmax"),
+      address<const float>(m, "nested_map"), field<float>(m, "offset"),        address<const float>(m, "code_map"),
+      field<int64_t>(m, "out_features"),     field<int64_t>(m, "in_features"), field<bool>(m, "tiled")};
 }
 
 }  // namespace
@@ -34,7 +25,7 @@ Nf4 nf4(const Nf4Arguments& m) {
 void bind_nf4(py::module_& m) {
   m.def(
       "nf4_dequantize",
-      [](const Nf4Arguments& matrix, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device,
+      [](const py::dict& matrix, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device,
          uintptr_t stream) {
         nf4_dequantize(nf4(matrix), pointer<void>(out), static_cast<Type>(type), row_begin, row_count, device,
                        stream_of(stream));
@@ -44,12 +35,12 @@ void bind_nf4(py::module_& m) {
 
   m.def(
       "nf4_gemv",
-      [](uintptr_t x, const std::vector<Nf4Arguments>& matrices, uintptr_t y, int type, int rows, int norm,
+      [](uintptr_t x, const std::vector<py::dict>& matrices, uintptr_t y, int type, int rows, int norm,
          uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
          bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<Nf4> all;
-        for (const Nf4Arguments& matrix : matrices) all.push_back(nf4(matrix));
+        for (const py::dict& matrix : matrices) all.push_back(nf4(matrix));
         nf4_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y), static_cast<Type>(type),
                  rows, device, stream_of(stream));
       },
@@ -59,7 +50,7 @@ void bind_nf4(py::module_& m) {
 
   m.def(
       "nf4_gemm",
-      [](uintptr_t x, const Nf4Arguments& matrix, uintptr_t bias, uintptr_t y, int type, int64_t rows, int device,
+      [](uintptr_t x, const py::dict& matrix, uintptr_t bias, uintptr_t y, int type, int64_t rows, int device,
          uintptr_t stream) {
         nf4_gemm(nf4(matrix), pointer<const void>(bias), pointer<const void>(x), pointer<void>(y),
                  static_cast<Type>(type), rows, device, stream_of(stream));

@@ -3,7 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <tuple>
 #include <vector>
 
 #include "common/bind_gemv.h"
@@ -17,12 +16,15 @@ namespace localq {
 void bind_dense(py::module_& m) {
   m.def(
       "dense_gemv",
-      [](uintptr_t x, const std::vector<std::tuple<uintptr_t, int64_t, int64_t>>& matrices, uintptr_t y, int type,
-         int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
-         const std::vector<uintptr_t>& biases, bool y_is_f32, int device, uintptr_t stream) {
+      [](uintptr_t x, const std::vector<py::dict>& matrices, uintptr_t y, int type, int rows, int norm,
+         uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
+         bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<DenseMatrix> all;
-        for (const auto& [weights, out, in] : matrices) all.push_back({pointer<const void>(weights), out, in});
+        for (const py::dict& m : matrices) {
+          all.push_back(
+              {address<const void>(m, "weight"), field<int64_t>(m, "out_features"), field<int64_t>(m, "in_features")});
+        }
         dense_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y),
                    static_cast<Type>(type), rows, device, stream_of(stream));
       },
@@ -32,13 +34,14 @@ void bind_dense(py::module_& m) {
 
   m.def(
       "int8_gemv",
-      [](uintptr_t x, const std::vector<std::tuple<uintptr_t, uintptr_t, int64_t, int64_t>>& matrices, uintptr_t y,
-         int type, int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
-         const std::vector<uintptr_t>& biases, bool y_is_f32, int device, uintptr_t stream) {
+      [](uintptr_t x, const std::vector<py::dict>& matrices, uintptr_t y, int type, int rows, int norm,
+         uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
+         bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<Int8Matrix> all;
-        for (const auto& [codes, scales, out, in] : matrices) {
-          all.push_back({pointer<const int8_t>(codes), pointer<const float>(scales), out, in});
+        for (const py::dict& m : matrices) {
+          all.push_back({address<const int8_t>(m, "codes"), address<const float>(m, "scales"),
+                         field<int64_t>(m, "out_features"), field<int64_t>(m, "in_features")});
         }
         int8_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y),
                   static_cast<Type>(type), rows, device, stream_of(stream));

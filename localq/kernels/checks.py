@@ -39,6 +39,11 @@ def check_slab(op: str, dtype: torch.dtype, rows: tuple[int, int] | None, out: i
     return first, count
 
 
+def addresses(**tensors: Tensor | None) -> dict[str, int]:
+    """Name -> where the tensor lies; 0 for None."""
+    return {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
+
+
 def place(tensor: Tensor) -> dict[str, int]:
     """Device and stream of a launch: torch's current stream on the device of `tensor`."""
     device = tensor.device.index or 0

@@ -89,10 +89,14 @@ def dense_gemv(
         check_weight(op, weight, x)
     out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "weights", weights[0])
-    kernels.module().dense_gemv(
-        matrices=[(weight.data_ptr(), *weight.shape) for weight in weights], **arguments, **place(x)
-    )
+    kernels.module().dense_gemv(matrices=[_arguments(each) for each in operands], **arguments, **place(x))
     return out
+
+
+def _arguments(operand: DenseOperand) -> dict[str, int]:
+    """The fields that csrc/rows/bind.cpp reads, by name."""
+    out, columns = operand.weight.shape
+    return {"weight": operand.weight.data_ptr(), "out_features": out, "in_features": columns}
 
 
 def dense_gemv_bytes(rows: int, out: int, columns: int, itemsize: int = 2) -> int:

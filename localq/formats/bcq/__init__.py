@@ -113,8 +113,8 @@ def quantize(
 ) -> Packed:
     """weight f32 | bf16 | f16 [out, in], in % 8 == 0 -> Packed on its device; group 0: all of a row.
 
-    By what the matrix alone tells; on a text `quantize/binary/matrix.py` makes a better one. Raises LocalqError for a shape
-    that the format cannot take and for weights that are not finite.
+    By what the matrix alone tells; on a text `quantize/binary/matrix.py` makes a better one. Raises LocalqError for a
+    shape that the format cannot take and for weights that are not finite.
     """
     if weight.dim() != 2 or weight.shape[1] % EIGHT or not weight.numel():
         raise bad_file("weight", f"binary codes take matrices with a multiple of {EIGHT} columns, not "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, place
 from localq.kernels.operand import Operand
 
 PLANES, TILE = 5, 16  # of one matrix, at most; rows of a tile
@@ -164,7 +164,13 @@ def check_matrix(op: str, matrix: BcqOperand, x: Tensor) -> None:
     check(op, "scales", matrix.scales, x.device, (torch.float16,), tiles * TILE * matrix.layers * matrix.groups)
 
 
-def _arguments(matrix: BcqOperand) -> tuple[int, int, int, bool, int, int, int]:
-    """As csrc/bcq/bind.cpp takes it."""
-    held = matrix.codes.data_ptr(), matrix.scales.data_ptr()
-    return (*held, matrix.planes, matrix.zero_point, matrix.group, matrix.out_features, matrix.in_features)
+def _arguments(matrix: BcqOperand) -> dict[str, int]:
+    """The fields that csrc/bcq/bind.cpp reads, by name."""
+    return {
+        **addresses(codes=matrix.codes, scales=matrix.scales),
+        "planes": matrix.planes,
+        "zero_point": matrix.zero_point,
+        "group": matrix.group,
+        "out_features": matrix.out_features,
+        "in_features": matrix.in_features,
+    }

@@ -20,8 +20,8 @@ of them than their number and their total, which running totals give: its cost d
 Where columns count differently (`importance`), numbers, totals and errors are weighted.
 
 Nothing depends on the device, on threads or on the other groups: all sums have one order (`_sum`, `_running`),
-everything else is one operation per element. This is all that a matrix alone can tell; `quantize/binary/matrix.py` goes on
-from here with what a text tells about the errors of columns together.
+everything else is one operation per element. This is all that a matrix alone can tell; `quantize/binary/matrix.py` goes
+on from here with what a text tells about the errors of columns together.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.formats.codebooks.lookup_kernel import BOOKS, ENTRIES, LONGEST, TILE, VqOperand, check_matrix
-from localq.kernels.checks import TYPES, check, check_cuda, place
+from localq.kernels.checks import TYPES, addresses, check, check_cuda, place
 
 OP = "vq_dequantize"
 
@@ -41,7 +41,14 @@ def vq_dequantize(matrix: VqOperand, codebooks: Sequence[Tensor], first: int, ou
         check(OP, "codebook", codebook, out.device, (matrix.scales.dtype,), entries * length)
     check_cuda(OP, "codes", matrix.codes)
     books = [
-        (book.codes.data_ptr(), codebook.data_ptr(), *codebook.shape, book.stride, book.before, book.tile_positions)
+        {
+            **addresses(codes=book.codes, codebook=codebook),
+            "entries": codebook.shape[0],
+            "length": codebook.shape[1],
+            "stride": book.stride,
+            "before": book.before,
+            "tile_positions": book.tile_positions,
+        }
         for book, codebook in zip(matrix.books, codebooks, strict=True)
     ]
     kernels.module().vq_dequantize(

@@ -159,8 +159,10 @@ def vq_experts_down(
     )
 
 
-def _stack(stack: VqStack) -> tuple[object, int, int, bool]:
-    return matrix_arguments(stack.matrices[0][0]), stack.table.data_ptr(), stack.experts, stack.shared
+def _stack(stack: VqStack) -> dict[str, object]:
+    """The fields that csrc/lookup/bind.cpp reads, by name; all matrices are like the first."""
+    like = matrix_arguments(stack.matrices[0][0])
+    return {"like": like, "places": stack.table.data_ptr(), "experts": stack.experts, "shared": stack.shared}
 
 
 def _kind(matrix: VqOperand) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, PackedRows, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, PackedRows, addresses, check, check_cuda, place
 from localq.kernels.operand import Operand
 
 GROUPS = (8, 16)  # columns of a codeword of AQLM
@@ -112,8 +112,13 @@ def gather_gemv(
     out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", operands[0].codes)
     of_kernel = [
-        (*(each.data_ptr() for each in matrix.tensors()), matrix.out_features, matrix.in_features, matrix.entries,
-         matrix.group)
+        {
+            **addresses(codes=matrix.codes, codebooks=matrix.codebooks, scales=matrix.scales),
+            "out_features": matrix.out_features,
+            "in_features": matrix.in_features,
+            "entries": matrix.entries,
+            "group": matrix.group,
+        }
         for matrix in operands
     ]  # fmt: skip
     kernels.module().gather_gemv(matrices=of_kernel, **arguments, **place(x))

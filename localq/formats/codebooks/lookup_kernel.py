@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, addresses, check, check_cuda, place
 from localq.kernels.operand import Operand, address, equal
 from localq.kernels.workspace import workspace_of
 
@@ -189,18 +189,23 @@ def check_tensors(op: str, matrix: VqOperand, device: torch.device) -> None:
         check(op, "fragments", book.fragments, device, (torch.float16,), ENTRIES * STEP * steps)
 
 
-def matrix_arguments(matrix: VqOperand) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:
-    """The matrix as csrc/lookup/bind.cpp takes it."""
+def matrix_arguments(matrix: VqOperand) -> dict[str, object]:
+    """The fields that csrc/lookup/bind.cpp reads, by name."""
     books = [
-        (
-            book.codes.data_ptr(),
-            book.fragments.data_ptr(),
-            book.stride,
-            book.steps,
-            book.before,
-            book.tile_positions,
-        )
+        {
+            **addresses(codes=book.codes, fragments=book.fragments),
+            "stride": book.stride,
+            "steps": book.steps,
+            "before": book.before,
+            "tile_positions": book.tile_positions,
+        }
         for book in matrix.books
     ]
-    bf16 = matrix.scales.dtype == torch.bfloat16
-    return books, matrix.scales.data_ptr(), bf16, matrix.factor, matrix.out_features, matrix.in_features
+    return {
+        "books": books,
+        "scales": matrix.scales.data_ptr(),
+        "scales_bf16": matrix.scales.dtype == torch.bfloat16,
+        "factor": matrix.factor,
+        "out_features": matrix.out_features,
+        "in_features": matrix.in_features,
+    }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from localq import kernels
-from localq.kernels.checks import TYPES, check, check_cuda, place
+from localq.kernels.checks import TYPES, addresses, check, check_cuda, place
 
 WIDTHS = {torch.uint8: 256, torch.int8: 256, torch.int16: 65_536}  # type of codes -> entries that they can tell apart
 MOST_BOOKS, LONGEST = 256, 65_536
@@ -86,12 +86,20 @@ def _check_set(op: str, given: CodeSet, groups: int, columns: int, out_group: in
     check(op, "codes", codes, codes.device, tuple(WIDTHS), groups * -(-columns // given.stride) * books.shape[0])
     check(op, "codebooks", books, codes.device, (dtype,), books.numel())
     if entries < 2 or entries & (entries - 1) or entries > WIDTHS[codes.dtype]:
-        raise ValueError(f"{op}: codebooks have {entries} entries, must be a power of two that the codes can count to")
+        raise ValueError(f"{op}: entries = {entries}, must be a power of two within the range of the codes")
     if columns % given.stride or length % (out_group * given.stride) or length > LONGEST:
         why = f"length {length}, stride {given.stride}, groups of {out_group} rows, {columns} columns"
         raise ValueError(f"{op}: codebooks have a {why}, which do not divide each other")
 
 
-def _of_kernel(given: CodeSet) -> tuple[int, int, int, int, int, int, bool]:
-    wide = given.codes.dtype == torch.int16
-    return given.codes.data_ptr(), given.codebooks.data_ptr(), *given.codebooks.shape, given.stride, wide
+def _of_kernel(given: CodeSet) -> dict[str, int]:
+    """The fields that csrc/lookup/bind.cpp reads, by name."""
+    books, entries, length = given.codebooks.shape
+    return {
+        **addresses(codes=given.codes, codebooks=given.codebooks),
+        "books": books,
+        "entries": entries,
+        "length": length,
+        "stride": given.stride,
+        "wide": given.codes.dtype == torch.int16,
+    }

@@ -10,7 +10,7 @@ from torch import Tensor
 from localq.formats.codebooks.experts_kernel import VqStack, check_vq_stack
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4.kernel import Nf4Operand
-from localq.kernels.checks import HALF_TYPES, check
+from localq.kernels.checks import HALF_TYPES, addresses, check
 
 MXFP4_BLOCK = 32
 COLUMNS = 64  # a row of a packed stack is a whole number of them
@@ -142,15 +142,18 @@ def check_stack(op: str, stack: Stack, dtype: torch.dtype, device: torch.device)
         raise ValueError(f"{op}: the stack is {[experts, out, columns]}, columns must be a positive multiple of {step}")
 
 
-def arguments(stack: Mxfp4Stack | Nf4Stack | Tensor) -> tuple[int, int, int, int, int, float, int, int, int, int]:
-    """The stack as csrc/experts/bind.cpp takes it: format, addresses (0 where there is none), offset, sizes."""
-    sizes = shape_of(stack)
+def arguments(stack: Mxfp4Stack | Nf4Stack | Tensor) -> dict[str, int | float]:
+    """The fields that csrc/experts/bind.cpp reads, by name; addresses are 0 where there is none."""
+    experts, out, columns = shape_of(stack)
+    none = {"nested_absmax": 0, "nested_map": 0, "offset": 0.0, "code_map": 0}
     if isinstance(stack, Tensor):
-        return (PLAIN, stack.data_ptr(), 0, 0, 0, 0.0, 0, *sizes)
-    if isinstance(stack, Mxfp4Stack):
-        return (MXFP4, stack.blocks.data_ptr(), stack.scales.data_ptr(), 0, 0, 0.0, 0, *sizes)
-    codes, absmax, nested, nested_map, offset, code_map, *_ = nf4_kernel.arguments(stack.matrix)
-    return (NF4, codes, absmax, nested, nested_map, offset, code_map, *sizes)
+        held: dict[str, int | float] = {"format": PLAIN, "codes": stack.data_ptr(), "scales": 0, **none}
+    elif isinstance(stack, Mxfp4Stack):
+        held = {"format": MXFP4, **addresses(codes=stack.blocks, scales=stack.scales), **none}
+    else:
+        of = nf4_kernel.arguments(stack.matrix)
+        held = {"format": NF4, "codes": of["codes"], "scales": of["absmax"], **{name: of[name] for name in none}}
+    return {**held, "experts": experts, "out_features": out, "in_features": columns}
 
 
 def check_expert(op: str, stack: Stack, expert: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, addresses, check, check_cuda, place
 from localq.kernels.operand import Operand, address, equal
 
 ROWS, COLUMNS = 16, 64  # out and in are multiples of them
@@ -176,14 +176,11 @@ def check_matrix(op: str, matrix: Int4Operand) -> None:
         check(op, "order", matrix.order, device, (torch.int16,), columns)
 
 
-def arguments(matrix: Int4Operand) -> tuple[int, int, int, int, int, int, int]:
-    """The matrix as csrc/int4/bind.cpp takes it: addresses, sizes, columns of a group."""
-    return (
-        matrix.codes.data_ptr(),
-        matrix.scales.data_ptr(),
-        matrix.zeros.data_ptr(),
-        0 if matrix.order is None else matrix.order.data_ptr(),
-        matrix.out_features,
-        matrix.in_features,
-        matrix.group,
-    )
+def arguments(matrix: Int4Operand) -> dict[str, int]:
+    """The fields that csrc/int4/bind.cpp reads, by name."""
+    return {
+        **addresses(codes=matrix.codes, scales=matrix.scales, zeros=matrix.zeros, order=matrix.order),
+        "out_features": matrix.out_features,
+        "in_features": matrix.in_features,
+        "group": matrix.group,
+    }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, PackedRows, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, PackedRows, addresses, check, check_cuda, place
 from localq.kernels.operand import Operand
 
 COLUMNS = 16  # a row is a whole number of 16-byte loads
@@ -79,7 +79,14 @@ def int8_gemv(
         check_matrix(op, matrix, x)
     out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", operands[0].codes)
-    of_kernel = [(each.codes.data_ptr(), each.scales.data_ptr(), *each.codes.shape) for each in operands]
+    of_kernel = [
+        {
+            **addresses(codes=each.codes, scales=each.scales),
+            "out_features": each.out_features,
+            "in_features": each.in_features,
+        }
+        for each in operands
+    ]
     kernels.module().int8_gemv(matrices=of_kernel, **arguments, **place(x))
     return out
 

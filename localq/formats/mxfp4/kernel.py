@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, check, check_cuda, check_slab, place
+from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, addresses, check, check_cuda, check_slab, place
 from localq.kernels.operand import Operand
 
 BLOCK = 32
@@ -86,7 +86,12 @@ def mxfp4_gemv(
     out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", operands[0].codes)
     of_kernel = [
-        (each.codes.data_ptr(), each.scales.data_ptr(), each.out_features, each.in_features) for each in operands
+        {
+            **addresses(codes=each.codes, scales=each.scales),
+            "out_features": each.out_features,
+            "in_features": each.in_features,
+        }
+        for each in operands
     ]
     kernels.module().mxfp4_gemv(matrices=of_kernel, **arguments, **place(x))
     return out

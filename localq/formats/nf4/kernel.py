@@ -16,7 +16,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, check_slab, place
+from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, check_slab, place
 from localq.kernels.operand import Operand, address, equal
 
 BLOCK, NESTED_BLOCK, VALUES = 64, 256, 16
@@ -233,17 +233,18 @@ def check_matrix(op: str, matrix: Nf4Operand) -> None:
     check(op, "nested_map", matrix.nested_map, device, (torch.float32,), NESTED_BLOCK)
 
 
-def arguments(matrix: Nf4Operand) -> tuple[int, int, int, int, float, int, int, int, bool]:
-    """The matrix as csrc/nf4/bind.cpp takes it: addresses, offset, sizes, order."""
-    nested = matrix.nested_absmax
-    return (
-        matrix.codes.data_ptr(),
-        matrix.absmax.data_ptr(),
-        0 if nested is None else nested.data_ptr(),
-        0 if nested is None or matrix.nested_map is None else matrix.nested_map.data_ptr(),
-        float(matrix.offset),
-        matrix.code_map.data_ptr(),
-        matrix.out_features,
-        matrix.in_features,
-        matrix.tiled,
-    )
+def arguments(matrix: Nf4Operand) -> dict[str, int | float]:
+    """The fields that csrc/nf4/bind.cpp reads, by name."""
+    return {
+        **addresses(
+            codes=matrix.codes,
+            absmax=matrix.absmax,
+            nested_absmax=matrix.nested_absmax,
+            nested_map=None if matrix.nested_absmax is None else matrix.nested_map,
+        ),
+        "offset": float(matrix.offset),
+        "code_map": matrix.code_map.data_ptr(),
+        "out_features": matrix.out_features,
+        "in_features": matrix.in_features,
+        "tiled": matrix.tiled,
+    }

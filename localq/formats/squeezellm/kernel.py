@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, addresses, check, check_cuda, place
 from localq.kernels.operand import Operand
 
 COLUMNS = 32  # of a load of 16 bytes: a product takes whole ones
@@ -87,11 +87,8 @@ def rowlut_gemv(
             raise ValueError(f"{op}: some matrices are tiled and some are not")
     out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", operands[0].codes)
-    of_kernel = [
-        (each.codes.data_ptr(), each.table.data_ptr(), each.out_features, each.in_features, each.tiled)
-        for each in operands
-    ]
-    kernels.module().rowlut_gemv(matrices=of_kernel, **arguments, **place(x))
+    matrices = [_arguments(each) for each in operands]
+    kernels.module().rowlut_gemv(matrices=matrices, **arguments, **place(x))
     return out
 
 
@@ -114,11 +111,7 @@ def rowlut_dequantize(matrix: RowLutOperand, first: int, out: Tensor) -> Tensor:
     check(op, "out", out, out.device, tuple(TYPES), out.numel())
     check_cuda(op, "codes", matrix.codes)
     kernels.module().rowlut_dequantize(
-        codes=matrix.codes.data_ptr(),
-        table=matrix.table.data_ptr(),
-        out_features=matrix.out_features,
-        in_features=matrix.in_features,
-        tiled=matrix.tiled,
+        matrix=_arguments(matrix),
         out=out.data_ptr(),
         type=TYPES[out.dtype],
         row_begin=first,
@@ -131,6 +124,16 @@ def rowlut_dequantize(matrix: RowLutOperand, first: int, out: Tensor) -> Tensor:
 def rowlut_dequantize_bytes(out: int, columns: int, dtype: torch.dtype) -> int:
     """Bytes that `rowlut_dequantize` must move: codes and tables once, the weights once."""
     return out * columns // 2 + 2 * VALUES * out + dtype.itemsize * out * columns
+
+
+def _arguments(matrix: RowLutOperand) -> dict[str, int]:
+    """The fields that csrc/rowlut/bind.cpp reads, by name."""
+    return {
+        **addresses(codes=matrix.codes, table=matrix.table),
+        "out_features": matrix.out_features,
+        "in_features": matrix.in_features,
+        "tiled": matrix.tiled,
+    }
 
 
 def _check_matrix(op: str, matrix: RowLutOperand, device: torch.device, step: int) -> None:

@@ -16,7 +16,7 @@ from localq import kernels
 from localq.formats.codebooks.gather_kernel import SECTOR
 from localq.formats.vptq.codec import WORD, Packed
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, place
 from localq.kernels.operand import Operand
 
 VECTORS = (8, 16)  # rows of a codeword
@@ -204,16 +204,23 @@ def _bits(count: int) -> int:
     return (count - 1).bit_length() if count else 0
 
 
-def vptq_arguments(matrix: VptqOperand) -> tuple[list[int], list[int]]:
-    """The matrix as the bindings take it: addresses and sizes."""
-    held = (
-        matrix.indices, matrix.res_indices, matrix.centroids, matrix.res_centroids, matrix.outlier_indices,
-        matrix.outlier_centroids, matrix.places, matrix.weight_scale, matrix.weight_bias,
-    )  # fmt: skip
+def vptq_arguments(matrix: VptqOperand) -> dict[str, int]:
+    """The fields that csrc/gather/bind.cpp reads, by name: addresses, then sizes."""
+    order = ("indices", "res_indices", "centroids", "res_centroids", "outlier_indices", "outlier_centroids", "places",
+             "weight_scale", "weight_bias")  # fmt: skip
     groups, count, length = matrix.centroids.shape
     outlier_count, outlier_len = (0, 0) if matrix.outlier_centroids is None else matrix.outlier_centroids.shape
-    sizes = [
-        *matrix.shape, groups, (matrix.shape[1] - matrix.outliers) // groups, matrix.words, length, count,
-        matrix.residuals, matrix.outliers, outlier_len, outlier_count,
-    ]  # fmt: skip
-    return [0 if each is None else each.data_ptr() for each in held], sizes
+    return {
+        **addresses(**{name: getattr(matrix, name) for name in order}),
+        "out_features": matrix.out_features,
+        "in_features": matrix.in_features,
+        "groups": groups,
+        "group_size": matrix.group_size,
+        "words": matrix.words,
+        "vector_len": length,
+        "count": count,
+        "residuals": matrix.residuals,
+        "outliers": matrix.outliers,
+        "outlier_len": outlier_len,
+        "outlier_count": outlier_count,
+    }

@@ -33,7 +33,7 @@ SUMS = 2e-6  # of some hundred blocks in f32, over the sum of magnitudes
 
 
 class Matrix(ctypes.Structure):
-    """csrc/bcq/gemv.h, BcqOperand."""
+    """csrc/bcq/gemv.h, BcqMatrix."""
 
     _fields_ = (
         ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("planes", ctypes.c_int),
@@ -71,7 +71,7 @@ def emulated(library, patched):
 
     def run(device, *given, **named):
         def launch(*, x, matrices, y, type, rows, biases, device, stream, **extras):
-            all_matrices = (Matrix * len(matrices))(*(Matrix(*each) for each in matrices))
+            all_matrices = (Matrix * len(matrices))(*(Matrix(*each.values()) for each in matrices))
             around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
             failure = library.bcq_gemv_on_cpu(
                 all_matrices, len(matrices), ctypes.byref(around), ctypes.c_void_p(x), ctypes.c_void_p(y), type, rows,
@@ -173,7 +173,7 @@ def test_weights_bit_for_bit(library, patched, shape, planes, group, dtype):
 
     def launch(*, matrix, out, type, row_begin, row_count, device, stream):
         failure = library.bcq_dequantize_on_cpu(
-            ctypes.byref(Matrix(*matrix)), ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),
+            ctypes.byref(Matrix(*matrix.values())), ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),
             ctypes.c_int64(row_count),
         )  # fmt: skip
         assert failure is None, failure

@@ -71,7 +71,7 @@ def emulated(library, monkeypatch):
 
     def run(linear: VqLinear, first: int, out: torch.Tensor, rounded: bool, on=LARGE) -> list[int]:
         def launch(*, books, stored, out, type, row_begin, row_count, device, stream, **sizes):
-            held = (Book * 2)(*(Book(*book) for book in books))
+            held = (Book * 2)(*(Book(*book.values()) for book in books))
             matrix = Matrix(held, len(books), *(sizes[name] for name in SIZES))
             failure = library.vq_dequantize_on_cpu(
                 ctypes.byref(matrix), stored, ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),

@@ -59,7 +59,7 @@ def emulated(library, monkeypatch) -> SimpleNamespace:
     here = SimpleNamespace(device=LARGE)
 
     def stack(given):
-        like, places, count, shared = given
+        like, places, count, shared = given.values()
         return ctypes.byref(Stack(matrix_of(like), places, count, shared))
 
     def checked(failure):

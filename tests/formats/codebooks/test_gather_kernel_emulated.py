@@ -32,7 +32,7 @@ LARGE = 232_448  # shared memory of a block, of an H200
 
 
 class Aqlm(ctypes.Structure):
-    """csrc/gather/gemv.h, GatherOperand."""
+    """csrc/gather/gemv.h, GatherMatrix."""
 
     _fields_ = (
         *((name, POINTER) for name in ("codes", "codebook", "scales")),
@@ -64,8 +64,7 @@ def structure_of(matrix):
     if isinstance(matrix, GatherOperand):
         held = (each.data_ptr() for each in matrix.tensors())
         return Aqlm(*held, matrix.out_features, matrix.in_features, matrix.entries, matrix.group)
-    addresses, sizes = vptq_arguments(matrix)
-    return Vptq(*(each or None for each in addresses), *sizes)
+    return Vptq(*vptq_arguments(matrix).values())
 
 
 def multiply(library, x, matrices, *, multiprocessors=2, shared=LARGE, norm=None, activation=None):

@@ -70,7 +70,7 @@ REFUSED = {
     "books without codes": ({"sets": [replace(codes(PACKED)[0], codes=PACKED.codes[:, :, :1])]}, "do not belong"),
     "codes of floats": ({"sets": [replace(codes(PACKED)[0], codes=PACKED.codes.half())]}, "codes is torch.float16"),
     "more entries than codes": (
-        {"sets": [replace(codes(PACKED)[0], codes=PACKED.codes.to(torch.int8))]}, "power of two that the codes",
+        {"sets": [replace(codes(PACKED)[0], codes=PACKED.codes.to(torch.int8))]}, "within the range of the codes",
     ),
     "another stride": ({"sets": [replace(codes(PACKED)[0], stride=7)]}, "codes has shape"),
     "a result of integers": ({"out": OUT.to(torch.int32)}, "out is torch.int32"),

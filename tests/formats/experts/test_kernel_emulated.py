@@ -269,12 +269,12 @@ def test_dense_gate_and_up_in_f32(emulated, rows):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"in_features": 96}, "in = 96"), ({"out": 15}, "out = 15"), ({"codes": 8}, "codes = 8, bytes past")],
+    [({"in_features": 96}, "in = 96"), ({"out_features": 15}, "out = 15"), ({"codes": 8}, "codes = 8, bytes past")],
 )
 def test_the_launcher_checks_what_it_is_given(emulated, change, message):
     stack = {"format": 0, "codes": 16, "scales": 2, "nested_absmax": 0, "nested_map": 0, "offset": 0.0, "code_map": 0,
-             "experts": 3, "out": 16, "in_features": 64}  # fmt: skip
+             "experts": 3, "out_features": 16, "in_features": 64}  # fmt: skip
     given = {"x": 16, "bias": 0, "chosen": 4, "active": 2, "norm": 0, "norm_weight": 0, "eps": 0.0, "gate": 0}
     more = {"alpha": 0.0, "limit": 0.0, "interleaved": False, "y": 16, "type": 0, "device": 0, "stream": 0}
     with pytest.raises(ValueError, match=message):
-        kernels.module().experts_gate_up(stack=tuple((stack | change).values()), **given, **more)
+        kernels.module().experts_gate_up(stack=stack | change, **given, **more)

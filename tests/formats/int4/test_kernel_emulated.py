@@ -62,10 +62,10 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 
 @pytest.fixture
 def emulated(library, monkeypatch):
-    """The wrappers of `kernels.int4` over the kernels on a CPU; `gemv` takes the device first."""
+    """The wrappers of `formats.int4.kernel` over the kernels on a CPU; `gemv` takes the device first."""
 
     def launch_gemv(*, x, matrices, stored, y, type, rows, biases, device, stream, **extras):
-        all_matrices = (Matrix * len(matrices))(*(Matrix(*each) for each in matrices))
+        all_matrices = (Matrix * len(matrices))(*(Matrix(*each.values()) for each in matrices))
         around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
         raised(library.int4_gemv_on_cpu(
             all_matrices, len(matrices), ctypes.byref(around), ctypes.c_void_p(x), ctypes.c_void_p(y), type, stored,
@@ -74,7 +74,7 @@ def emulated(library, monkeypatch):
 
     def launch_dequantize(*, matrix, stored, out, type, row_begin, row_count, device, stream):
         raised(library.int4_dequantize_on_cpu(
-            ctypes.byref(Matrix(*matrix)), stored, ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),
+            ctypes.byref(Matrix(*matrix.values())), stored, ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),
             ctypes.c_int64(row_count),
         ))  # fmt: skip
 

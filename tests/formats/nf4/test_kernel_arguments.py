@@ -173,11 +173,10 @@ def module():
 
 def stored(changes):
     """The matrix as csrc/nf4/bind.cpp takes it, 16 x 64 unless changed, and the changes that are left."""
-    given = {**dict.fromkeys((*POINTERS, "code_map"), 4096), "out": 16, "in": 64, "tiled": False}
+    given = {**dict.fromkeys((*POINTERS, "code_map"), 4096), "offset": 0.0, "out": 16, "in": 64, "tiled": False}
     given.update({name: value for name, value in changes.items() if name in given})
     rest = {name: value for name, value in changes.items() if name not in given}
-    pointers = [given[name] for name in POINTERS]
-    return (*pointers, 0.0, given["code_map"], given["out"], given["in"], given["tiled"]), rest
+    return {**given, "out_features": given["out"], "in_features": given["in"]}, rest
 
 
 @pytest.mark.parametrize(("changes", "message"), LAUNCHER_SHARED + LAUNCHER_PRODUCTS + LAUNCHER_GEMV, ids=str)

@@ -58,11 +58,11 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 
 @pytest.fixture
 def emulated(library, monkeypatch):
-    """`kernels.nf4.nf4_gemv` by the kernel on a CPU, the device first; `reads` is of the last launch."""
+    """`formats.nf4.kernel.nf4_gemv` by the kernel on a CPU, the device first; `reads` is of the last launch."""
     reads = (ctypes.c_int64 * 4)()
 
     def launch(*, x, matrices, y, type, rows, biases, device, stream, **extras):
-        all_matrices = (Matrix * len(matrices))(*(Matrix(*each) for each in matrices))
+        all_matrices = (Matrix * len(matrices))(*(Matrix(*each.values()) for each in matrices))
         around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
         failure = library.nf4_gemv_on_cpu(
             all_matrices, len(matrices), ctypes.byref(around), ctypes.c_void_p(x), ctypes.c_void_p(y), type, rows,

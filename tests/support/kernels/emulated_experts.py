@@ -77,14 +77,14 @@ def install(library: ctypes.CDLL, monkeypatch) -> SimpleNamespace:
 
     def product(name):
         def launch(*, stack, type, device, stream, **given):
-            struct = STRUCTS[name](stack=STACK(*stack), **given)
+            struct = STRUCTS[name](stack=STACK(*stack.values()), **given)
             checked(getattr(library, f"{name}_on_cpu")(ctypes.byref(struct), type, *here.device))
 
         return launch
 
     def gemv_(*, x, matrices, y, type, rows, device, stream, biases, **given):
         extras = EXTRAS(biases=(POINTER * 3)(*biases), **given)
-        all_of = (MATRIX * len(matrices))(*(MATRIX(*each) for each in matrices))
+        all_of = (MATRIX * len(matrices))(*(MATRIX(*each.values()) for each in matrices))
         run = library.mxfp4_gemv_on_cpu
         checked(run(all_of, len(matrices), ctypes.byref(extras), POINTER(x), POINTER(y), type, rows, *here.device))
 

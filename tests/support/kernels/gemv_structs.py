@@ -40,7 +40,7 @@ class Matrix(ctypes.Structure):
 
 
 def matrix_of(arguments) -> Matrix:
-    """A matrix as `kernels.vq` hands it over."""
-    books, scales, bf16, factor, out, columns = arguments
-    held = (Book * 2)(*(Book(*book) for book in books))
+    """A matrix as `formats.codebooks.lookup_kernel` hands it over."""
+    books, scales, bf16, factor, out, columns = arguments.values()
+    held = (Book * 2)(*(Book(*book.values()) for book in books))
     return Matrix(held, len(books), scales, bf16, factor, out, columns)
