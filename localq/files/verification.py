@@ -19,7 +19,7 @@ from localq.files.hub import records as hub_records
 from localq.files.local_models import LocalModel
 from localq.files.safetensors_headers import read_index
 
-Tell = Callable[[str, int], None]  # name and bytes of the file that is hashed next
+OnFile = Callable[[str, int], None]  # name and bytes of the file that is hashed next
 
 RIGHT, WRONG, MISSING, UNRECORDED = "right", "wrong", "missing", "unrecorded"
 
@@ -34,13 +34,13 @@ class CheckedFile:
     ours: bool = True
 
 
-def check(model: LocalModel, tell: Tell) -> list[CheckedFile]:
+def check(model: LocalModel, on_file: OnFile) -> list[CheckedFile]:
     """The state of every file of `model` that localq reads. Raises LocalqError (exit 9) if one cannot be read."""
     with disk.disk_errors(model.path):
         if model.where == "hub":
-            return [*_of_cache(model, tell), *_missing(model)]
+            return [*_of_cache(model, on_file), *_missing(model)]
         if model.where == "embedded":
-            return [_embedded(model.path, tell)]
+            return [_embedded(model.path, on_file)]
         return [CheckedFile(path, path.stat().st_size, UNRECORDED) for path in _present(model.path)]
 
 
@@ -62,7 +62,7 @@ def _present(path: Path) -> list[Path]:
         return [each for each in sorted(path.iterdir()) if each.is_file()]
 
 
-def _of_cache(model: LocalModel, tell: Tell) -> Iterator[CheckedFile]:
+def _of_cache(model: LocalModel, on_file: OnFile) -> Iterator[CheckedFile]:
     store = hub_records.users()
     if not model.path.is_file() and not model.path.is_dir():
         return
@@ -71,7 +71,7 @@ def _of_cache(model: LocalModel, tell: Tell) -> Iterator[CheckedFile]:
         if content_id is None:
             yield CheckedFile(path, size, UNRECORDED, ours=False)
             continue
-        tell(path.name, size)
+        on_file(path.name, size)
         right = hub_records.check(store, model.repo, content_id, path)
         if not right:
             hub_records.distrust(store, model.repo, content_id)
@@ -94,7 +94,7 @@ def _missing(model: LocalModel) -> Iterator[CheckedFile]:
         yield CheckedFile(model.path / name, 0, MISSING)
 
 
-def _embedded(path: Path, tell: Tell) -> CheckedFile:
+def _embedded(path: Path, on_file: OnFile) -> CheckedFile:
     """The state of an embedded model. Not `ours`: `pull` fetches it only if no file is there, so `rm` comes first."""
     size = path.stat().st_size
     recorded = {
@@ -105,6 +105,6 @@ def _embedded(path: Path, tell: Tell) -> CheckedFile:
     }.get(path.name, {})
     if path.name not in recorded:
         return CheckedFile(path, size, UNRECORDED, ours=False)
-    tell(path.name, size)
+    on_file(path.name, size)
     right = disk.has_content(path, recorded[path.name])
     return CheckedFile(path, size, RIGHT if right else WRONG, ours=False)

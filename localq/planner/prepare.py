@@ -63,15 +63,15 @@ def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
 def estimate(format: str, parameters: int) -> str:
     """Estimated time to quantize so many parameters to `format` on this machine: "about 40 min"."""
     made, cores = format_facts.writable()[format], len(os.sched_getaffinity(0))
-    rate, besides = made.parameters_per_s * (cores if made.per_core else 1), 0
+    rate, launches_s = made.parameters_per_s * (cores if made.per_core else 1), 0
     if made.made_from == "text":
         from localq import driver  # start-up cost: only searches need it
 
         found = driver.probe_driver()
         rate = SEARCH_PARAMETERS_PER_S_AND_CORE * cores
         if found.present and not found.why_not:
-            rate, besides = SEARCH_PARAMETERS_PER_S_ON_AN_H200 * _share_of_an_h200(), SEARCH_LAUNCHES_S
-    return _in_words(parameters / rate + besides)
+            rate, launches_s = SEARCH_PARAMETERS_PER_S_ON_AN_H200 * _share_of_an_h200(), SEARCH_LAUNCHES_S
+    return _in_words(parameters / rate + launches_s)
 
 
 def estimate_on_an_h200(parameters: int) -> str:

@@ -22,7 +22,7 @@ def release_while_quantizing(
     """Keep the files on disk that these steps read next; `rest`: tensors that are copied with the embedding."""
     if shards is None:
         return lambda left: None
-    shards.tell = tell
+    shards.say = tell
     shards.clean(shards.holding(_made(model, rest, numbers)))
     return lambda left: shards.keep(shards.holding(_made(model, rest, left)))
 
@@ -43,7 +43,7 @@ def release_while_measuring(shards: Shards | None, model: SourceModel, rest: Seq
             cleaned = True
         shards.keep(needed)
 
-    shards.tell = tell
+    shards.say = tell
     return release
 
 

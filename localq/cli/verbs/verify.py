@@ -16,7 +16,7 @@ from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.files.local_models import LocalModel
-    from localq.files.verification import CheckedFile, Tell
+    from localq.files.verification import CheckedFile, OnFile
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names from `localq ls`; without one, all.")]
 
@@ -75,7 +75,7 @@ def _fields(model: LocalModel, checked: list[CheckedFile]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _progress(models: list[LocalModel], quiet: bool) -> Iterator[Tell]:
+def _progress(models: list[LocalModel], quiet: bool) -> Iterator[OnFile]:
     """A progress bar at a terminal, nothing elsewhere."""
     if quiet or not is_rich_terminal(sys.stderr):
         yield lambda what, size: None

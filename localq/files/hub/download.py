@@ -52,11 +52,11 @@ def _ignore(what: object) -> None:
 
 
 def get(
-    listing: Listing, file: RemoteFile, on_bytes: OnBytes = _ignore, store: Store | None = None, tell: Say = _ignore
+    listing: Listing, file: RemoteFile, on_bytes: OnBytes = _ignore, store: Store | None = None, say: Say = _ignore
 ) -> Path:
     """The path of `file` in the snapshot of `store` (default: the user's), downloaded if need be, with the right hash.
 
-    tell  gets steps other than the transfer: checking, waiting
+    say   gets steps other than the transfer: checking, waiting
 
     Raises LocalqError: those of `hub_errors`, exit 8 for content that stays wrong, 9 for the disk.
     """
@@ -66,13 +66,13 @@ def get(
     def waiting() -> None:
         nonlocal is_told
         if not is_told:
-            tell(f"{file.name} (another process is downloading it)")
+            say(f"{file.name} (another process is downloading it)")
             is_told = True
 
     with disk.disk_errors(store.cache):
-        if not _is_here(store, listing, file, tell):
+        if not _is_here(store, listing, file, say):
             with download_parts.claim(store.parts, file.content_id, waiting) as stem:
-                if not _is_here(store, listing, file, tell):  # not fetched meanwhile by another process
+                if not _is_here(store, listing, file, say):  # not fetched meanwhile by another process
                     _fetch(store, listing, file, stem, on_bytes)
     return pointer
 
@@ -98,14 +98,14 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _is_here(store: Store, listing: Listing, file: RemoteFile, tell: Say) -> bool:
+def _is_here(store: Store, listing: Listing, file: RemoteFile, say: Say) -> bool:
     """Whether the right content is in the cache; links it. Removes wrong content, or refuses another tool's."""
     pointer = store.pointer(listing.repo, listing.commit, file.name)
     blob = store.blob(listing.repo, file.content_id)
     found = next((path for path in (pointer, blob) if path.is_file()), None)
     if found is None:
         return False
-    if not is_right(store, listing.repo, file.content_id, found, tell):
+    if not is_right(store, listing.repo, file.content_id, found, say):
         discard_or_refuse(store, listing.repo, file.content_id, found)
         return False
     if found == blob:
@@ -113,11 +113,11 @@ def _is_here(store: Store, listing: Listing, file: RemoteFile, tell: Say) -> boo
     return True
 
 
-def is_right(store: Store, repo: str, content_id: str, path: Path, tell: Say = _ignore) -> bool:
+def is_right(store: Store, repo: str, content_id: str, path: Path, say: Say = _ignore) -> bool:
     """Whether `path` has the content `content_id`: from the records, else hashed now."""
     if hub_records.is_known(store, repo, content_id, path):
         return True
-    tell(f"checking {path.name}")
+    say(f"checking {path.name}")
     return hub_records.check(store, repo, content_id, path)
 
 

@@ -159,16 +159,16 @@ class _Fetch:
 
             def count(new: int, file: RemoteFile = file, before: int = before) -> None:
                 self.done_bytes += new
-                self._tell(_how_far(file, self.done_bytes - before))
+                self._report(_how_far(file, self.done_bytes - before))
 
             count(0)
-            paths.append(download.get(listing, file, count, tell=self._tell))
+            paths.append(download.get(listing, file, count, say=self._report))
             self.done_bytes = before + file.size
             count(0)
             check_content(hub_records.users(), listing.repo, paths[-1], file, self.sha256.get(file.name))
         return paths
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         if self.on_progress is not None:
             self.on_progress(what, min(self.done_bytes, self.total_bytes), self.total_bytes)
 
@@ -198,7 +198,7 @@ def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) ->
     """
     store = hub_records.users()
 
-    def tell(what: str) -> None:
+    def say(what: str) -> None:
         if on_progress is not None:
             on_progress(what, 0, 0)
 
@@ -206,7 +206,7 @@ def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) ->
     with disk.disk_errors(path):
         for each in read_files(path):
             content_id = hub_cache.content_id(each)
-            if content_id is not None and not download.is_right(store, repo, content_id, each, tell):
+            if content_id is not None and not download.is_right(store, repo, content_id, each, say):
                 wrong.append(each)
     return wrong
 

@@ -47,7 +47,7 @@ class Shards:
 
     folder  folder of the small files: configuration, tokenizer, index
     names   names of the files of weights
-    tell    called with a line of progress while a file is fetched
+    say     called with a line of progress while a file is fetched
     """
 
     def __init__(self, listing: Listing, cache: Path, recorded: Mapping[str, str], mark: IO[bytes]) -> None:
@@ -59,7 +59,7 @@ class Shards:
         self._store = Store(cache, cache / ".parts", cache / ".records")
         for file in listing.files.values():
             hub.check_recorded(listing.repo, file, recorded)
-        self.tell: Say = _silent
+        self.say: Say = _silent
         self._owner: dict[str, str] = {}  # tensor -> its file
         self._headers: dict[str, Header] = {}
         self._good: dict[str, Path] = {}
@@ -104,7 +104,7 @@ class Shards:
         return list(dict.fromkeys(self._owner[tensor] for tensor in tensors))
 
     def _header(self, file: RemoteFile) -> Header:
-        self.tell(f"{file.name}, its header")
+        self.say(f"{file.name}, its header")
         with disk.scratch_folder("localq-header-") as folder:
             path = folder / file.name
             hub_remote.outline_file(self._listing, file, path, self._patiently)
@@ -118,7 +118,7 @@ class Shards:
         if name not in self._good:
             future = self._running.get(name) or self._start(name)
             while not future.done():
-                self.tell(f"{name}, {self._listing.files[name].size:,} bytes")
+                self.say(f"{name}, {self._listing.files[name].size:,} bytes")
                 wait([future], LOOK_EVERY_S)
             del self._running[name]
             self._good[name] = self._check_header(name, future.result())
