@@ -1,4 +1,4 @@
-"""Run work in a thread so that Ctrl-C stays responsive, with a timeout or to completion; facts of child processes."""
+"""Work in a thread, so that Ctrl-C stays responsive; environment and exit codes of child processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
-    """Return what `work` returns, or raise what it raises; TimeoutError after `seconds`, with its thread abandoned.
+    """Return `work()`. Raises what it raises, or TimeoutError after `seconds`; the thread is abandoned.
 
     Ctrl-C is handled at once. Works only for code that releases the GIL.
     """
@@ -40,7 +40,10 @@ def run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
 
 
 def run_to_completion(work: Callable[[], None]) -> None:
-    """Run `work` to its end, and raise what it raises. Ctrl-C is handled at once; the process exits after `work`."""
+    """Run `work` to its end, and raise what it raises.
+
+    Ctrl-C is handled at once; the process exits after `work`.
+    """
     failed: list[BaseException] = []
 
     def worker() -> None:

@@ -120,7 +120,7 @@ class Architecture:
         return self.layers - self.dense_layers if self.experts else 0
 
     def columns_of(self, name: str) -> int | None:
-        """Columns of the Linear whose name in a checkpoint ends in `name` ("down_proj"); None for an unknown name."""
+        """Columns of the Linears whose name in a checkpoint ends in `name` ("down_proj"); None if unknown."""
         if name == "o_proj":
             return self.heads * self.head_dim
         if name in ("down_proj", "w2"):

@@ -80,7 +80,10 @@ def is_repo(name: str) -> bool:
 
 
 def find(name: str) -> ModelEntry:
-    """The entry of a catalogue name or alias without a format. Raises LocalqError (exit 4) with similar names."""
+    """The entry of a catalogue name or alias without a format.
+
+    Raises LocalqError (exit 4) with similar names.
+    """
     entry = _lookup(name)
     if entry is None:
         raise _unknown(name)

@@ -1,4 +1,6 @@
-"""A catalogue file: the shipped `models.toml`, or the user's. Fields are typed, unknown keys are errors.
+"""A catalogue file: the shipped `models.toml`, or the user's.
+
+Fields are typed, unknown keys are errors.
 
 The head of `models.toml` describes the schema. Torch-free and fast: it runs at every start.
 """
@@ -160,7 +162,7 @@ def _source(path: Path, where: str, fields: Any, licence: str) -> Source:
 
 
 def _typed(path: Path, where: str, fields: Any, known: dict[str, type], required: tuple[str, ...]) -> dict[str, Any]:
-    """`fields` as a dict. Raises LocalqError for an unknown or missing key, and for a value of another type."""
+    """Return `fields`. Raises LocalqError for an unknown or missing key, or a value of another type."""
     if not isinstance(fields, dict):
         raise _wrong(path, where, "must be a table")
     for key, value in fields.items():

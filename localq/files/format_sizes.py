@@ -46,7 +46,7 @@ def nf4(linear: Linears, scheme: str) -> int:
 
 
 def nf4_expert(linear: Linears, scheme: str) -> int:
-    """In memory, with f32 scales: experts are rows of one matrix, but each is quantized around its own mean."""
+    """In memory, with f32 scales: experts are rows of one matrix, but each has its own mean of scales."""
     return linear.rows * linear.columns // 2 * 9 // 8
 
 
@@ -98,7 +98,10 @@ def vptq(linear: Linears, scheme: str) -> int:
 
 
 def vq2(linear: Linears, scheme: str) -> int:
-    """The largest case: a matrix with its own signs and codebooks. Gate and up of an expert share a codebook."""
+    """The largest case: a matrix with its own signs and codebooks.
+
+    Gate and up of an expert share a codebook.
+    """
     rows, columns, opens = linear.rows, linear.columns, _opens_expert(linear)
     if (bits := mixed_bits(scheme)) is not None:  # at most two codebooks with codewords of 16 weights
         codes = math.ceil(rows * columns * bits / 8) + 2 * 2 * 256 * 16

@@ -60,7 +60,7 @@ def list_local() -> list[LocalModel]:
 
 
 def matching(name: str) -> list[LocalModel]:
-    """The models on this machine that `name` means: a name from `ls`, or anything that `catalog.resolve` accepts.
+    """The local models that `name` means: a name from `ls`, or any that `catalog.resolve` accepts.
 
     A repository without a revision means all its revisions. Raises LocalqError: exit 4 without a match, 2 for a path.
     """
@@ -158,7 +158,7 @@ def _is_shared(store: Store, repo: str, path: Path) -> bool:
 
 
 def _along(path: Path) -> list[Path] | None:
-    """The small files next to the .gguf file of a snapshot, such as a tokenizer; None if it holds other files too."""
+    """The small files next to the .gguf file of a snapshot; None if the snapshot has other files too."""
     if not hub_cache.COMMIT.fullmatch(path.parent.name):
         return []  # a folder, or a file elsewhere
     from localq.files.hub import fetch as hub  # start-up cost: only .gguf files of snapshots need it
@@ -223,7 +223,10 @@ def _quantized() -> Iterator[LocalModel]:
 
 
 def remove(models: Iterable[LocalModel]) -> int:
-    """Remove `models`, but no file that another model needs; returns the bytes freed. Raises LocalqError (exit 9)."""
+    """Remove `models`, but no file that another model needs; returns the bytes freed.
+
+    Raises LocalqError (exit 9).
+    """
     freed = 0
     for model in models:
         with disk.disk_errors(model.path):

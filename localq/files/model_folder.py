@@ -94,7 +94,9 @@ class ModelFiles:
 
 
 def open_model(path: Path, *, weights: bool = True) -> ModelFiles:
-    """Open the model in a folder or a .gguf file. Raises LocalqError: exit 4 for a path that does not exist, else 8.
+    """Open the model in a folder or a .gguf file.
+
+    Raises LocalqError: exit 4 for a path that does not exist, else 8.
 
     weights: whether weights are required; False for a folder whose weights are fetched later.
     """
@@ -166,7 +168,7 @@ def _no_weights(folder: Path, names: list[str]) -> LocalqError:
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """`chat_template.jinja`, else tokenizer_config's "chat_template": text, or the one named "default" of a list."""
+    """`chat_template.jinja`, else "chat_template" of tokenizer_config: a text, or "default" of a list."""
     path = inside(folder, "chat_template.jinja")
     if path is not None:
         return read_text(path, MAX_TEMPLATE_BYTES)

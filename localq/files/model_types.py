@@ -13,7 +13,7 @@ from localq.errors import LocalqError, bad_file
 
 
 def dense_layers(text: dict[str, Any], layers: int) -> int:
-    """Number of layers without experts: those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
+    """Number of layers without experts, from `mlp_only_layers` and `decoder_sparse_step`.
 
     Raises LocalqError (exit 8).
     """
@@ -162,7 +162,7 @@ def traits_of(config: Mapping[str, Any]) -> Traits:
 
 
 def windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, int]:
-    """(window in tokens, windowed layers): from `layer_types` (transformers 5), else by the rule of the family.
+    """(window in tokens, windowed layers): from `layer_types` (transformers 5), else by family.
 
     Raises LocalqError (exit 8).
     """

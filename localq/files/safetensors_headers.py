@@ -164,7 +164,10 @@ def shard_paths(folder: Path) -> dict[str, Path]:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Tensor name -> shard name from the index of `folder`; empty without an index. Shard names contain no path."""
+    """Tensor name -> shard name from the index of `folder`; empty without an index.
+
+    Shard names contain no path.
+    """
     path = inside(folder, INDEX_NAME)
     if path is None:
         return {}

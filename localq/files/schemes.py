@@ -1,4 +1,4 @@
-"""Schemes, the variants of a format: parsed from text ("2x8g8", "s4l16", "q3g128"), and derived from files of weights.
+"""Schemes, the variants of a format: parsed ("2x8g8", "s4l16", "q3g128"), and derived from files.
 
 Torch-free; reads no file. For estimates the first matrix of AQLM or VPTQ stands for all; loading checks every matrix.
 """
@@ -55,7 +55,7 @@ def int4_group(scheme: str) -> int:
 
 
 def vq2_codebooks(scheme: str) -> list[tuple[int, int]]:
-    """(stride, length) of the codebooks of a scheme of vq2: "s4l16", or with two "s4l16+s8l16"; "" is "s4l16"."""
+    """(stride, length) of the codebooks of a vq2 scheme: "s4l16", or "s4l16+s8l16"; "" is "s4l16"."""
     books = [re.fullmatch(r"s(2|4|8|16)l(\d{1,2})", part) for part in (scheme or "s4l16").split("+")]
     found = [(int(match[1]), int(match[2])) for match in books if match]
     if not 1 <= len(books) == len(found) <= 2 or any(n % s or not s <= n <= 32 for s, n in found):
@@ -90,7 +90,7 @@ def aqlm_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
 
 
 def vq2_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
-    """The scheme from the shapes of codes [rows, codes] and codebooks [256, length] of Linears with known columns.
+    """The scheme from the shapes of all Linears: codes [rows, codes] and codebooks [256, length].
 
     If matrices differ: "mix" and the bits per weight of all codes, such as "mix2.27".
     """
@@ -142,7 +142,7 @@ def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None
 
 
 def bcq_of_tensors(shapes: Shapes, config: dict[str, Any]) -> str:
-    """The scheme from the shapes of signs [rows, planes, eights] and alphas [rows, layers, groups] of all Linears.
+    """The scheme from the shapes of all signs [rows, planes, eights] and alphas [rows, layers, groups].
 
     If matrices differ: "mix" and the bits per weight of all tensors, such as "mix3.27". A row no longer than a group
     has one group in both spellings ("row" and "g128"), so it does not count as a difference.
@@ -178,7 +178,7 @@ def int4_of_config(quantization: Mapping[str, Any]) -> str:
 
 
 def vptq_of_config(quantization: Mapping[str, Any]) -> str:
-    """The scheme from the first matrix in config.json: three sizes, each [of outliers, of the other columns]."""
+    """The scheme from the first matrix in config.json: three sizes, each [outliers, other columns]."""
     layers = quantization.get("config_for_layers")
     stated = next(iter(layers.values()), None) if isinstance(layers, dict) else None
     if not isinstance(stated, dict):

@@ -58,7 +58,7 @@ def _shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
 
 
 def unreadable(quantization: Mapping[str, Any]) -> str:
-    """The variant of a known format that localq does not read, in a few words; empty if it reads these files."""
+    """The variant of these files in a few words, if localq does not read it; empty if it does."""
     format = format_facts.of_method(quantization.get("quant_method"))
     return format.unreadable(quantization) if format else ""
 

@@ -35,7 +35,10 @@ class CheckedFile:
 
 
 def check(model: LocalModel, on_file: OnFile) -> list[CheckedFile]:
-    """The state of every file of `model` that localq reads. Raises LocalqError (exit 9) if one cannot be read."""
+    """The state of every file of `model` that localq reads.
+
+    Raises LocalqError (exit 9) if one cannot be read.
+    """
     with disk.disk_errors(model.path):
         if model.where == "hub":
             return [*_of_cache(model, on_file), *_missing(model)]
@@ -95,7 +98,10 @@ def _missing(model: LocalModel) -> Iterator[CheckedFile]:
 
 
 def _embedded(path: Path, on_file: OnFile) -> CheckedFile:
-    """The state of an embedded model. Not `ours`: `pull` fetches it only if no file is there, so `rm` comes first."""
+    """The state of an embedded model.
+
+    Not `ours`: `pull` fetches it only if no file is there, so `rm` comes first.
+    """
     size = path.stat().st_size
     recorded = {
         PurePosixPath(source.member).name: source.sha256

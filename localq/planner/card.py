@@ -77,7 +77,7 @@ def planning_card(
 
 
 def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machine | None, str]:
-    """Speed of the GPU of this machine: bandwidth as given, saved, measured now, or expected; and its basis."""
+    """Speed of the GPU here, from a given, saved, measured or expected bandwidth; and its basis."""
     card = cards.known(here.name)
     if given:
         return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
@@ -109,7 +109,10 @@ def _here() -> tuple[Gpu, int, int]:
 
 
 def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Machine | None, str]:
-    """Speed of a card that need not be here, and its basis. A card of known size only counts as the typical one."""
+    """Speed of a card that need not be here, and its basis.
+
+    A card of known size only counts as the typical one.
+    """
     if given:
         return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
     usual = card or (cards.typical(round(total / 2**30)) if _is_usual(total) else None)

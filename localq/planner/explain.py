@@ -57,7 +57,7 @@ class _Reasons:
         return f"saves memory: {self._without(field, best)}"
 
     def _without(self, field: str, best: int | str) -> str:
-        """The context with the best value of `field`; if that value is impossible, the context with nothing reduced."""
+        """The context with the best value of `field`, or with nothing reduced if that is impossible."""
         for placement in (replace(self.plan.placement, **{field: best}), Placement()):  # type: ignore[arg-type]
             wishes = Wishes(None, placement.kv_bits, placement.embed, placement.head)
             try:

@@ -87,7 +87,7 @@ def of_catalogue(format: str | None = None) -> list[Offer]:
 
 
 def of_model(name: str, format: str | None = None, offline: bool = False) -> list[Offer]:
-    """The offers of one model: all formats of the catalogue, or the one of a name, folder, file or repository.
+    """The offers of a model: all formats in the catalogue, or that of a name, folder, file or repository.
 
     Raises LocalqError: exit 2 for an unavailable format, else as `uncatalogued.offer`.
     """
@@ -168,7 +168,7 @@ def worth(offer: Offer) -> float:
 
 
 def sort(rows: list[Row]) -> list[Row]:
-    """Sort rows by usefulness: first those that run and leave a usable context, the most capable model first.
+    """Sort rows: first those that run and leave a usable context, the most capable model first.
 
     Formats that are offered last follow, then unsupported ones. Models of equal `worth` (of their best row) keep the
     catalogue's order. Among the formats of a model the default comes first, then more bits. Rows that do not fit come

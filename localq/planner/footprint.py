@@ -1,4 +1,6 @@
-"""Memory of a loaded model by component: the sizes that the engine allocates, from its shape. Torch-free.
+"""Memory of a loaded model by component: the sizes that the engine allocates, from its shape.
+
+Torch-free.
 
 Exact for weights, cache, tables and buffers. Memory of prefill is counted at its peak, and the engine reserves that
 amount. Memory of CUDA itself is an assumption until a load measures it (`engine.load.vram`).
@@ -86,7 +88,10 @@ def head_bytes(arch: Architecture, head: str, itemsize: int = 2) -> int:
 def fixed_bytes(
     arch: Architecture, format: str, scheme: str, weights: int | None, placement: Placement, itemsize: int
 ) -> dict[str, int]:
-    """Component -> bytes that do not depend on the context. `weights`: exact bytes without embedding and head."""
+    """Component -> bytes that do not depend on the context.
+
+    `weights`: exact bytes without embedding and head.
+    """
     if weights is None:
         weights = placed_weights(arch, format, scheme)
     return {
@@ -189,7 +194,7 @@ def _kinds(arch: Architecture) -> int:
 
 
 def _attention_workspace(arch: Architecture) -> int:
-    """Bytes of partial results of decode attention on the largest card: `attention_partials` of csrc, and counters."""
+    """Bytes of the partial results of decode attention on the largest card, and of its counters."""
     splits = min(MOST_SPLITS, max(CLUSTER, 3 * MULTIPROCESSORS // arch.kv_heads))
     columns = 64 if arch.head_dim <= 64 else 128 if arch.head_dim <= 128 else 256
     rows = arch.kv_heads * (16 if arch.heads > 8 * arch.kv_heads else 8) * splits
@@ -197,7 +202,7 @@ def _attention_workspace(arch: Architecture) -> int:
 
 
 def _step_buffers(arch: Architecture, itemsize: int) -> int:
-    """Bytes of the buffers of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
+    """Bytes of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
     width = arch.intermediate + arch.expert_intermediate * arch.experts_active
     row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0

@@ -1,4 +1,7 @@
-"""Options of a load: one record for front ends, the message to the engine process, and the engine. Torch-free."""
+"""Options of a load: one record for front ends, the message to the engine process, and the engine.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
 
 
 def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: Settings) -> dict[str, Any] | None:
-    """Measured and predicted memory of the last load on a GPU; before a first load, or with --vram, the plan.
+    """Memory of the last load on a GPU, measured and predicted; without one, or with --vram, the plan.
 
     None without both, as on a machine without a GPU.
     """

@@ -132,7 +132,9 @@ class Choice:
 
 
 def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: str | None = None) -> Choice:
-    """Choose the format of `entry` for a card, or `only` that format. If none fits, the default is returned.
+    """Choose the format of `entry` for a card, or `only` that format.
+
+    If none fits, the default is returned.
 
     On the CPU (`budget_bytes` None) the default is chosen.
 

@@ -1,4 +1,4 @@
-"""Placement of embedding, head and KV cache: the user's wishes, and the order in which memory is saved. Torch-free."""
+"""Placement of embedding, head and KV cache: wishes of the user, and memory-saving steps. Torch-free."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Wishes:
-    """Choices of the user; None and "auto" leave them to the planner. Raises LocalqError (exit 2) for other values."""
+    """Choices of the user; None and "auto" leave them to the planner.
+
+    Raises LocalqError (exit 2) for other values.
+    """
 
     ctx: int | None = None
     kv_bits: KvBits | None = None

@@ -81,7 +81,7 @@ class Plan:
 
 
 def parse_card(text: str) -> int:
-    """Bytes of a card: as `parse_bytes`, but a plain number of GiB means what the driver of such a card reports."""
+    """Bytes of a card, as `parse_bytes`; a plain number of GiB means the total that its driver reports."""
     size = parse_bytes(text)
     if not text.strip().replace(".", "").isdecimal():
         return size
@@ -106,7 +106,7 @@ def assess(
     itemsize: int = 2,
     context_bytes: int = CUDA_CONTEXT_BYTES,
 ) -> Plan:
-    """As `plan`, without errors for a model that does not fit: fits=False, a reason, and the least context.
+    """As `plan`; a model that does not fit gets fits=False, a reason and the least context.
 
     Raises LocalqError (exit 2) for wishes that this shape does not support.
     """
@@ -238,7 +238,7 @@ def _more(made: Plan, budget_bytes: int, freeing: str) -> str:
 def _that_fits(
     made: Plan, arch: Architecture, budget_bytes: int, wishes: Wishes, itemsize: int, context_bytes: int
 ) -> str | None:
-    """The name to use instead: the same model in another format if one fits, else the largest model that runs well.
+    """The name to use instead: the same model in another format, else the largest that runs well.
 
     It must fit with all wishes, and with a usable context if none was requested. Among models of one size the
     catalogue's first is taken, in its default format.

@@ -34,7 +34,10 @@ POLL_S = 0.2  # interval of checks on the quantizing process
 
 
 def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
-    """The folder or .gguf file of `target`, downloaded or quantized if need be. `say` gets lines for the user."""
+    """The folder or .gguf file of `target`, downloaded or quantized if need be.
+
+    `say` gets lines for the user.
+    """
     if target.path is not None:
         return target.path
     if target.source is not None:

@@ -52,7 +52,7 @@ def _offer(target: Target, revision: str | None) -> Offer | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model fits (None: unknown), as a line of text; refusal: the error (exit 3) instead of a download."""
+    """Whether a model fits (None: unknown), as text; refusal: the error (exit 3) instead of a download."""
 
     fits: bool | None
     text: str
@@ -60,7 +60,9 @@ class Verdict:
 
 
 def verdict(target: Target, settings: Settings, revision: str | None, *, force: bool) -> Verdict | None:
-    """The verdict about `target`; None for an unknown shape. Refuses a model that does not fit, unless `force`.
+    """The verdict about `target`; None for an unknown shape.
+
+    Refuses a model that does not fit, unless `force`.
 
     Raises LocalqError: exit 8 for damaged files, unless `force`; 4, 5, 6 and 9 as `hub.fetch`.
     """
@@ -146,7 +148,10 @@ class PullPlan:
 
 
 def plan_pull(target: Target, settings: Settings, revision: str | None, *, force: bool) -> PullPlan:
-    """Plan the pull of a model. Raises LocalqError as pulling would, except if it does not fit or the disk is full."""
+    """Plan the pull of a model.
+
+    Raises LocalqError as pulling would, except for a model that does not fit, and for a full disk.
+    """
     offline = settings.offline or hub_client.is_offline()
     here = hub.local_path(target) if revision is None else None
     made = ""

@@ -67,7 +67,7 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class RawTensor:
-    """One entry of the directory: ggml's type number, shape as in PyTorch (slowest dimension first), file offset."""
+    """An entry of the directory: ggml's type number, shape (slowest dimension first), file offset."""
 
     type: int
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""GGUF tensor names -> Hugging Face names, and the architectures whose values the conversion to GGUF changes.
+"""GGUF tensor names -> Hugging Face names, and the architectures with changed values in GGUF.
 
 The conventions are those of llama.cpp (convert_hf_to_gguf.py, gguf-py/gguf/tensor_mapping.py): it interleaves the rows
 of q and k of llama-like models for its rotary kernel, and adds 1 to gemma's norms.

@@ -42,7 +42,10 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufModel:
-    """The header of a .gguf model. Keys of `tensors` are Hugging Face names; `architecture` is GGUF's name."""
+    """The header of a .gguf model.
+
+    Keys of `tensors` are Hugging Face names; `architecture` is GGUF's name.
+    """
 
     path: Path
     architecture: str
@@ -53,7 +56,10 @@ class GgufModel:
 
 
 def read_header(path: Path) -> GgufModel:
-    """Read and check the header of `path`. Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported one."""
+    """Read and check the header of `path`.
+
+    Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported one.
+    """
     container = read_container(path)
     facts = Facts(container)
     if facts.values.get("split.count", 1) not in (0, 1):

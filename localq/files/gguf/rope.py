@@ -50,7 +50,7 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
 
 
 def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | None:
-    """Parameters of Llama 3's scaling, recovered from the divisors of the frequencies that GGUF stores, and checked.
+    """Parameters of Llama 3's scaling, recovered from the frequency divisors in GGUF, and checked.
 
     The divisors determine only the ratios of the two frequency factors to the original context, so the factors are
     assumed to be 1 and 4, as in all published models.

@@ -30,7 +30,9 @@ def map_file(model: GgufModel) -> NDArray[np.uint8]:
 
 
 def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = None) -> NDArray[np.float32]:
-    """Tensor `name` (Hugging Face) as float32 in its Hugging Face shape. `data`: `map_file(model)`, to read many.
+    """Tensor `name` (Hugging Face) as float32 in its Hugging Face shape.
+
+    `data`: `map_file(model)`, to read many.
 
     Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported type.
     """

@@ -1,4 +1,4 @@
-"""A `tokenizers.Tokenizer` from the vocabulary of a .gguf file, equal to the model's own tokenizer.json.
+"""A `tokenizers.Tokenizer` from the vocabulary of a .gguf file, equal to that of tokenizer.json.
 
 Two kinds (`tokenizer.ggml.model`): byte-level BPE ("gpt2"), for which GGUF states only the name of the pre-tokenizer
 (`tokenizer.ggml.pre`), and SentencePiece BPE ("llama"), whose merges follow from the scores. The regular expressions
@@ -69,7 +69,10 @@ _KEEPS_SPACE = frozenset(
 
 
 def build_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of `path`. Raises LocalqError: exit 8 for a malformed vocabulary, 1 for an unknown kind."""
+    """Build the tokenizer of `path`.
+
+    Raises LocalqError: exit 8 for a malformed vocabulary, 1 for an unsupported kind.
+    """
     container = read_container(path)
     tokens, types = _tokens(container)
     kind = container.values.get("tokenizer.ggml.model")

@@ -1,4 +1,6 @@
-"""The Hugging Face cache on the disk: its repositories, and which are complete. No network, no client library.
+"""The Hugging Face cache on the disk: its repositories, and which are complete.
+
+No network, no client library.
 
 Layout (shared with other tools; documented by huggingface_hub):
 
@@ -78,7 +80,7 @@ def snapshots(repo: str) -> list[Snapshot]:
 
 
 def snapshot_folder(repo: str, revision: str) -> Path | None:
-    """The folder of `repo` at a commit (also abbreviated), or the last known commit of a branch or tag; or None."""
+    """The folder of `repo` at a commit (also abbreviated), branch or tag (last known commit), or None."""
     folder = repo_folder(repo)
     if not _REVISION.fullmatch(revision):
         return None
@@ -159,7 +161,10 @@ def is_content_id(name: str) -> bool:
 
 
 def content_id(pointer: Path) -> str | None:
-    """The hash that a file of a snapshot must have: the name of its blob. None for a file that is not a link."""
+    """The hash that a file of a snapshot must have: the name of its blob.
+
+    None for a file that is not a link.
+    """
     blob = _hops(pointer)[1:2]
     return blob[0].name if blob and is_content_id(blob[0].name) else None
 

@@ -139,14 +139,17 @@ def body(
 
 
 def _next_address(repo: str, address: str, location: str) -> str:
-    """The address that a redirect from `address` leads to. Raises LocalqError (exit 6) for an unencrypted one."""
+    """The address that a redirect from `address` leads to.
+
+    Raises LocalqError (exit 6) for an unencrypted one.
+    """
     following = urljoin(address, location) if location else ""
     _refuse_unencrypted(repo, following)
     return following
 
 
 def _refuse_unencrypted(what: str, address: str) -> None:
-    """Raises LocalqError (exit 6) unless `address` is https, on this machine, or on the http host of HF_ENDPOINT.
+    """Raises LocalqError (exit 6) unless `address` is https, local, or on the http host of HF_ENDPOINT.
 
     The error names only the host, because addresses may be signed.
     """
@@ -192,7 +195,10 @@ def has_token() -> bool:
 
 
 def _client() -> Any:
-    """huggingface_hub, without telemetry or warnings, and with the redirect check. Loaded late: it takes 0.4 s."""
+    """huggingface_hub, without telemetry or warnings, and with the redirect check.
+
+    Loaded late: it takes 0.4 s.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # localq sends none, nor may its libraries
     import huggingface_hub
     from huggingface_hub.utils import logging as hub_logging

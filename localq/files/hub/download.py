@@ -54,7 +54,7 @@ def _ignore(what: object) -> None:
 def get(
     listing: Listing, file: RemoteFile, on_bytes: OnBytes = _ignore, store: Store | None = None, say: Say = _ignore
 ) -> Path:
-    """The path of `file` in the snapshot of `store` (default: the user's), downloaded if need be, with the right hash.
+    """The path of `file` in the snapshot of `store` (default: the user's), downloaded if need be.
 
     say   gets steps other than the transfer: checking, waiting
 
@@ -99,7 +99,10 @@ def _size(path: Path) -> int:
 
 
 def _is_here(store: Store, listing: Listing, file: RemoteFile, say: Say) -> bool:
-    """Whether the right content is in the cache; links it. Removes wrong content, or refuses another tool's."""
+    """Whether the right content is in the cache; links it.
+
+    Removes wrong content, or refuses another tool's.
+    """
     pointer = store.pointer(listing.repo, listing.commit, file.name)
     blob = store.blob(listing.repo, file.content_id)
     found = next((path for path in (pointer, blob) if path.is_file()), None)
@@ -122,7 +125,10 @@ def is_right(store: Store, repo: str, content_id: str, path: Path, say: Say = _i
 
 
 def discard_or_refuse(store: Store, repo: str, content_id: str, path: Path) -> None:
-    """Remove wrong content that localq fetched. Raises LocalqError (exit 8) for another tool's, and OSError."""
+    """Remove wrong content that localq fetched.
+
+    Raises LocalqError (exit 8) for another tool's, and OSError.
+    """
     if not hub_records.is_ours(store, repo, content_id, path):
         raise foreign(repo, path)
     hub_cache.discard(path)
@@ -154,7 +160,7 @@ def _fetch(store: Store, listing: Listing, file: RemoteFile, stem: Path, on_byte
 
 @dataclass
 class _Transfer:
-    """The transfer of one file to its part: retried while it makes progress, restarted once for other content."""
+    """The transfer of a file to its part: retried while it advances, restarted once for other content."""
 
     listing: Listing
     file: RemoteFile

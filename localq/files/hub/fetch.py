@@ -74,7 +74,7 @@ def fetch_repo(
     *,
     refresh: bool = False,
 ) -> Path:
-    """`fetch` for a repository that the catalogue does not list, at its default branch unless `revision` is given."""
+    """`fetch` for a repository outside the catalogue, at `revision` (default: the main branch)."""
     return fetch(Source(format="", repo=repo, revision=revision or "main"), on_progress, offline, refresh=refresh)
 
 
@@ -238,7 +238,7 @@ def _check_catalogued(source: Source, path: Path) -> None:
 
 
 def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:
-    """Before the download: raises LocalqError (exit 8) if the hub lists another hash than the catalogue (`sha256`)."""
+    """Raises LocalqError (exit 8) if the hub lists another hash of `file` than the catalogue (`sha256`)."""
     recorded = sha256.get(file.name)
     if recorded and file.sha256 and recorded != file.sha256:
         why = f"the hash of {file.name} on the hub differs from that in the catalogue"

@@ -1,4 +1,6 @@
-"""Files that localq downloaded and nothing uses: interrupted downloads, content without a revision. No network.
+"""Files that localq downloaded and nothing uses: interrupted downloads, content without a revision.
+
+No network.
 
 Content from another tool in the Hugging Face cache is never included.
 """
@@ -40,7 +42,10 @@ def find() -> list[Leftover]:
 
 
 def remove(leftover: Leftover) -> int:
-    """Remove `leftover`; returns the bytes freed, 0 if it is in use meanwhile. Raises LocalqError (exit 9)."""
+    """Remove `leftover`; returns the bytes freed, 0 if it is in use meanwhile.
+
+    Raises LocalqError (exit 9).
+    """
     with disk.disk_errors(leftover.path):
         if leftover.part is not None:
             return download_parts.remove(leftover.part)

@@ -235,7 +235,10 @@ def unfinished(folder: Path) -> list[UnfinishedPart]:
 
 
 def remove(part: UnfinishedPart) -> int:
-    """Remove a part with its state and lock; returns the bytes freed, 0 if a process works on it. Raises OSError."""
+    """Remove a part with its state and lock; returns the bytes freed, 0 if a process works on it.
+
+    Raises OSError.
+    """
     lock = part.path.with_name(f"{part.path.name.partition('.')[0]}.lock")
     descriptor = os.open(lock, _FLAGS, _MODE)
     try:

@@ -68,7 +68,9 @@ def remember(store: Store, repo: str, content_id: str, path: Path, *, ours: bool
 
 
 def check(store: Store, repo: str, content_id: str, path: Path) -> bool:
-    """Whether `path` has the content `content_id`; hashes it, and records a right one. Raises OSError of reading.
+    """Whether `path` has the content `content_id`; hashes it, and records a right one.
+
+    Raises OSError of reading.
 
     On read-only disks no record is written, and files are hashed each time.
     """

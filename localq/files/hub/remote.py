@@ -1,4 +1,4 @@
-"""Outlines of repositories: configuration and headers of the weights, before the weights are downloaded.
+"""Outlines of repositories: configuration and headers of weights, without the weights.
 
 An outline is a folder (or .gguf file) that the readers of models accept. Its small files are complete. A file of
 weights has its header and its length, but no data: a sparse file that takes no room on the disk. Headers come by Range
@@ -68,7 +68,7 @@ def outline(listing: Listing) -> Iterator[Path]:
 
 
 def to_fetch(listing: Listing, names: tuple[str, ...] = ()) -> list[RemoteFile]:
-    """The files of `listing` that `hub.fetch` would fetch: `names` (.gguf), its one .gguf, or the model folder.
+    """The files that `hub.fetch` would fetch: `names` (.gguf), the one .gguf, or the model folder.
 
     Requests only an index. Raises LocalqError as `hub.fetch`.
     """
@@ -110,7 +110,10 @@ def _shards(listing: Listing, folder: Path) -> list[str]:
 
 
 def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:
-    """The outline of a .gguf file. Its header does not state its length, so more is fetched until it parses."""
+    """The outline of a .gguf file.
+
+    Its header does not state its length, so more is fetched until it parses.
+    """
     path = folder / file.name
     for count in GGUF_HEAD_BYTES:
         _stub(listing, file, path, hub_client.first_bytes(listing, file, count))
@@ -125,7 +128,9 @@ def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:
 
 
 def outline_file(listing: Listing, file: RemoteFile, path: Path, asks: _Asks = _once) -> None:
-    """Write a file with the header and the length of `file` to `path`. `asks` calls a request, with retries or not.
+    """Write a file with the header and the length of `file` to `path`.
+
+    `asks` calls a request, with retries or not.
 
     Raises LocalqError: exit 6 if the hub cannot be reached, 8 for an impossible length; OSError for the disk.
     """
@@ -157,7 +162,7 @@ def download_bytes(listing: Listing, outlined: Path) -> int:
 
 
 def block_bytes(folder: Path) -> int:
-    """Bytes in memory of the text model's weights without embedding and head, from the headers in `folder`.
+    """Bytes in memory of the text model without embedding and head, from the headers in `folder`.
 
     Scales of NF4 experts are f32 in memory (`Format.placed_bytes`). Raises LocalqError.
     """

@@ -51,7 +51,7 @@ TYPICAL = {8: "RTX 4060", 12: "RTX 4070", 16: "RTX 4080", 24: "RTX 4090", 32: "R
 
 
 def known(name: str) -> Card | None:
-    """The card with a name from a driver or user ("NVIDIA GeForce RTX 4090", "4090"): the longest match, or None.
+    """The card of a name such as "NVIDIA GeForce RTX 4090" or "4090": the longest match, or None.
 
     Laptop GPUs have the same names but other chips, so they are unknown.
     """

@@ -67,7 +67,7 @@ def keep_load(name: str, load: Load) -> None:
 
 
 def quantizing(folder: Path) -> float | None:
-    """Seconds that quantizing the model in `folder` took, without interruption, on this machine; None if unknown."""
+    """Seconds of quantizing the model in `folder` here, without interruption; None if unknown."""
     found = _section("quantizing").get(str(folder))
     return float(found) if isinstance(found, int | float) and found > 0 else None
 

@@ -1,4 +1,6 @@
-"""Times of kernels on one GPU, from data/measurements.toml, with which `localq fit` predicts speed. Torch-free.
+"""Times of kernels on one GPU, from data/measurements.toml, with which `localq fit` predicts speed.
+
+Torch-free.
 
 One row of x, cold L2, CUDA graphs, medians. The file has card, date and command of every figure.
 """
@@ -16,7 +18,7 @@ Rows = tuple[tuple[int, int, float], ...]  # out, in, microseconds of one launch
 
 @dataclass(frozen=True)
 class Variant:
-    """Format of the matrices that a key of `products` was measured with; expert: matrices of chosen experts."""
+    """Format of the matrices of a key of `products`; expert: matrices of chosen experts."""
 
     format: str
     scheme: str = ""

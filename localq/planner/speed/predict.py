@@ -107,7 +107,7 @@ def measured_on() -> Machine:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a kernel: us per launch, us per column, and a factor for the time of its bytes (1 / efficiency)."""
+    """Cost of a kernel: us per launch, us per column, and a factor for the time of bytes (1 / efficiency)."""
 
     fixed_us: float
     column_us: float
@@ -145,7 +145,7 @@ def _of_experts(arch: Architecture, format: str, scheme: str) -> bool:
 
 
 def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Placement) -> int:
-    """Bytes that one step reads: the weights, with the experts of one token; the head; one row of the table."""
+    """Bytes that a step reads: weights (of experts those of one token), head, one row of the table."""
     blocks = footprint.placed_weights(arch, format, scheme) - footprint.idle_bytes(arch, format, scheme)
     head = footprint.head_bytes(arch, placement.head) or 2 * arch.embedding_parameters
     return blocks + head + 2 * arch.hidden
@@ -171,7 +171,7 @@ def _launches(
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
-    """Time of router, gate and up, and down of the chosen experts, each as one product with that many rows."""
+    """Time of the router and of the chosen experts: gate and up, and down, as one product each."""
     own, width = format_facts.of_experts(arch, format), arch.expert_intermediate
     opened = _product(2 * arch.experts_active * width, arch.hidden, own, scheme, machine, expert=True)
     closed = _product(arch.experts_active * arch.hidden, width, own, scheme, machine, expert=True)
@@ -196,7 +196,7 @@ def _head(arch: Architecture, head: str, machine: Machine) -> float:
 
 
 def launch_us(kernel: str, rows: int, columns: int, variant: Variant, machine: Machine) -> float:
-    """Microseconds of one product with a matrix [rows, columns] in `variant`, from measurements of `kernel`."""
+    """Microseconds of a product with a matrix [rows, columns], from measurements of `kernel`."""
     cost, moved = fit_cost(kernel), _moved(rows, columns, variant)
     off = off_fit(kernel, rows, columns)
     return off * (cost.gathered_us if _gathers(variant) else cost.us)(columns, moved, machine)
@@ -217,7 +217,7 @@ def _moved(rows: int, columns: int, variant: Variant) -> int:
 
 
 def _between(arch: Architecture, format: str, scheme: str) -> float:
-    """Time of a layer without products and attention: post-norms, rotations of inputs, further tables of AQLM."""
+    """Time of a layer without products and attention: post-norms, rotations, further tables of AQLM."""
     four_norms, own, known = arch.traits.four_norms, format_facts.of(format), measurements.load()
     spent = 2 * known.norm_us if four_norms else 0.0
     if own.rotates_inputs:  # for down; with post-norms for all but o, whose input is rotated with the values
@@ -281,7 +281,10 @@ def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | Non
 
 @functools.cache
 def fit_attention(bits: int) -> Cost:
-    """The cost of attention with a cache of so many bits. The cost of query heads was measured only at 16 bits."""
+    """The cost of attention with a cache of so many bits.
+
+    The cost of query heads was measured only at 16 bits.
+    """
     rows = [(heads * 128, slots, us) for of, heads, slots, us in measurements.load().attention if of == bits]
     moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # bytes of a slot: k and v of 8 heads, and scales
     points = [(1.0, columns, 1e6 * slots * moved / measurements.load().read_bytes_per_s) for columns, slots, _ in rows]

@@ -100,7 +100,7 @@ def of_loaded(loaded: Held) -> Roof | None:
 
 
 def bandwidth(uuid: str, name: str) -> Bandwidth | None:
-    """The bandwidth of a GPU: as `localq fit` measured it on this machine, else as published; None if unknown."""
+    """The bandwidth of a GPU: measured by `localq fit` on this machine, else published; None if unknown."""
     found = local_measurements.bandwidth(uuid or name)
     if found is not None:
         return Bandwidth(found, MEASURED)
