@@ -83,9 +83,9 @@ def picker() -> str:
 
     shown: list[str] = []
     with (
-        mock.patch.object(picker_rows, "names", return_value=ROWS),
+        mock.patch.object(picker_rows, "name_rows", return_value=ROWS),
         mock.patch.object(picker_plans, "outlook", return_value=OUTLOOK),
-        mock.patch.object(picker_plans, "planned", return_value=ROWS),
+        mock.patch.object(picker_plans, "plan_rows", return_value=ROWS),
     ):
         drive(app, script)
     return shown[0]

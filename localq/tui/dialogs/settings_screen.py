@@ -120,7 +120,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         now: dict[str, Any] = {name: known.get(name) for name in changed}
         self._settings = dataclasses.replace(self._settings, **now)
         where = f"in {places.config_file()}"
-        self._tell(f"Saved {where}: {', '.join(changed)}" if changed else f"No changes {where}")
+        self._tell(f"Saved: {', '.join(changed)} {where}" if changed else f"No changes {where}")
 
     def action_leave(self) -> None:
         """Close, discarding changes."""

@@ -32,7 +32,7 @@ class KernelBars(Instrument):
             return [line(width, title), *words(why, width)]
         lines = [*_head(facts, facts.sample, width), *rows(facts.sample.profile, self._gb_per_s(), width)]
         if facts.untimed:
-            lines += words(f"last profile failed: {facts.untimed}", width)
+            lines += words(f"profile failed: {facts.untimed}", width)
         return [*lines, *_foot(facts, facts.sample.profile, width)]
 
     def _gb_per_s(self) -> float | None:
@@ -59,7 +59,7 @@ def age(seconds: float) -> str:
 
 
 def _head(facts: InstrumentFacts, sample: Sample, width: int) -> list[Content]:
-    where = f" at position {sample.profile['position']:,}, {age(facts.clock() - sample.at_s)}"
+    where = f", ctx {sample.profile['position']:,}, {age(facts.clock() - sample.at_s)}"
     return [
         line(width, ("Decode step", "bold"), where),
         line(width, (f"{'':<10}{'µs':>8}{'':>4}{'roof':>5}", "$text-muted")),

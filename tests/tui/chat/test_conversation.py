@@ -195,7 +195,7 @@ def test_thought_is_folded_and_ctrl_t_shows_it():
         await say(pilot, "think")
         text = screen_text(app)
         assert "The answer" in text
-        assert "thought, 3 words" in text
+        assert "thought (3 words)" in text
         assert "hm, hm" not in text
         await pilot.press("ctrl+t")
         await until(pilot, lambda: "hm, hm hm" in screen_text(app), "the thought")

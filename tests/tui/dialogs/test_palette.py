@@ -65,7 +65,7 @@ def test_a_command_is_done_or_begun_where_more_words_may_follow():
 
     async def script(pilot):
         await say(pilot, "hi")
-        await looked_for(pilot, "/regen", "/regen: answer")
+        await looked_for(pilot, "/regen", "/regen: regenerate")
         await until(pilot, lambda: "two" in screen_text(app))
         await idle(pilot)
         app.chat.composer.put("draft")
@@ -97,7 +97,7 @@ def test_on_another_screen_it_lists_what_can_be_done_there(monkeypatch, own_cach
         titles = [each.title for each in app.get_system_commands(app.screen)]
         assert not any(each.startswith("/") or "conversation" in each for each in titles)
         assert not any(each.startswith(("Another model", "Settings")) for each in titles)  # not from here
-        await looked_for(pilot, "order", "Next sort order (sort)")
+        await looked_for(pilot, "order", "Next sort order")
         await until(pilot, lambda: "By name." in screen_text(app))
 
     drive(app, script)

@@ -18,7 +18,8 @@ def test_the_side_shows_all_instruments():
     async def scene(app, pilot):
         await chatting(app, pilot)
         text = screen_text(app)
-        for said in ("tok/s now 80.0", "80% of the limit of 936 GB/s (rated)", "GPU 97 %, 64 °C", "Decode step at 1,024",
+        for said in ("tok/s now 80.0", "80% of the limit of 936 GB/s (rated)", "GPU 97 %, 64 °C",
+                     "Decode step, ctx 1,024",
                      "host gap      12.5", "Memory of RTX 3090", "firefox 640 MiB"):  # fmt: skip
             assert said in text
         assert app.watch_card.uuids == ["GPU-5a1b"]
@@ -119,7 +120,7 @@ def test_over_a_chat_that_has_no_room_beside():
         await settle(pilot, app.screen.query_one(InstrumentPanel))
         text = screen_text(app)
         assert "tok/s now 80.0" in text
-        assert "Decode step at 1,024" in text
+        assert "Decode step, ctx 1,024" in text
         await pilot.press("f2")
         await pilot.pause()
         assert not isinstance(app.screen, InstrumentsScreen)

@@ -41,7 +41,7 @@ def test_at_the_side(size):
         assert panel.region.right == size[0]
         assert panel.size.width <= 40
         assert not panel.region.overlaps(app.chat.conversation.region)
-        said = ("tok/s mean 500", "Decode step at 1,024", "host gap", "Memory of RTX 3090", "· free")
+        said = ("tok/s mean 500", "Decode step, ctx 1,024", "host gap", "Memory of RTX 3090", "· free")
         await until(pilot, lambda: all(text in screen_text(app) for text in said))
         await pilot.press("f2")
         await until(pilot, lambda: not panel.is_visible)
@@ -61,7 +61,7 @@ def test_as_a_strip_and_over_the_whole_screen(size):
         await pilot.press("f2")
         await until(pilot, lambda: isinstance(app.screen, InstrumentsScreen))
         whole = app.screen.query_one(InstrumentPanel)
-        said = ("tok/s mean 500", "Decode step at 1,024", "host gap", "· free")
+        said = ("tok/s mean 500", "Decode step, ctx 1,024", "host gap", "· free")
         await until(pilot, lambda: all(text in screen_text(app) for text in said))
         assert whole.max_scroll_y == 0  # without scrolling
         await pilot.press("escape")

@@ -54,7 +54,7 @@ def test_a_step_to_the_letter():
     facts.add_profile(PROFILE)
     clock.now += 12
     assert kernels(facts) == [
-        "Decode step at 1,024, 12 s ago",
+        "Decode step, ctx 1,024, 12 s ago",
         "                us     roof",
         "qkv        1,000.0 17%  85% ██",  # 800 GB/s
         "attention    500.0  8%  21% █",
@@ -85,7 +85,7 @@ def test_why_there_is_no_profile():
     assert " ".join(kernels(facts)[1:]) == "profile: a context of 8 has no room for 20 steps"
     facts.add_profile(PROFILE)
     facts.add_profile_failure("the engine is busy")
-    assert "last profile failed: the engine is busy" in kernels(facts)
+    assert "profile failed: the engine is busy" in kernels(facts)
     assert kernels(InstrumentFacts()) == []
 
 
@@ -144,7 +144,7 @@ def test_a_card_to_the_letter():
     facts = facts_of()
     facts.add_reading(READING)
     assert card(facts) == [
-        "GPU 97 %, 64 °C, 285 of 350 W", "1,695 MHz, memory 9,501 MHz", "held by power, – J/token",
+        "GPU 97 %, 64 °C, 285 of 350 W", "1,695 MHz, memory 9,501 MHz", "limited by power, – J/token",
     ]  # fmt: skip
     facts.add_reading(replace(READING, held_by=()))
     assert card(facts)[2] == "clocks not limited, – J/token"
@@ -165,7 +165,7 @@ def test_joules_of_a_token_are_those_between_two_looks_over_the_tokens_between_t
     facts.add(reply(101))
     facts.add_reading(replace(READING, at_s=12.0, joules=1400.0))
     assert facts.joules_per_token == 4.0  # 400 J, 100 tokens
-    assert card(facts)[2] == "held by power, 4.00 J/token"
+    assert card(facts)[2] == "limited by power, 4.00 J/token"
     facts.end()
     facts.add_reading(replace(READING, at_s=60.0, joules=9999.0))  # idle: nobody's tokens
     assert facts.joules_per_token == 4.0

@@ -30,7 +30,8 @@ def drawn(facts: InstrumentFacts, width: int = 36, compact: bool = False) -> lis
 
 
 def cells(width: int, **sizes: int) -> str:
-    return "".join(each.letter * count for each, count in segment_cells([Segment(*s, "") for s in sizes.items()], width))
+    segments = [Segment(*size, "") for size in sizes.items()]
+    return "".join(each.letter * count for each, count in segment_cells(segments, width))
 
 
 # ---- the bar
@@ -56,7 +57,7 @@ def test_a_card_to_the_letter():
     assert drawn(facts_of()) == [
         "Memory of RTX 3090, 24,564 MiB",
         "W" * 23 + "HKkkkkkSGCOO·",
-        "  MiB           taken planned    off",
+        "  MiB            used planned   diff",
         "W weights      16,000  16,000  +0.0%",
         "H head          1,000   1,000  +0.0%",
         "K KV cache      4,096   4,096  +0.0%",
@@ -100,7 +101,7 @@ def test_the_cpu_tells_of_the_memory_of_the_machine():
     assert drawn(facts, 40) == [
         "Memory of this machine, 1,000 MiB",
         "W" * 20 + "EEEEkkkSOOOO········",  # 25 MiB a cell
-        "  MiB           taken planned    off",
+        "  MiB            used planned   diff",
         "W weights         500       –      –",
         "E embedding       108       –      –",
         "K KV cache         92       –      –",

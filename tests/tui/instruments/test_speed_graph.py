@@ -109,7 +109,7 @@ def test_the_roof_is_a_line_before_the_first_reply():
     assert rows[1] == " 104 " + "⠉" * 31
     assert rows[2] == " " * 5 + "⠀" * 31
     assert rows[4] == "   0 " + "⠀" * 31
-    assert rows[5:] == ["104 tok/s is the limit of 936", "(rated)", "9.0 GB read per token"]
+    assert rows[5:] == ["104 tok/s is the limit of 936 GB/s", "(rated)", "9.0 GB read per token"]
 
 
 def test_the_share_of_the_roof_while_a_reply_runs_and_after_it():
@@ -126,7 +126,7 @@ def test_the_share_of_the_roof_while_a_reply_runs_and_after_it():
 
 def test_what_was_measured_on_this_card_is_the_roof():
     local_measurements.keep_bandwidth("GPU-5a1b", 468e9)
-    assert drawn(facts_of())[5:] == ["52.0 tok/s is the limit of 468", "(measured)", "9.0 GB read per token"]
+    assert drawn(facts_of())[5:] == ["52.0 tok/s is the limit of 468 GB/s", "(measured)", "9.0 GB read per token"]
 
 
 @pytest.mark.parametrize(("loaded", "said"), [
@@ -155,5 +155,6 @@ def test_no_width_is_too_small(width):
 
 
 def test_a_narrow_strip_leaves_out_why_there_is_no_roof_and_cuts_no_sentence():
-    assert drawn(facts_of(CPU), 36, compact=True)[-1] == "no roof"
-    assert drawn(facts_of(CPU), 56, compact=True)[-1] == "bandwidth share: GPU only"
+    facts = facts_of(replace(GPU, device_name="A card of tomorrow"))
+    assert drawn(facts, 36, compact=True)[-1] == "bandwidth share unknown"
+    assert drawn(facts, 66, compact=True)[-1] == NO_ROOF_CARD

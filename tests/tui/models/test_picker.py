@@ -199,7 +199,7 @@ def test_its_keys_can_be_set_and_are_told_as_they_are(server):
         await pilot.press("d", "f9")
         await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
         await pilot.pause()
-        assert "Keep it (z)" in screen_text(host)
+        assert "Keep (z)" in screen_text(host)
         await pilot.press("z")
         await until(pilot, lambda: host.screen is host.picker)
         await pilot.press("enter")

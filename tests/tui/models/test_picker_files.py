@@ -48,8 +48,8 @@ def test_fetching_from_the_list_stops_and_goes_on_in_the_same_row(server):
         assert host.picker._rows[0].verdict == "incomplete"
         await pilot.press(*"tiny", "down", "p")
         await stopped(pilot, host)
-        await until(pilot, lambda: "p goes on where it was" in screen_text(host))
-        await until(pilot, lambda: "MB here" in host.picker._rows[0].place)
+        await until(pilot, lambda: "Resume: p" in screen_text(host))
+        await until(pilot, lambda: "MB on disk" in host.picker._rows[0].place)
         server.slow_after = None
         await pilot.press("p")
         await until(pilot, lambda: host.picker._rows[0].verdict == "on the CPU")

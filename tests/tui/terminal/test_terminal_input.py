@@ -111,7 +111,8 @@ def test_a_sequence_that_comes_in_parts_is_one_key(clock):
 
 def test_the_users_own_patience_with_esc_counts():
     code = (
-        "from localq.tui.terminal import terminal_input as t; r = t.InputReader();list(r.feed(b'\\x1b')); print(r.patience_s)"
+        "from localq.tui.terminal.terminal_input import InputReader; "
+        "r = InputReader(); list(r.feed(b'\\x1b')); print(r.patience_s)"
     )
     environ = {**os.environ, "ESCDELAY": "5000"}
     told = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
