@@ -99,7 +99,7 @@ def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
     for line in loaded.notes:
         watcher.say(line)
     if loaded.device == "cuda":
-        took = local_measurements.Load(
+        took = local_measurements.LoadMemory(
             loaded.device_name, loaded.format, loaded.context_size, loaded.kv_bits, loaded.embed, loaded.head,
             loaded.predicted, loaded.ledger,
         )  # fmt: skip

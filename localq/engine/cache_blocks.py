@@ -20,7 +20,7 @@ WORKERS = 4  # blocks in flight, which is the host memory used
 
 
 @dataclass(frozen=True)
-class _Run:
+class _BlockPiece:
     """A piece of a cache, u8 [bytes], contiguous on the device, and its offset in a block."""
 
     stored: Tensor
@@ -93,14 +93,14 @@ class CacheBlocks:
                 return torch.empty(count, BLOCK, dtype=torch.uint8, pin_memory=True)
         return torch.empty(count, BLOCK, dtype=torch.uint8)
 
-    def _of(self, block: int) -> Iterator[_Run]:
+    def _of(self, block: int) -> Iterator[_BlockPiece]:
         first, end = block * BLOCK, block * BLOCK + self.size(block)
         for index in range(bisect.bisect_right(self._starts, first) - 1, len(self._runs)):
             start = self._starts[index]
             if start >= end:
                 return
             skipped = max(0, first - start)
-            yield _Run(self._runs[index][skipped : end - start], start + skipped - first)
+            yield _BlockPiece(self._runs[index][skipped : end - start], start + skipped - first)
 
     def _finish(self) -> None:
         if self._on_cuda:

@@ -19,7 +19,7 @@ from localq.files import catalog, stored_format
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
-from localq.files.hub.cache import Snapshot
+from localq.files.hub.cache import Revision
 from localq.files.hub.parts import UnfinishedPart
 from localq.files.hub.records import Store
 from localq.files.json_files import inside, read_object
@@ -104,7 +104,7 @@ def _same_repo(model: LocalModel, repo: str, revision: str | None) -> bool:
 def _in_hub_cache() -> Iterator[LocalModel]:
     folders, parts = hub_cache.repos(), unfinished_downloads()
     for repo in dict.fromkeys((*folders, *parts)):
-        snapshots = hub_cache.snapshots(repo)
+        snapshots = hub_cache.revisions(repo)
         paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
         left = disk.total_bytes(paths)
         rows = [row for each in snapshots for row in _of_snapshot(each, bool(left), len(snapshots) == 1)]
@@ -127,7 +127,7 @@ def unfinished_downloads() -> dict[str, list[UnfinishedPart]]:
     return found
 
 
-def _of_snapshot(snapshot: Snapshot, cut_off: bool, alone: bool) -> list[LocalModel]:
+def _of_snapshot(snapshot: Revision, cut_off: bool, alone: bool) -> list[LocalModel]:
     """The models of a snapshot: its .gguf files, or its folder. Empty without weights that localq reads."""
     folder, store, of = snapshot.folder, hub_records.users(), (snapshot.repo, snapshot.commit)
     stats = list(hub_cache.content(folder))
@@ -168,7 +168,7 @@ def _along(path: Path) -> list[Path] | None:
     return others if small else None
 
 
-def _hub_name(snapshot: Snapshot, alone: bool, file: str = "") -> str:
+def _hub_name(snapshot: Revision, alone: bool, file: str = "") -> str:
     """The catalogue's name if it resolves to this snapshot, else the repository's."""
     for entry in catalog.load_catalogue():
         for source in entry.sources:
@@ -252,7 +252,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         files = [model.path] if model.path.is_file() else [each for each in model.path.iterdir() if each.is_file()]
         others = {each.path for each in together if each != model}
         return sum(hub_cache.remove_file(path) for path in files if path not in others)
-    folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.snapshots(model.repo)
+    folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.revisions(model.repo)
     parts = unfinished_downloads().get(model.repo, [])
     if any(part.busy for part in parts):
         why = "another localq is downloading it"

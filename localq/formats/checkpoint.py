@@ -39,7 +39,7 @@ class TensorInfo:
     nbytes: int
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Where a `Checkpoint` reads from."""
 
     def read(self, name: str) -> Tensor:
@@ -62,7 +62,7 @@ class Checkpoint:
     def __init__(
         self,
         tensors: dict[str, TensorInfo],
-        source: Source,
+        source: TensorSource,
         quantization: dict[str, Any] | None = None,
         config: dict[str, Any] | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
 # ---- safetensors
 
 
-class _Shards:
+class _SafetensorsFiles:
     """Tensors in safetensors files, all mapped with the first tensor: files that are removed later are still read."""
 
     def __init__(self, owner: dict[str, Path]) -> None:
@@ -141,7 +141,10 @@ def _open_safetensors(files: ModelFiles) -> Checkpoint:
     headers = {shard: read_header(path) for shard, path in shard_paths(files.path).items()}
     tensors, owner = _joined(files.path, headers)
     return Checkpoint(
-        tensors, _Shards({name: headers[shard].path for name, shard in owner.items()}), files.quantization, files.config
+        tensors,
+        _SafetensorsFiles({name: headers[shard].path for name, shard in owner.items()}),
+        files.quantization,
+        files.config,
     )
 
 
@@ -163,7 +166,7 @@ class _Fetched:
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU."""
         path = self._path_of(self._owner[name])
-        return _Shards({name: path}).read(name)
+        return _SafetensorsFiles({name: path}).read(name)
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -197,7 +200,7 @@ def _check_index(folder: Path, headers: dict[str, Header]) -> None:
 # ---- tensors in memory
 
 
-class _Held:
+class _TensorTable:
     """Tensors by name."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -214,7 +217,7 @@ class _Held:
 def in_memory(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
     """Tensors that are there already, as a checkpoint."""
     described = {name: info(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    return Checkpoint(described, _Held(tensors), None, config)
+    return Checkpoint(described, _TensorTable(tensors), None, config)
 
 
 # ---- GGUF

@@ -52,7 +52,7 @@ class KVLayer:
         return sum(each.nbytes for each in tensors) // self.capacity
 
 
-class Workspace:
+class AttentionWorkspace:
     """What the blocks of one launch exchange: allocated once, shared by all layers of one stream."""
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
@@ -89,7 +89,7 @@ def attention_decode(
     scale: float,
     softcap: float,
     window: int,
-    workspace: Workspace,
+    workspace: AttentionWorkspace,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -137,7 +137,13 @@ def attention_decode(
 
 
 def _check_call(
-    op: str, qkv: Tensor, layer: KVLayer, position: Tensor, heads: int, rotary: Tensor | None, workspace: Workspace
+    op: str,
+    qkv: Tensor,
+    layer: KVLayer,
+    position: Tensor,
+    heads: int,
+    rotary: Tensor | None,
+    workspace: AttentionWorkspace,
 ) -> None:
     """ValueError where the operands of `attention_decode` do not belong together."""
     width, device = layer.head_dim, qkv.device

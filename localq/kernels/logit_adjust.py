@@ -14,7 +14,7 @@ from localq import kernels
 from localq.kernels.checks import check, check_cuda, place
 
 
-class State(Protocol):
+class AdjustmentState(Protocol):
     """What is read and written: `engine.sampler.SamplerState`, all on the device of the logits.
 
     seen       bool [vocab]          tokens that the repetition penalty applies to
@@ -44,7 +44,7 @@ class State(Protocol):
     mask: Tensor
 
 
-def dry_match(state: State, token: Tensor) -> None:
+def dry_match(state: AdjustmentState, token: Tensor) -> None:
     """Raise matches[t] to the length of the longest end of the history that stands earlier too and is followed by t.
 
     token i64 [1]: the last of the reply, where it has any; it goes to its place in the history, which the kernels that
@@ -72,7 +72,7 @@ def dry_match(state: State, token: Tensor) -> None:
     )
 
 
-def adjust(logits: Tensor, state: State, *, softcap: float = 0.0) -> None:
+def adjust(logits: Tensor, state: AdjustmentState, *, softcap: float = 0.0) -> None:
     """Make scores of logits f32 [vocab], in place: soft cap (as `sampling.sample`), repetition penalty, DRY, mask.
 
     DRY and the mask where the state says so; `matches` are zeros afterwards. Scores are within +-1e38, -FLT_MAX where

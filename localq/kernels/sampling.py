@@ -18,7 +18,7 @@ LARGEST_VOCAB = 2**24 - 1  # ids share 64 bits with scores
 _WORK_BYTES = 1024 * (8 + 4) + 256  # csrc/step/sample.cu, struct Work and room for more
 
 
-class State(Protocol):
+class SamplingState(Protocol):
     """What is read and advanced: `engine.sampler.SamplerState`, all on the device of the logits.
 
     seen       bool [vocab]     the choice is marked
@@ -48,7 +48,7 @@ def workspace_elements(vocab: int) -> int:
 
 def sample(
     logits: Tensor,
-    state: State,
+    state: SamplingState,
     *,
     greedy: bool,
     softcap: float = 0.0,

@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SelftestResult:
     """What the test said; `failed` names the kernel that gives wrong results, "" when all passed."""
 
     gpu: str
@@ -64,14 +64,14 @@ def path() -> Path:
     return places.cache_dir() / FILE
 
 
-def recall(place: Place) -> Verdict | None:
+def recall(place: Place) -> SelftestResult | None:
     """The verdict for `place` and the module that is installed; None where there is none. Raises nothing."""
     with contextlib.suppress(LocalqError):  # damaged: as if it were not there
         return _verdict(_read().get(place.key()))
     return None
 
 
-def remember(place: Place, verdict: Verdict) -> str:
+def remember(place: Place, verdict: SelftestResult) -> str:
     """Store a verdict, atomically. Returns "" or a line that says why it could not be stored."""
     file = path()
     try:
@@ -97,15 +97,15 @@ def _read() -> dict[str, Any]:
     return verdicts if isinstance(verdicts, dict) else {}
 
 
-def _fields(verdict: Verdict) -> dict[str, str]:
+def _fields(verdict: SelftestResult) -> dict[str, str]:
     return {"gpu": verdict.gpu, "driver": verdict.driver, "failed": verdict.failed}
 
 
-def _verdict(fields: Any) -> Verdict | None:
+def _verdict(fields: Any) -> SelftestResult | None:
     names = ("gpu", "driver", "failed")
     if not isinstance(fields, dict) or not all(isinstance(fields.get(name), str) for name in names):
         return None
-    return Verdict(*(fields[name] for name in names))
+    return SelftestResult(*(fields[name] for name in names))
 
 
 def _write(file: Path, verdicts: dict[str, Any]) -> None:

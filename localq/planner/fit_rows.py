@@ -49,7 +49,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Row:
+class FitRow:
     """One offer on one card. Contexts in tokens, 0 if it does not fit; tok_s is None if not predicted.
 
     reason   what is lost or reduced, or why it does not fit or run
@@ -106,7 +106,7 @@ def of_model(name: str, format: str | None = None, offline: bool = False) -> lis
     return [uncatalogued.offer(target, offline)]
 
 
-def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None) -> Row:
+def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None) -> FitRow:
     """The row of an offer: planned with the context of `wishes` if it has one, else with the largest."""
     arch, ctx = offer.arch, wishes.ctx
     planned = functools.partial(
@@ -123,7 +123,7 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
             alone = planned(memory.alone, wishes=kept)
     except LocalqError as error:  # this shape does not support the wishes
         plain = planned(memory.budget)
-        return Row(offer, replace(plain, fits=False), 0, 0, False, error.why)
+        return FitRow(offer, replace(plain, fits=False), 0, 0, False, error.why)
     ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
     fits, why_not = now.fits, now.reason
     if now.fits and ctx is not None and ctx > ctx_max:
@@ -133,7 +133,7 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
             fits, why_not = asked.fits, asked.reason
             now, ctx_max = (asked, ctx) if asked.fits else (now, ctx_max)
     reason = _reason(offer, now) if fits else why_not
-    return Row(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, _tok_s(offer, now, machine))
+    return FitRow(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, _tok_s(offer, now, machine))
 
 
 def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
@@ -167,7 +167,7 @@ def worth(offer: Offer) -> float:
     return share * memory_plan.size_class(offer.arch)
 
 
-def sort(rows: list[Row]) -> list[Row]:
+def sort(rows: list[FitRow]) -> list[FitRow]:
     """Sort rows: first those that run and leave a usable context, the most capable model first.
 
     Formats that are offered last follow, then unsupported ones. Models of equal `worth` (of their best row) keep the
@@ -175,20 +175,20 @@ def sort(rows: list[Row]) -> list[Row]:
     last, the smallest first.
     """
 
-    def group(row: Row) -> int:
+    def group(row: FitRow) -> int:
         if not row.fits:
             return 4
         usable = row.ctx_max >= min(memory_plan.USABLE_CONTEXT, row.offer.arch.max_context)
         return 3 if row.offer.unsupported else 2 if row.offer.last else 0 if usable else 1
 
-    def within(row: Row) -> tuple[bool, float]:
+    def within(row: FitRow) -> tuple[bool, float]:
         return (not row.offer.preferred, -row.offer.bits)
 
-    best: dict[tuple[int, str], Row] = {}
+    best: dict[tuple[int, str], FitRow] = {}
     for row in sorted(rows, key=within):
         best.setdefault((group(row), row.offer.model), row)
 
-    def key(row: Row) -> tuple[int, float]:
+    def key(row: FitRow) -> tuple[int, float]:
         return (
             (4, row.now.ledger.total) if not row.fits else (group(row), -worth(best[group(row), row.offer.model].offer))
         )
@@ -197,9 +197,9 @@ def sort(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (key(row), order[row.offer.model], within(row)))
 
 
-def best_of_each(rows: Iterable[Row]) -> list[Row]:
+def best_of_each(rows: Iterable[FitRow]) -> list[FitRow]:
     """The first row of every model, in the order given."""
-    best: dict[str, Row] = {}
+    best: dict[str, FitRow] = {}
     for row in rows:
         best.setdefault(row.offer.model, row)
     return list(best.values())

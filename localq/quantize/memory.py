@@ -73,7 +73,7 @@ def count(
 
     vocab: of the head in joint training (`ConversionSettings.joint_tuning`); made: only that training is left.
     """
-    layer = _Layer(block, hidden, tokens, settings, device)
+    layer = _LayerBytes(block, hidden, tokens, settings, device)
     stages = {"reading a layer": layer.reading()}
     first = {group.number: group for group in reversed(groups_of(block))}
     for group in reversed(first.values()) if not made else ():
@@ -120,7 +120,7 @@ def guard(out: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _LayerBytes:
     """The counts of one layer; bytes."""
 
     block: Block

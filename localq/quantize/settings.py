@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.search_kernel import Codebook
 from localq.formats.codebooks.vq2 import Packed
 
 OnStage = Callable[[str], None]  # the stage that begins; for measurements
@@ -70,7 +70,7 @@ class ConversionSettings:
     """
 
     effort: Effort
-    codebooks: tuple[tuple[Book, ...], ...]
+    codebooks: tuple[tuple[Codebook, ...], ...]
     correction: float = 0.03
     rotate: str = "down"
     seed: int = 0

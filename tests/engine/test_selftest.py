@@ -13,7 +13,7 @@ from localq.engine import selftest
 from localq.engine.selftest.compare import Mismatch
 from localq.errors import ExitCode, LocalqError
 from localq.kernels import selftest_results
-from localq.kernels.selftest_results import Place, Verdict
+from localq.kernels.selftest_results import Place, SelftestResult
 
 GPU = torch.device("cuda", 0)
 HERE = Place("NVIDIA GeForce RTX 3090", "GPU-5a1b", (8, 6), "580.65.06")
@@ -54,7 +54,7 @@ def test_it_runs_once():
     assert checks.ran == 3
     assert checks.ensure() == ()
     assert checks.ran == 3
-    assert selftest_results.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
+    assert selftest_results.recall(HERE) == SelftestResult(HERE.gpu, HERE.driver)
 
 
 @pytest.mark.parametrize("error", [Mismatch("element 3 is off by 2"), RuntimeError("no kernel image")], ids=str)
@@ -67,9 +67,9 @@ def test_a_failure_names_the_kernel_and_is_tested_again(error):
         assert "nf4_gemv gives wrong results on NVIDIA GeForce RTX 3090, driver 580.65.06" in str(caught.value)
         assert "--device cpu" in str(caught.value)
     assert broken.ran == 4  # two of three checks, twice
-    assert selftest_results.recall(HERE) == Verdict(HERE.gpu, HERE.driver, "nf4_gemv")
+    assert selftest_results.recall(HERE) == SelftestResult(HERE.gpu, HERE.driver, "nf4_gemv")
     assert Kernels().ensure() == ()  # cured
-    assert selftest_results.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
+    assert selftest_results.recall(HERE) == SelftestResult(HERE.gpu, HERE.driver)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_damaged_memory_only_means_that_it_runs_again(memory, text):
     checks = Kernels()
     assert checks.ensure() == ()
     assert checks.ran == 3
-    assert selftest_results.recall(HERE) == Verdict(HERE.gpu, HERE.driver)
+    assert selftest_results.recall(HERE) == SelftestResult(HERE.gpu, HERE.driver)
 
 
 def test_a_folder_that_cannot_be_written_is_one_note(memory):
@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written_is_one_note(memory):
 
 def test_old_verdicts_are_dropped_and_no_part_is_left(memory):
     for number in range(selftest_results.MOST + 5):
-        selftest_results.remember(replace(HERE, driver=str(number)), Verdict("x", str(number)))
+        selftest_results.remember(replace(HERE, driver=str(number)), SelftestResult("x", str(number)))
     assert selftest_results.recall(replace(HERE, driver="3")) is None
     assert selftest_results.recall(replace(HERE, driver=str(selftest_results.MOST + 4))) is not None
     assert [file.name for file in memory.parent.iterdir()] == [selftest_results.FILE]

@@ -209,7 +209,7 @@ def _attention(bits: KvBits, device: Any) -> Callable[[], object]:
 
     cache = KVCache([(8, 128)], DEPTH, torch.float16, device, bits)
     qkv = torch.randn(1, (32 + 16) * 128, dtype=torch.float16, device=device)
-    workspace = attention.Workspace(32, 8, 128, device)
+    workspace = attention.AttentionWorkspace(32, 8, 128, device)
     position = torch.tensor([DEPTH - 1], device=device)
     return partial(
         attention.attention_decode, qkv, cache.layer(0), position, heads=32, rotary=None, q_norm=None, k_norm=None,

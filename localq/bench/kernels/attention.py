@@ -53,7 +53,7 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: KvBits, dtype: t
     width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
     qkv = bench.normal(1, width, dtype=dtype)
     position = torch.tensor([depth - 1], device=bench.device)
-    workspace = attention.Workspace(heads.heads, heads.kv_heads, heads.head_dim, bench.device)
+    workspace = attention.AttentionWorkspace(heads.heads, heads.kv_heads, heads.head_dim, bench.device)
     out = torch.empty(1, heads.heads * heads.head_dim, dtype=dtype, device=bench.device)
 
     def attend(layer: attention.KVLayer) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.bench.kernels import formats
-from localq.bench.kernels.shapes import Mixture, Workload
+from localq.bench.kernels.shapes import MixtureShape, Workload
 from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
 from localq.files import format_facts
@@ -57,7 +57,7 @@ class Operands:
     gated: Tensor
     out: Tensor
 
-    def run_gate_up(self, chosen: Tensor, mixture: Mixture) -> None:
+    def run_gate_up(self, chosen: Tensor, mixture: MixtureShape) -> None:
         """One launch."""
         expert_kernel.experts_gate_up(
             self.x, self.gate_up, None, chosen, norm=self.norm, gate=mixture.gate, interleaved=mixture.interleaved,
@@ -72,7 +72,7 @@ class Operands:
         )  # fmt: skip
 
 
-def _stack(bench: Bench, mixture: Mixture, count: int, out: int, columns: int, seed: int) -> Stack:
+def _stack(bench: Bench, mixture: MixtureShape, count: int, out: int, columns: int, seed: int) -> Stack:
     if mixture.format in STACKS:
         packed = mxfp4.sample((count * out, columns), seed, bench.device)
         blocks = packed.codes.view(count, out, -1, mxfp4.BLOCK // 2)
@@ -113,7 +113,7 @@ def _books_of(first: VqOperand, other: VqOperand) -> tuple[VqBook, ...]:
     return tuple(replace(theirs, fragments=mine.fragments) for mine, theirs in pairs)
 
 
-def _operands(bench: Bench, mixture: Mixture) -> Operands:
+def _operands(bench: Bench, mixture: MixtureShape) -> Operands:
     hidden, width, active = mixture.hidden, mixture.width, mixture.active
     dtype = _dtype(mixture)
     per_layer = active * hidden * width  # bytes of down, about half of what a launch of gate and up reads
@@ -144,15 +144,15 @@ def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
     ]
 
 
-def _op(mixture: Mixture, op: str) -> str:
+def _op(mixture: MixtureShape, op: str) -> str:
     return op if format_facts.of(mixture.format).stacks_experts else IN_CODEBOOKS[op]
 
 
-def _dtype(mixture: Mixture) -> torch.dtype:
+def _dtype(mixture: MixtureShape) -> torch.dtype:
     return MXFP4_DTYPE if mixture.format in STACKS else HALF
 
 
-def gate_up_row(bench: Bench, mixture: Mixture) -> Row:
+def gate_up_row(bench: Bench, mixture: MixtureShape) -> Row:
     """One `experts_gate_up`, checked and timed."""
     of, op, what = _operands(bench, mixture), _op(mixture, "experts_gate_up"), f"{mixture.name}, gate and up"
     chosen = of.turns[0]
@@ -176,7 +176,7 @@ def gate_up_row(bench: Bench, mixture: Mixture) -> Row:
     return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
 
 
-def down_row(bench: Bench, mixture: Mixture) -> Row:
+def down_row(bench: Bench, mixture: MixtureShape) -> Row:
     """One `experts_down`, checked and timed."""
     of, op, what = _operands(bench, mixture), _op(mixture, "experts_down"), f"{mixture.name}, down"
     chosen = of.turns[0]
@@ -195,7 +195,7 @@ def down_row(bench: Bench, mixture: Mixture) -> Row:
 class Routed:
     """The router of a mixture, and where its choice goes."""
 
-    def __init__(self, bench: Bench, mixture: Mixture, x: Tensor, norm: Norm) -> None:
+    def __init__(self, bench: Bench, mixture: MixtureShape, x: Tensor, norm: Norm) -> None:
         self._given, self._norm, self._active = (x, None, mixture.active), norm, mixture.active
         self._workspace = expert_kernel.router_workspace(mixture.experts, bench.device)
         self.weights = torch.empty(mixture.active, device=bench.device)
@@ -215,12 +215,12 @@ class Routed:
         )  # fmt: skip
 
 
-def _routers(bench: Bench, mixture: Mixture, dtype: torch.dtype) -> list[Tensor]:
+def _routers(bench: Bench, mixture: MixtureShape, dtype: torch.dtype) -> list[Tensor]:
     weight = bench.normal(mixture.experts, mixture.hidden, seed=SEED + 5) / mixture.hidden**0.5
     return list(clones(weight.to(dtype), bench.copies(mixture.experts * mixture.hidden * 2)))
 
 
-def router_row(bench: Bench, mixture: Mixture) -> Row:
+def router_row(bench: Bench, mixture: MixtureShape) -> Row:
     """One `router`, checked and timed."""
     dtype = _dtype(mixture)
     x, norm = bench.normal(1, mixture.hidden, dtype=dtype), bench.normal(mixture.hidden, dtype=dtype, seed=SEED + 1)
@@ -237,7 +237,7 @@ def router_row(bench: Bench, mixture: Mixture) -> Row:
     return Row("experts", "router", what, 1, type_name(dtype), moved, timing)
 
 
-def route_row(bench: Bench, mixture: Mixture) -> Row:
+def route_row(bench: Bench, mixture: MixtureShape) -> Row:
     """One `route`, checked and timed."""
     logits = bench.normal(1, mixture.experts)
     weights = torch.empty(mixture.active, device=bench.device)
@@ -250,7 +250,7 @@ def route_row(bench: Bench, mixture: Mixture) -> Row:
     return Row("experts", "route", what, 1, "float32", logits.nbytes, bench.time([run, run]))
 
 
-def mixture_row(bench: Bench, mixture: Mixture) -> Row:
+def mixture_row(bench: Bench, mixture: MixtureShape) -> Row:
     """Three launches: router, gate and up, down; the router's choice is not used, so that experts take turns."""
     of = _operands(bench, mixture)
     routed, weights = Routed(bench, mixture, of.x, of.norm), _routers(bench, mixture, of.x.dtype)

@@ -57,7 +57,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class MixtureShape:
     """The experts of a layer in mxfp4, nf4 or vq2; `gate` and `interleaved` as of `experts_gate_up`."""
 
     name: str
@@ -90,7 +90,7 @@ class Workload:
     attention: tuple[Heads, ...] = ()
     widths: tuple[int, ...] = ()
     tables: tuple[tuple[int, int], ...] = ()
-    mixtures: tuple[Mixture, ...] = ()
+    mixtures: tuple[MixtureShape, ...] = ()
 
 
 def _plain(*shapes: tuple[int, int]) -> tuple[Product, ...]:
@@ -129,11 +129,11 @@ STANDARD = Workload(
     widths=(4096, 8192),
     tables=((128256, 4096),),
     mixtures=(
-        Mixture("gpt-oss-20b", 2880, 2880, 32, 4, "mxfp4", "clamped", True),
-        Mixture("qwen3-30b-a3b", 2048, 768, 128, 8, "nf4"),
-        Mixture("mixtral-8x7b", 4096, 14336, 8, 2, "nf4"),
-        Mixture("qwen3-30b-a3b", 2048, 768, 128, 8, "vq2"),
-        Mixture("mixtral-8x7b", 4096, 14336, 8, 2, "vq2"),
+        MixtureShape("gpt-oss-20b", 2880, 2880, 32, 4, "mxfp4", "clamped", True),
+        MixtureShape("qwen3-30b-a3b", 2048, 768, 128, 8, "nf4"),
+        MixtureShape("mixtral-8x7b", 4096, 14336, 8, 2, "nf4"),
+        MixtureShape("qwen3-30b-a3b", 2048, 768, 128, 8, "vq2"),
+        MixtureShape("mixtral-8x7b", 4096, 14336, 8, 2, "vq2"),
     ),
 )
 
@@ -185,12 +185,12 @@ def of_architecture(arch: Architecture) -> Workload:
     )
 
 
-def _mixtures(arch: Architecture) -> tuple[Mixture, ...]:
+def _mixtures(arch: Architecture) -> tuple[MixtureShape, ...]:
     if not arch.experts:
         return ()
     ours = (arch.model_type, arch.hidden, arch.expert_intermediate, arch.experts, arch.experts_active)
     published = arch.traits.published_experts
-    return (Mixture(*ours, published, "clamped", True) if published else Mixture(*ours, "nf4"),)
+    return (MixtureShape(*ours, published, "clamped", True) if published else MixtureShape(*ours, "nf4"),)
 
 
 def _by_width(work: Workload) -> Workload:

@@ -77,7 +77,7 @@ def run(request: BenchRequest, on_state: OnState) -> BenchReport:
     options = replace(request.options, ctx=request.ctx)
     device = devices.pick(request.options.device).device
     on_state("measuring the read bandwidth")
-    bench = _Bench(request, device, read_bytes_per_s(device), on_state)
+    bench = _ModelBench(request, device, read_bytes_per_s(device), on_state)
     free_memory()
     model = bench.ours(options)
     facts = {**form_of(model), **conditions(device, request.plan.seed)}  # now, while the clocks are those of the timing
@@ -136,7 +136,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _Bench:
+class _ModelBench:
     """One run: its request and its results so far."""
 
     def __init__(self, request: BenchRequest, device: torch.device, roof: float, on_state: OnState) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localq.bench.synthetic import experts as random_experts
 from localq.bench.synthetic import formats as random_formats
-from localq.bench.synthetic.tensors import Part, RandomTensors, filled, normal, on_host, part
+from localq.bench.synthetic.tensors import RandomTensors, TensorSpec, filled, normal, on_host, tensor_spec
 from localq.errors import usage_error
 from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
@@ -111,14 +111,14 @@ def checkpoint(files: ModelFiles, format: str, device: torch.device, seed: int) 
     quantized = {f"{path}.weight" for path in random_formats.linears(model, format)}
     quantized.update(random_experts.stacks(model, format))
     norms = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, RMSNorm)}
-    parts: dict[str, Part] = {}
+    parts: dict[str, TensorSpec] = {}
     for name, parameter in model.named_parameters():
         if name not in quantized:
             make = filled(1.0) if name in norms else normal(_deviation(name, parameter))
             if name in (HEAD, TABLE):  # which the loader may quantize, or leave on the host
                 make = on_host(make)
             shape = parameter.mT.shape if name in model.transposed else parameter.shape
-            parts[name if name == HEAD else f"model.{name}"] = part(dtype, tuple(shape), make)
+            parts[name if name == HEAD else f"model.{name}"] = tensor_spec(dtype, tuple(shape), make)
     parts |= random_formats.parts(format, model, seed)
     source = RandomTensors(parts, device, seed)
     return Checkpoint({name: each.info for name, each in parts.items()}, source, files.quantization, files.config)

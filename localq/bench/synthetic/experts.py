@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localq.bench.synthetic.tensors import Matrix, Part
+from localq.bench.synthetic.tensors import Matrix, TensorSpec
 from localq.engine.load.expert_pieces import PARTS
 from localq.files import format_facts
 from localq.formats import FORMATS, mxfp4
@@ -40,9 +40,9 @@ def matrices(model: Decoder, format: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def stacked(model: Decoder, format: str) -> dict[str, Part]:
+def stacked(model: Decoder, format: str) -> dict[str, TensorSpec]:
     """The tensors of those that are stacks in MXFP4, by name in a checkpoint."""
-    found: dict[str, Part] = {}
+    found: dict[str, TensorSpec] = {}
     for name, shape in stacks(model, format).items():
         if model.get_submodule(name.rpartition(".")[0]).interleaved:
             found |= _stack(f"model.{name}", shape)
@@ -58,7 +58,7 @@ def _takes(format: str, interleaved: bool) -> bool:
     )
 
 
-def _stack(name: str, shape: tuple[int, int, int]) -> dict[str, Part]:
+def _stack(name: str, shape: tuple[int, int, int]) -> dict[str, TensorSpec]:
     experts, out, columns = shape
     blocks = (experts, out, columns // mxfp4.BLOCK)
     described = zip(mxfp4_experts.suffixes, ((*blocks, mxfp4.BLOCK // 2), blocks), strict=True)
@@ -70,4 +70,4 @@ def _stack(name: str, shape: tuple[int, int, int]) -> dict[str, Part]:
         return {key: tensor.view(each) for (key, each), tensor in both}
 
     matrix = Matrix(name, make)
-    return {key: Part(info(torch.uint8, each), matrix) for key, each in names.items()}
+    return {key: TensorSpec(info(torch.uint8, each), matrix) for key, each in names.items()}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from localq.bench.synthetic import experts as random_experts
-from localq.bench.synthetic.tensors import Part, codes, constant, part, sampled, scales
+from localq.bench.synthetic.tensors import TensorSpec, codes, constant, sampled, scales, tensor_spec
 from localq.errors import usage_error
 from localq.files import format_facts
 from localq.formats import FORMATS
@@ -42,7 +42,7 @@ def linears(model: Decoder, format: str) -> dict[str, nn.Linear]:
     return {path: each for path, each in matrices.items() if each.in_features % FORMATS[format].BLOCK == 0}
 
 
-def parts(format: str, model: Decoder, seed: int) -> dict[str, Part]:
+def parts(format: str, model: Decoder, seed: int) -> dict[str, TensorSpec]:
     """Every tensor of `linears`, and of experts, by its name in a checkpoint. `model` may be on the meta device."""
     if format not in FORMATS:
         return {}
@@ -87,13 +87,13 @@ def _scheme(model: Decoder, format: str) -> str:
     return f"g{size}"
 
 
-def _on_a_text(target: TargetFormat, model: Decoder, paths: set[str], seed: int) -> dict[str, Part]:
+def _on_a_text(target: TargetFormat, model: Decoder, paths: set[str], seed: int) -> dict[str, TensorSpec]:
     """With the books that the encoder begins with."""
     books = load_initial(target.scheme, torch.device("cpu"))
     codebooks = [(book.stride, book.codewords.half()) for book in books]
     power = sum(float(book.codewords.square().sum(1).mean()) / book.stride for book in books)
     settings = ConversionSettings(Effort(), (), rotate=rotate_mode(can_rotate_stream(model), target.rotates), seed=seed)
-    found: dict[str, Part] = {}
+    found: dict[str, TensorSpec] = {}
     for index, block in enumerate(model.layers):
         assert isinstance(block, Block)
         block = unstack(copy.deepcopy(block))
@@ -112,7 +112,7 @@ def _on_a_text(target: TargetFormat, model: Decoder, paths: set[str], seed: int)
                         recipe = scales((columns * power) ** -0.5)
                     elif suffix.startswith(".codes"):
                         recipe = codes
-                    found[f"model.layers.{index}.{home}{suffix}"] = part(dtype, shape, recipe)
+                    found[f"model.layers.{index}.{home}{suffix}"] = tensor_spec(dtype, shape, recipe)
     return found
 
 

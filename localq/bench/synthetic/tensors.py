@@ -31,20 +31,20 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSpec:
     """A tensor that is yet to be made: what it is, and how; or the matrix that it is of."""
 
     info: TensorInfo
     make: Recipe | Matrix
 
 
-def sampled(shapes: Mapping[str, tuple[int, int]], module: ModuleType, scheme: str) -> dict[str, Part]:
+def sampled(shapes: Mapping[str, tuple[int, int]], module: ModuleType, scheme: str) -> dict[str, TensorSpec]:
     """The tensors of matrices [out, in] in the format `module`, by full name: what its `sample` makes."""
-    found: dict[str, Part] = {}
+    found: dict[str, TensorSpec] = {}
     for path, shape in shapes.items():
         matrix = Matrix(path, partial(_stored, module, path, shape, scheme))
         described = module.layout(*shape, scheme)
-        found |= {path + suffix: Part(info(*each), matrix) for suffix, each in described.items()}
+        found |= {path + suffix: TensorSpec(info(*each), matrix) for suffix, each in described.items()}
     return found
 
 
@@ -56,9 +56,9 @@ def _stored(
     }
 
 
-def part(dtype: torch.dtype, shape: tuple[int, ...], make: Recipe) -> Part:
+def tensor_spec(dtype: torch.dtype, shape: tuple[int, ...], make: Recipe) -> TensorSpec:
     """`Part`, by its type and shape."""
-    return Part(info(dtype, shape), make)
+    return TensorSpec(info(dtype, shape), make)
 
 
 def normal(deviation: float, mean: float = 0.0) -> Recipe:
@@ -114,7 +114,7 @@ def constant(tensor: Tensor) -> Recipe:
 class RandomTensors:
     """A source of a `Checkpoint`: every tensor is made when it is read, and the same each time."""
 
-    def __init__(self, parts: Mapping[str, Part], device: torch.device, seed: int) -> None:
+    def __init__(self, parts: Mapping[str, TensorSpec], device: torch.device, seed: int) -> None:
         self._parts, self._device, self._seed = parts, device, seed
         self._matrix, self._held = "", dict[str, Tensor]()  # tensors of the matrix that was read last
 

@@ -43,7 +43,7 @@ LEAVE_WITHIN_S = 2.0  # a second Ctrl-C on an empty prompt within this time quit
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _ChatStart:
     """The model to open and the state to start from. attached: texts that precede the next message."""
 
     settings: Settings
@@ -51,7 +51,7 @@ class _Place:
     start: Start
     attached: tuple[str, ...] = ()
 
-    def switched(self, wish: SwitchModel, session: ChatSession) -> _Place:
+    def switched(self, wish: SwitchModel, session: ChatSession) -> _ChatStart:
         """This state with another model; conversation and settings stay, sampling is reset to its defaults."""
         settings = dataclasses.replace(
             self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think
@@ -60,7 +60,7 @@ class _Place:
             self.of(session), settings=settings, wanted=OpenOptions(wish.format, self.wanted.force)
         )
 
-    def of(self, session: ChatSession) -> _Place:
+    def of(self, session: ChatSession) -> _ChatStart:
         """The same model, at the current state of `session`."""
         start = dataclasses.replace(
             self.start, record=session.record, store=session.store, stop=session.stop_strings, grammar=session.grammar
@@ -75,7 +75,7 @@ def converse(
 
     first   the first message; without a terminal at stdin it is the only one, and a failure is raised
     """
-    place, back = _Place(settings, wanted or OpenOptions(), start), None
+    place, back = _ChatStart(settings, wanted or OpenOptions(), start), None
     while True:
         try:
             outcome = _talk(place, quiet, first, again=back is not None)
@@ -92,7 +92,9 @@ def converse(
         place, back = place.switched(wish, session), place.of(session)
 
 
-def _talk(place: _Place, quiet: bool, first: PromptText | None, again: bool) -> int | tuple[SwitchModel, ChatSession]:
+def _talk(
+    place: _ChatStart, quiet: bool, first: PromptText | None, again: bool
+) -> int | tuple[SwitchModel, ChatSession]:
     """Chat with one model; returns the exit code or a switch to another.
 
     again   the conversation is on the screen already

@@ -39,7 +39,7 @@ class MarkdownStream:
         self._gap = False  # an empty line is due
         self._cursor: Cursor | None = None  # of the raw block on the screen
         self._lost = False  # the rows of the block are unknown
-        self._code = _Segment(language)
+        self._code = _RawCode(language)
         self.is_empty = self._fresh = True  # nothing shown yet; the cursor is at the start of a row
 
     def write(self, text: str) -> None:
@@ -158,7 +158,7 @@ class MarkdownStream:
             self._cursor = self._cursor if self._lost else None
         if opened is not None:  # an empty row before and after separates the code
             self._emit("\n" if blocks else "")
-            self._code = _Segment(opened.language)
+            self._code = _RawCode(opened.language)
             self._watch.begin()
 
     def _is_known(self) -> bool:
@@ -202,7 +202,7 @@ class MarkdownStream:
 
 
 @dataclass
-class _Segment:
+class _RawCode:
     """Raw lines of code on the screen, after the lines `before`.
 
     rows     rows that they take; None = unknown
@@ -221,9 +221,9 @@ class _Segment:
         self.rows = None if self.rows is None or rows is None else self.rows + rows
         self.height += rows or 1
 
-    def next(self) -> _Segment:
+    def next(self) -> _RawCode:
         """The segment that follows."""
-        return _Segment(self.language, self.lines)
+        return _RawCode(self.language, self.lines)
 
 
 def _over(rows: int) -> str:

@@ -106,7 +106,7 @@ SPELLINGS = {"model": "MODEL", "prompt": "-p", "generate": "-n", "depth": "-d", 
 
 
 @dataclass(frozen=True)
-class _Arguments:
+class _CommonArguments:
     """Arguments that every mode reads."""
 
     model: str | None
@@ -159,7 +159,7 @@ def bench(
     Compares with fp16, transformers and the memory bandwidth. The last line on stdout is one JSON object.
     """
     flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize, bcq, formats), strict=True))
-    arguments = _Arguments(model, synthetic, "json" if json else output, plot, force, quiet)
+    arguments = _CommonArguments(model, synthetic, "json" if json else output, plot, force, quiet)
     mode = _mode(flags, arguments, context)
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
@@ -179,7 +179,7 @@ def bench(
     _measure(_request(arguments, settings, plan, rivals, not no_baseline, ctx), mode, arguments)
 
 
-def _mode(flags: dict[str, bool], arguments: _Arguments, context: Any) -> str:
+def _mode(flags: dict[str, bool], arguments: _CommonArguments, context: Any) -> str:
     """The mode from `MODES`, "" for a whole model. Raises LocalqError (exit 2) for options that clash."""
     from localq.bench import plot
     from localq.bench.models import report
@@ -214,7 +214,7 @@ def _refuse_ignored(mode: str, context: Any) -> None:
             raise usage_error("bench", f"{word} has no effect {where}", "Remove it.")
 
 
-def _run_part(mode: str, arguments: _Arguments, settings: Settings, seed: int, only: str) -> None:
+def _run_part(mode: str, arguments: _CommonArguments, settings: Settings, seed: int, only: str) -> None:
     """Run a benchmark other than a whole model; its module prints a table and one line of JSON."""
     out = sys.stderr if arguments.output == "json" else sys.stdout
     if mode == "kernels":
@@ -245,7 +245,7 @@ def _run_part(mode: str, arguments: _Arguments, settings: Settings, seed: int, o
         raise LocalqError(f"bench --{mode}", why, "Report this as a bug.")
 
 
-def _run_quantize(mode: str, arguments: _Arguments, settings: Settings, seed: int, only: str) -> None:
+def _run_quantize(mode: str, arguments: _CommonArguments, settings: Settings, seed: int, only: str) -> None:
     """Time the presets of `localq quantize` on one layer of a catalogue model."""
     from localq.cli.verbs import quantize_calibrated
     from localq.files import catalog
@@ -274,7 +274,7 @@ PARTS = {**dict.fromkeys(("kernels", "crossover", "patched", "bcq"), _run_part),
 
 
 def _request(
-    arguments: _Arguments,
+    arguments: _CommonArguments,
     settings: Settings,
     plan: BenchPlan,
     against: tuple[str, ...],
@@ -308,7 +308,7 @@ def _request(
     return BenchRequest(files, opened, loading, plan, against, baseline)
 
 
-def _measure(request: BenchRequest, mode: str, arguments: _Arguments) -> None:
+def _measure(request: BenchRequest, mode: str, arguments: _CommonArguments) -> None:
     from localq.bench import plot
     from localq.bench.models import model_bench, report, step
 

@@ -20,7 +20,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, packaged_model
 from localq.gpus import Gpu, NvmlReport
 from localq.kernels import BuildInfo, selftest_results
-from localq.kernels.selftest_results import Place, Verdict
+from localq.kernels.selftest_results import Place, SelftestResult
 from localq.wording import human_bytes
 
 MIB = 2**20
@@ -65,7 +65,7 @@ class SystemFacts:
     embedded: dict[str, bool]
     settings: settings.Settings | None
     settings_error: LocalqError | None
-    selftest: Verdict | None
+    selftest: SelftestResult | None
 
 
 def gather() -> SystemFacts:
@@ -97,7 +97,7 @@ def gather() -> SystemFacts:
     )
 
 
-def _selftest(first: Gpu | None, nvml: NvmlReport, found: Driver) -> Verdict | None:
+def _selftest(first: Gpu | None, nvml: NvmlReport, found: Driver) -> SelftestResult | None:
     if first is None or first.capability is None:
         return None
     version = nvml.driver_version or ".".join(map(str, found.cuda_version))
@@ -205,7 +205,7 @@ def _kernels_text(facts: SystemFacts) -> str:
     return f"built with CUDA {facts.kernels.cuda_version} for {built} and newer"
 
 
-def _selftest_text(verdict: Verdict | None) -> str:
+def _selftest_text(verdict: SelftestResult | None) -> str:
     if verdict is None:
         return "not run yet for this GPU, driver and build; the first load runs it"
     return f"failed: wrong results from {verdict.failed}" if verdict.failed else "passed"

@@ -18,7 +18,7 @@ from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.planner.card import PlanningCard
-    from localq.planner.fit_rows import Row
+    from localq.planner.fit_rows import FitRow
 
 MIB = 2**20
 _MODEL_HELP = "Details of this model in every format; ORG/REPO also works."
@@ -90,11 +90,11 @@ def fit(
             _print_table(rows if everything else fit_rows.best_of_each(rows), looked)
 
 
-def _as_json(rows: list[Row], looked: PlanningCard, ctx: int | None, with_ledger: bool) -> dict[str, Any]:
-    def placed(row: Row) -> dict[str, Any]:
+def _as_json(rows: list[FitRow], looked: PlanningCard, ctx: int | None, with_ledger: bool) -> dict[str, Any]:
+    def placed(row: FitRow) -> dict[str, Any]:
         return {"kv_bits": row.now.kv_bits, "embed": row.now.embed, "head": row.now.head}
 
-    def body(row: Row) -> dict[str, Any]:
+    def body(row: FitRow) -> dict[str, Any]:
         fields = {
             "name": row.offer.name,
             "format": row.offer.format,
@@ -126,7 +126,7 @@ def _as_json(rows: list[Row], looked: PlanningCard, ctx: int | None, with_ledger
     }
 
 
-def _print_table(rows: list[Row], looked: PlanningCard) -> None:
+def _print_table(rows: list[FitRow], looked: PlanningCard) -> None:
     _print_memory(looked)
     contexts = ["CONTEXT", "DESKTOP CLOSED"] if looked.memory.desktop else ["CONTEXT"]
     headers = ["MODEL", "FORMAT", "BITS", "WEIGHTS", *contexts, "TOK/S", "QUALITY", "DOWNLOAD", "FITS"]
@@ -143,7 +143,7 @@ def _print_table(rows: list[Row], looked: PlanningCard) -> None:
         note("quality: perplexity relative to the unquantized model, where measured")
 
 
-def _print_ledgers(rows: list[Row], looked: PlanningCard) -> None:
+def _print_ledgers(rows: list[FitRow], looked: PlanningCard) -> None:
     _print_memory(looked)
     parts = ("weights", "embedding", "head", "kv_cache", "scratch", "cuda_context")
     headers = ["MODEL", "FORMAT", "CONTEXT", "KV BITS", *(part.replace("_", " ").upper() for part in parts)]
@@ -167,11 +167,11 @@ def _print_memory(looked: PlanningCard) -> None:
     note(f"tok/s: {looked.basis}")
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: FitRow) -> str:
     return f"{'yes' if row.fits else 'no'}: {row.reason}"
 
 
-def _rate(row: Row) -> str:
+def _rate(row: FitRow) -> str:
     return "-" if row.tok_s is None or not row.fits else f"{row.tok_s:.0f}" if row.tok_s >= 10 else f"{row.tok_s:.1f}"
 
 

@@ -19,7 +19,7 @@ from localq.engine.selftest.checks import CHECKS
 from localq.engine.selftest.compare import Mismatch
 from localq.errors import ExitCode, LocalqError
 from localq.kernels import selftest_results
-from localq.kernels.selftest_results import Place, Verdict
+from localq.kernels.selftest_results import Place, SelftestResult
 
 Checks = Mapping[str, Callable[[torch.device], None]]  # kernel -> what raises `Mismatch` where it is wrong
 
@@ -39,7 +39,7 @@ def ensure(
         return ()
     with torch.inference_mode():
         failed, why = first_failure(device, checks)
-    note = selftest_results.remember(here, Verdict(here.gpu, here.driver, failed))
+    note = selftest_results.remember(here, SelftestResult(here.gpu, here.driver, failed))
     if failed:
         raise LocalqError(
             "GPU",

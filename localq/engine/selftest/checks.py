@@ -56,7 +56,7 @@ def _attention_decode(device: torch.device) -> None:
     heads, kv_heads, width, slots = 6, 2, 64, 200
     qkv = normal(1, (heads + 2 * kv_heads) * width).to(HALF)
     kept = [normal(slots - 1, kv_heads, width, seed=seed).to(HALF) for seed in (2, 3)]
-    workspace = attention.Workspace(heads, kv_heads, width, device)
+    workspace = attention.AttentionWorkspace(heads, kv_heads, width, device)
     for bits in KV_BITS:
         caches = [KVCache([(kv_heads, width)], slots + 9, HALF, place, bits) for place in ("cpu", device)]
         for cache, place in zip(caches, (torch.device("cpu"), device), strict=True):

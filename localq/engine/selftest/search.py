@@ -11,7 +11,7 @@ from torch import Tensor
 from localq.engine.selftest.compare import Mismatch
 from localq.formats.codebooks import adjoint_kernel
 from localq.formats.codebooks import search_kernel as search
-from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.search_kernel import Codebook
 
 SHAPES = ((4, 16, 16), (2, 8, 21), (8, 24, 40), (16, 32, 9))  # stride, length, beam: each a kernel of its own
 FIRST = 0.01  # error of the first position, over the weights' size
@@ -27,7 +27,7 @@ class Known:
     targets: Tensor
     feedback: Tensor
     white: Tensor
-    book: Book
+    book: Codebook
     codes: Tensor
     errors: Tensor
     left: Tensor
@@ -73,7 +73,7 @@ def known(rows: int, columns: int, stride: int, length: int, device: torch.devic
     targets[:, stride:] += errors[:, :stride] @ feedback[:stride, stride:]
     tensors = (targets, feedback, white, words, codes.to(torch.uint8), errors, decoded[:, columns:].contiguous())
     targets, feedback, white, words, codes, errors, left = (each.to(device) for each in tensors)
-    return Known(targets, feedback, white, Book(stride, words), codes, errors, left)
+    return Known(targets, feedback, white, Codebook(stride, words), codes, errors, left)
 
 
 def check_adjoint(device: torch.device) -> None:

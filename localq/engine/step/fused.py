@@ -94,7 +94,7 @@ class FusedStep:
         self._experts = ExpertLaunches(config, dtype, device) if config.experts else None
         self._gate_up: Tensor | None = None  # only where they cannot be computed in one launch
         self.logits = self._buffer(config.vocab_size, torch.float32, device)
-        self._workspace = attention.Workspace(config.heads, config.kv_heads, config.head_dim, device)
+        self._workspace = attention.AttentionWorkspace(config.heads, config.kv_heads, config.head_dim, device)
         self._launches: list[Launch] = []
         self._add_embedding(model)
         for index, block in enumerate(model.layers):

@@ -84,7 +84,7 @@ class Container:
     size: int
 
 
-class _Cursor:
+class _ByteReader:
     """A position in the mapped file that moves forward; reading past the end is a LocalqError (exit 8)."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
@@ -162,7 +162,7 @@ def read_container(path: Path) -> Container:
 def _read(path: Path, _size: int, _changed_ns: int) -> Container:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_Cursor(path, data))
+            return _parse(_ByteReader(path, data))
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise _unreadable(path, error) from error
 
@@ -171,7 +171,7 @@ def _unreadable(path: Path, error: Exception) -> LocalqError:
     return bad_file(str(path), f"it cannot be read ({error})", "Check the path and the file.")
 
 
-def _parse(cursor: _Cursor) -> Container:
+def _parse(cursor: _ByteReader) -> Container:
     magic, version = cursor.take("4sI")
     if magic != b"GGUF":
         raise bad_file(str(cursor.path), "it is not a GGUF file", "Give a .gguf file or a model folder.")
@@ -203,7 +203,7 @@ def _parse(cursor: _Cursor) -> Container:
     return Container(cursor.path, values, placed, size)
 
 
-def _directory(cursor: _Cursor, count: int) -> list[tuple[str, RawTensor]]:
+def _directory(cursor: _ByteReader, count: int) -> list[tuple[str, RawTensor]]:
     entries = []
     for _ in range(count):
         name, (dimensions,) = cursor.string(), cursor.take("I")

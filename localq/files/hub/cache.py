@@ -41,7 +41,7 @@ _CONTENT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Revision:
     """One revision of a repository in the cache; `refs`: its branches and tags."""
 
     repo: str
@@ -64,7 +64,7 @@ def repos() -> dict[str, Path]:
     return {path.name.removeprefix(_PREFIX).replace("--", "/", 1): path for path in folders}
 
 
-def snapshots(repo: str) -> list[Snapshot]:
+def revisions(repo: str) -> list[Revision]:
     """The revisions of `repo` in the cache, those with a branch or tag first."""
     folder = repo_folder(repo)
     refs: dict[str, list[str]] = {}
@@ -72,7 +72,7 @@ def snapshots(repo: str) -> list[Snapshot]:
         if not path.name.startswith(".") and path.is_file() and (commit := _read_ref(path)):
             refs.setdefault(commit, []).append(path.relative_to(folder / "refs").as_posix())
     found = [
-        Snapshot(repo, path.name, path, tuple(refs.get(path.name, ())))
+        Revision(repo, path.name, path, tuple(refs.get(path.name, ())))
         for path in sorted((folder / "snapshots").glob("*"))
         if COMMIT.fullmatch(path.name) and path.is_dir()
     ]

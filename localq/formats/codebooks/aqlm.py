@@ -50,7 +50,7 @@ from localq.formats.codebooks import gather_kernel, gather_order, unpack_kernel
 from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.codebooks.definition import dequantize_codes
 from localq.formats.codebooks.gather_kernel import GatherOperand
-from localq.formats.codebooks.linear import Book, VqLinear
+from localq.formats.codebooks.linear import LinearCodebook, VqLinear
 from localq.formats.samples import Random
 from localq.kernels import gemv
 from localq.kernels.operand import Operand
@@ -180,13 +180,13 @@ class Linear(VqLinear):
         """The buffers in the form of the format."""
         return Packed(self.codes_of("codes"), self.codebooks, self.scales)
 
-    def books(self) -> list[Book]:
+    def books(self) -> list[LinearCodebook]:
         """The codebooks that `vq_gemv` reads."""
         books, entries, out_group, in_group = self.codebooks.shape
         small = self.codes.dtype == torch.int8 and books <= 2 and entries <= codebook_tiles.ENTRIES and out_group == 1
         if not small or in_group not in (2, 4, 8, 16) or self.in_features % 8 or self.scales.dtype not in HALF_TYPES:
             return []
-        return [Book("codes", number, self.codebooks, number) for number in range(books)]
+        return [LinearCodebook("codes", number, self.codebooks, number) for number in range(books)]
 
     def tile_(self) -> Linear:
         """Tiles, on a GPU; codewords that are gathered are put into the order of how often codes name them."""

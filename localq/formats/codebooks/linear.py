@@ -27,7 +27,7 @@ _fragments: Any = WeakIdKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Book:
+class LinearCodebook:
     """A book of a Linear: the name of the buffer of its codes [out, positions] or [out, positions, books], its number
     among the books of that buffer, and where its codebook [entries, length] is; `codebook` is an index of it."""
 
@@ -57,7 +57,7 @@ class VqLinear(SlabLinear):
         return None if self.tiles is None else replace(self.tiles, bias=self.bias)
 
     @abstractmethod
-    def books(self) -> list[Book]:
+    def books(self) -> list[LinearCodebook]:
         """What `vq_gemv` would read; empty where it does not read the layout."""
         ...
 
@@ -80,7 +80,7 @@ class VqLinear(SlabLinear):
         workspace_of(self.scales.device)  # allocates it now
         return self
 
-    def _book(self, book: Book, factor: float) -> VqBook:
+    def _book(self, book: LinearCodebook, factor: float) -> VqBook:
         positions = self.code_shapes[book.codes][1]
         together = sum(other.codes == book.codes for other in self.books())
         tiles = getattr(self, book.codes)
@@ -109,7 +109,7 @@ def table_bytes(model: nn.Module) -> int:
     return sum(shared.values()) + workspace_of(matrices[0].codes.device).nbytes
 
 
-def _fragments_of(book: Book, factor: float) -> Tensor:
+def _fragments_of(book: LinearCodebook, factor: float) -> Tensor:
     known: dict[tuple[int | None, float], Tensor] = _fragments.setdefault(book.codebook, {})
     if (book.index, factor) not in known:
         known[book.index, factor] = codebook_tiles.fragments(book.values, factor)

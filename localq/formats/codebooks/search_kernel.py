@@ -23,7 +23,7 @@ ENTRIES = 256
 
 
 @dataclass(frozen=True)
-class Book:
+class Codebook:
     """One codebook: codewords f32 [256, length], `stride` weights between two of its positions.
 
     Strides of books that are searched together divide each other, and every length is a multiple of the least stride.
@@ -38,7 +38,7 @@ class Book:
         return self.codewords.shape[1]
 
 
-def events(books: Sequence[Book], columns: int) -> list[tuple[int, bool]]:
+def events(books: Sequence[Codebook], columns: int) -> list[tuple[int, bool]]:
     """In which order books are read along `columns`: (number of the book, is it the last of its position).
 
     The finest strides come first at a position: their codewords carry most of a weight, and paths that are judged
@@ -54,7 +54,7 @@ def events(books: Sequence[Book], columns: int) -> list[tuple[int, bool]]:
 
 
 def vq_search(
-    targets: Tensor, feedback: Tensor, white: Tensor, books: Sequence[Book], tails: Tensor, beam: int
+    targets: Tensor, feedback: Tensor, white: Tensor, books: Sequence[Codebook], tails: Tensor, beam: int
 ) -> tuple[list[Tensor], Tensor]:
     """Codes of one block of columns, all rows: codes u8 [rows, positions] of each book, and whitened errors.
 
@@ -97,7 +97,7 @@ class Search:
 
 
 def prepare(
-    targets: Tensor, feedback: Tensor, white: Tensor, books: Sequence[Book], tails: Tensor, beam: int
+    targets: Tensor, feedback: Tensor, white: Tensor, books: Sequence[Codebook], tails: Tensor, beam: int
 ) -> Search:
     """All of `vq_search` but the search."""
     rows, columns = targets.shape
@@ -127,7 +127,7 @@ def vq_search_bytes(rows: int, columns: int, events: int, tail: int) -> int:
     return rows * (4 * columns + 8 * tail + events + 4 * columns)
 
 
-def _tables(order: Sequence[tuple[int, bool]], books: Sequence[Book], white: Tensor) -> Tensor:
+def _tables(order: Sequence[tuple[int, bool]], books: Sequence[Codebook], white: Tensor) -> Tensor:
     """f32 [events, step + 1, 256]: whitened beginnings of codewords by component, and their squares' sums."""
     step = white.shape[1]
     position, tables = 0, []

@@ -51,7 +51,7 @@ from localq.files import format_facts, schemes
 from localq.files.architecture import Linears
 from localq.files.schemes import codebook_name
 from localq.formats.codebooks import lookup_kernel, rotation, rotation_kernel, unpack_kernel
-from localq.formats.codebooks.linear import Book, VqLinear, multiplies
+from localq.formats.codebooks.linear import LinearCodebook, VqLinear, multiplies
 from localq.formats.codebooks.lookup_kernel import VqOperand
 from localq.formats.codebooks.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize, sample
 from localq.formats.codebooks.vq2_read import BOOKS, SUFFIXES, from_checkpoint, stored_shape
@@ -197,10 +197,10 @@ class Linear(VqLinear):
         books = tuple((self.codes_of(book.codes, first, count), book.codebook) for book in self.books())
         return Packed(books, self.scales[first : first + count], self.signs, (count, self.in_features))
 
-    def books(self) -> list[Book]:
+    def books(self) -> list[LinearCodebook]:
         """The codebooks that `vq_gemv` reads."""
-        first = Book("codes", 0, self.codebook)
-        return [first] if self.codebook_2 is None else [first, Book("codes_2", 0, self.codebook_2)]
+        first = LinearCodebook("codes", 0, self.codebook)
+        return [first] if self.codebook_2 is None else [first, LinearCodebook("codes_2", 0, self.codebook_2)]
 
     def forward(self, x: Tensor) -> Tensor:
         """W x + b."""

@@ -26,7 +26,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadMemory:
     """Memory of a load: component -> bytes, predicted and measured; with its device and options."""
 
     device: str
@@ -50,18 +50,18 @@ def keep_bandwidth(gpu: str, read_bytes_per_s: float) -> None:
     _keep("bandwidth", gpu, round(read_bytes_per_s))
 
 
-def last_load(name: str) -> Load | None:
+def last_load(name: str) -> LoadMemory | None:
     """The last load of the model `name` on a GPU; None without one."""
     found = _section("loads").get(name)
     try:
-        load = Load(**(found or {}))
+        load = LoadMemory(**(found or {}))
     except TypeError:  # none, or from another version
         return None
     sizes = [*load.predicted.values(), *load.measured.values()] if _are_tables(load) else [None]
     return load if load.kv_bits in KV_BITS and all(isinstance(size, int) for size in sizes) else None
 
 
-def keep_load(name: str, load: Load) -> None:
+def keep_load(name: str, load: LoadMemory) -> None:
     """Save the memory of a load. Raises nothing."""
     _keep("loads", name, asdict(load))
 
@@ -77,7 +77,7 @@ def keep_quantizing(folder: Path, seconds: float) -> None:
     _keep("quantizing", str(folder), round(seconds, 3))
 
 
-def _are_tables(load: Load) -> bool:
+def _are_tables(load: LoadMemory) -> bool:
     return isinstance(load.predicted, dict) and isinstance(load.measured, dict)
 
 

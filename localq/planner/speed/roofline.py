@@ -18,7 +18,7 @@ from localq.stats import Stats
 MEASURED, RATED = "measured", "rated"  # on this machine; published
 
 
-class Held(Protocol):
+class LoadedFacts(Protocol):
     """The part of `worker.messages.Loaded` that is used here."""
 
     @property
@@ -93,7 +93,7 @@ def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, id
     return Reads(ledger["weights"] - idle + head + row, layer * (arch.layers - windowed), layer * windowed, arch.window)
 
 
-def of_loaded(loaded: Held) -> Roof | None:
+def of_loaded(loaded: LoadedFacts) -> Roof | None:
     """The roof of a loaded model; None on the CPU, and if the model or the card is unknown."""
     found = bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
     return Roof(Reads(**loaded.reads), found) if found else None

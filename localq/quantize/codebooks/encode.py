@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.formats.codebooks.search_kernel import Book, vq_search
+from localq.formats.codebooks.search_kernel import Codebook, vq_search
 from localq.formats.codebooks.vq2 import Packed
 from localq.quantize.codebooks.refine import decode, fit_codebooks
 from localq.quantize.model.linear_algebra import pieces
@@ -31,7 +31,7 @@ class EncodedMatrices:
     """
 
     codes: tuple[Tensor, ...]
-    books: tuple[Book, ...]
+    books: tuple[Codebook, ...]
     scales: Tensor
     loss: float
 
@@ -49,7 +49,7 @@ class EncodedMatrices:
 
 
 def encode(
-    weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort, on_stage: OnStage = ignore_stage
+    weight: Tensor, metric: Tensor, books: Sequence[Codebook], effort: Effort, on_stage: OnStage = ignore_stage
 ) -> EncodedMatrices:
     """Encode weight f32 [rows, in] by metric f32 [in, in], starting from `books`; all on one device.
 
@@ -68,7 +68,7 @@ def encode(
         on_stage("codebooks")
         with damped_in_place(metric, effort.damping):
             books = fit_codebooks(weight, metric, codes, books, scales, effort.steps)
-            books = [Book(book.stride, _sixteen(book.codewords)) for book in books]
+            books = [Codebook(book.stride, _sixteen(book.codewords)) for book in books]
             scales = _positive(_fitted_scales(weight, codes, books, metric, scales))
         loss = float(_lost(weight, codes, books, metric, scales) / whole)
         if best is None or loss < best.loss:
@@ -78,7 +78,9 @@ def encode(
     return best
 
 
-def search_codes(weight: Tensor, scales: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
+def search_codes(
+    weight: Tensor, scales: Tensor, found: Factor, books: Sequence[Codebook], effort: Effort
+) -> list[Tensor]:
     """Search codes u8 [rows, positions] of each codebook for weight f32 [rows, in] with row scales f32 [rows, 1]."""
     rows, columns = weight.shape
     cuts = pieces(rows, columns, 2)  # a row is a block of threads: fewer rows would leave a large GPU idle
@@ -86,7 +88,7 @@ def search_codes(weight: Tensor, scales: Tensor, found: Factor, books: Sequence[
     return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
-def _chosen(left: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
+def _chosen(left: Tensor, found: Factor, books: Sequence[Codebook], effort: Effort) -> list[Tensor]:
     """`search_codes` for scaled rows, which are overwritten."""
     rows, columns = left.shape
     step = found.white.shape[1]
@@ -102,7 +104,7 @@ def _chosen(left: Tensor, found: Factor, books: Sequence[Book], effort: Effort) 
 
 
 def _fitted_scales(
-    weight: Tensor, codes: Sequence[Tensor], books: Sequence[Book], metric: Tensor, before: Tensor
+    weight: Tensor, codes: Sequence[Tensor], books: Sequence[Codebook], metric: Tensor, before: Tensor
 ) -> Tensor:
     """Fit row scales f32 [rows, 1] by least squares; `before` where the fit is not positive."""
     found = []
@@ -115,7 +117,7 @@ def _fitted_scales(
     return torch.where(scales > 0, scales, before)
 
 
-def _lost(weight: Tensor, codes: Sequence[Tensor], books: Sequence[Book], metric: Tensor, scales: Tensor) -> Tensor:
+def _lost(weight: Tensor, codes: Sequence[Tensor], books: Sequence[Codebook], metric: Tensor, scales: Tensor) -> Tensor:
     """Return trace(E H E^T)."""
     lost = torch.zeros((), device=weight.device)
     for rows in pieces(*weight.shape):

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from localq.formats.codebooks import rotation
-from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.search_kernel import Codebook
 from localq.formats.codebooks.vq2 import Packed
 from localq.models.attention import Pass
 from localq.models.decoder import Block
@@ -58,13 +58,13 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return out if bias is None else out + bias
 
 
-class _Decode(torch.autograd.Function):
+class _CodebookDecode(torch.autograd.Function):
     """Decode codes u8 by a codebook f32 [256, length] to f32 [rows, columns]; differentiable in the codebook."""
 
     @staticmethod
     def forward(ctx: Any, words: Tensor, codes: Tensor, stride: int, columns: int) -> Tensor:
         ctx.save_for_backward(codes)
-        ctx.book = Book(stride, words.detach())
+        ctx.book = Codebook(stride, words.detach())
         return decode([codes], [ctx.book], columns)
 
     @staticmethod
@@ -117,7 +117,7 @@ class TrainableLayer(nn.Module):
         """Decode a matrix [out, in]."""
         packed, total = self._packed[name].to(self._device), None
         for (codes, _), stride, place in zip(packed.books, packed.strides, self._books[name], strict=True):
-            part = _Decode.apply(self.books[place], codes, stride, packed.shape[1])  # type: ignore[no-untyped-call]
+            part = _CodebookDecode.apply(self.books[place], codes, stride, packed.shape[1])  # type: ignore[no-untyped-call]
             total = part if total is None else total + part
         assert total is not None  # there is at least one book
         weight: Tensor = total * (packed.scales.float()[:, None] * factor)

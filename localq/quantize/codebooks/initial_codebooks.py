@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from localq import places
 from localq.errors import usage_error
 from localq.files.schemes import vq2_codebooks
-from localq.formats.codebooks.search_kernel import ENTRIES, Book
+from localq.formats.codebooks.search_kernel import ENTRIES, Codebook
 from localq.quantize.codebooks.encode import search_codes
 from localq.quantize.codebooks.refine import decode, fit_codebooks
 from localq.quantize.model.statistics import Factor
@@ -30,7 +30,7 @@ COLUMNS = 512
 FILE = places.PACKAGE_DATA / "codebooks.safetensors"
 
 
-def load_initial(scheme: str, device: torch.device) -> tuple[Book, ...]:
+def load_initial(scheme: str, device: torch.device) -> tuple[Codebook, ...]:
     """Load the codebooks of a scheme of `SCHEMES`, for weights of mean square 1; f32 on `device`.
 
     Raises LocalqError (exit 2) for other schemes.
@@ -40,11 +40,11 @@ def load_initial(scheme: str, device: torch.device) -> tuple[Book, ...]:
         raise usage_error(f"vq2 {scheme}", "there are no initial codebooks for it", f"Schemes: {', '.join(SCHEMES)}.")
     tensors = load_file(FILE)
     return tuple(
-        Book(stride, tensors[f"{scheme}.{number}"].float().to(device)) for number, (stride, _) in enumerate(sizes)
+        Codebook(stride, tensors[f"{scheme}.{number}"].float().to(device)) for number, (stride, _) in enumerate(sizes)
     )
 
 
-def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tuple[Book, ...]:
+def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tuple[Codebook, ...]:
     """Train codebooks on Gaussian weights of mean square 1, on the CPU; `rows` of 512 weights in every round."""
     generator = torch.Generator().manual_seed(seed)
     sizes = vq2_codebooks(scheme)
@@ -56,13 +56,13 @@ def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tupl
         fitted = fit_codebooks(noise, torch.eye(COLUMNS), codes, books, torch.ones(rows, 1), 12)
         late = number >= rounds // 2
         books = [
-            Book(new.stride, (old.codewords + new.codewords) / 2 if late else new.codewords)
+            Codebook(new.stride, (old.codewords + new.codewords) / 2 if late else new.codewords)
             for old, new in zip(books, fitted, strict=True)
         ]
     return tuple(books)
 
 
-def mean_square_error(books: tuple[Book, ...], rows: int, beam: int, seed: int = 1) -> float:
+def mean_square_error(books: tuple[Codebook, ...], rows: int, beam: int, seed: int = 1) -> float:
     """Return the mean square error on fresh Gaussian weights; the lower bound is 4^-bits."""
     noise = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
     step = min(book.stride for book in books)
@@ -70,15 +70,15 @@ def mean_square_error(books: tuple[Book, ...], rows: int, beam: int, seed: int =
     return float((noise - decode(codes, books, COLUMNS)).square().mean())
 
 
-def _first(sizes: list[tuple[int, int]], generator: torch.Generator) -> list[Book]:
+def _first(sizes: list[tuple[int, int]], generator: torch.Generator) -> list[Codebook]:
     """Start from noise that decays along every codeword; all codebooks together have mean square 0.9."""
     books = []
     for number, (stride, length) in enumerate(sizes):
         lags = torch.arange(length) // stride
         words = torch.randn(ENTRIES, length, generator=generator) * 0.6**lags * 0.5**number
-        books.append(Book(stride, words))
+        books.append(Codebook(stride, words))
     power = sum(float(book.codewords.square().sum(1).mean()) / book.stride for book in books)
-    return [Book(book.stride, book.codewords * (0.9 / power) ** 0.5) for book in books]
+    return [Codebook(book.stride, book.codewords * (0.9 / power) ** 0.5) for book in books]
 
 
 def _plain(step: int) -> Factor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localq.formats.codebooks.adjoint_kernel import vq_adjoint
 from localq.formats.codebooks.definition import dequantize_codes
-from localq.formats.codebooks.search_kernel import ENTRIES, Book
+from localq.formats.codebooks.search_kernel import ENTRIES, Codebook
 from localq.formats.codebooks.unpack_kernel import CodeSet, additive_dequantize
 from localq.quantize.model.linear_algebra import pieces
 
@@ -25,15 +25,15 @@ ROUNDING = 1e-11
 
 
 def fit_codebooks(
-    weight: Tensor, metric: Tensor, codes: Sequence[Tensor], books: Sequence[Book], scales: Tensor, steps: int
-) -> list[Book]:
+    weight: Tensor, metric: Tensor, codes: Sequence[Tensor], books: Sequence[Codebook], scales: Tensor, steps: int
+) -> list[Codebook]:
     """Improve `books` by `steps` steps; weight f32 [rows, in], scales f32 [rows, 1]."""
     squares = scales.square()
     heights = [_used(each, squares) * metric.diagonal().mean() for each in codes]
     weights = [height + RIDGE * height.mean() for height in heights]  # of the preconditioner
 
     def product(values: list[Tensor]) -> list[Tensor]:
-        held = [Book(book.stride, value) for book, value in zip(books, values, strict=True)]
+        held = [Codebook(book.stride, value) for book, value in zip(books, values, strict=True)]
 
         def rows_of(rows: slice) -> Tensor:
             return decode([each[rows] for each in codes], held, weight.shape[1]).mul_(squares[rows]) @ metric
@@ -57,10 +57,10 @@ def fit_codebooks(
         scaled = [each / height for each, height in zip(rest, weights, strict=True)]
         before, size = size, _dot(rest, scaled)
         way = [each + (size / before) * old for each, old in zip(scaled, way, strict=True)]
-    return [Book(book.stride, value) for book, value in zip(books, values, strict=True)]
+    return [Codebook(book.stride, value) for book, value in zip(books, values, strict=True)]
 
 
-def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tensor:
+def decode(codes: Sequence[Tensor], books: Sequence[Codebook], columns: int) -> Tensor:
     """Decode to f32 [rows, columns], without scales; a GPU kernel gives the same bits, for at most two codebooks."""
     if codes[0].is_cuda:
         sets = [
@@ -76,13 +76,13 @@ def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tens
     return total
 
 
-def adjoint(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> list[Tensor]:
+def adjoint(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Codebook]) -> list[Tensor]:
     """Apply the adjoint of decoding: matrix f32 [rows, in] -> f32 [256, length] of each codebook."""
     return _gathered(lambda rows: matrix[rows], matrix.shape, codes, books)
 
 
 def _gathered(
-    rows_of: Callable[[slice], Tensor], shape: Sequence[int], codes: Sequence[Tensor], books: Sequence[Book]
+    rows_of: Callable[[slice], Tensor], shape: Sequence[int], codes: Sequence[Tensor], books: Sequence[Codebook]
 ) -> list[Tensor]:
     """`adjoint` for a matrix of this shape whose rows `rows_of` computes."""
     found = [torch.zeros_like(book.codewords) for book in books]
@@ -93,7 +93,7 @@ def _gathered(
     return found
 
 
-def _gather(total: Tensor, matrix: Tensor, numbers: Tensor, book: Book) -> None:
+def _gather(total: Tensor, matrix: Tensor, numbers: Tensor, book: Codebook) -> None:
     if matrix.is_cuda:
         total += vq_adjoint(matrix.contiguous(), numbers.contiguous(), book.stride, book.length)
         return
@@ -110,7 +110,7 @@ def _gather(total: Tensor, matrix: Tensor, numbers: Tensor, book: Book) -> None:
 def _used(numbers: Tensor, squares: Tensor) -> Tensor:
     """Return f32 [256, 1]: uses of each codeword, weighted by the squared row scales."""
     counts = torch.zeros(ENTRIES, 1, device=numbers.device)
-    alone = Book(1, counts)  # a weight for each position
+    alone = Codebook(1, counts)  # a weight for each position
     for rows in pieces(*numbers.shape):
         _gather(counts, squares[rows].expand(-1, numbers.shape[1]), numbers[rows], alone)
     return counts

@@ -38,7 +38,7 @@ class _Listed:
     note: str
 
 
-class _Search(Input):
+class _SearchInput(Input):
     BINDINGS: ClassVar = [*bindings("sidebar_list")]
 
     def action_list(self) -> None:
@@ -82,7 +82,7 @@ class SessionsPanel(Widget):
         self._pause: Timer | None = None
 
     def compose(self) -> ComposeResult:
-        yield _Search(placeholder="Search", compact=True, id="search")
+        yield _SearchInput(placeholder="Search", compact=True, id="search")
         yield Input(placeholder="New title", compact=True, id="title")
         yield _List(markup=False, compact=True, id="list")
         yield Static("", id="about", markup=False)

@@ -11,7 +11,7 @@ from localq import gpus
 from localq.errors import LocalqError
 from localq.files import catalog
 from localq.planner import card, choose, fit_rows, footprint, offers, placement, plan, uncatalogued
-from localq.planner.fit_rows import Memory, Row
+from localq.planner.fit_rows import FitRow, Memory
 from localq.planner.offers import Offer
 from localq.planner.speed.predict import Machine
 from localq.settings import Settings
@@ -99,7 +99,7 @@ def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRo
 # ---- what fits
 
 
-def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> Row:
+def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> FitRow:
     memory, wishes = Memory(outlook.budget or 0, 0), choose.wishes_of(settings)
     try:
         return fit_rows.row_of(offer, memory, wishes, outlook.machine)
@@ -107,7 +107,7 @@ def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> Row:
         return fit_rows.row_of(offer, memory, placement.Wishes(), outlook.machine)
 
 
-def _of_row(row: Row) -> PickerRow:
+def _of_row(row: FitRow) -> PickerRow:
     offer = row.offer
     usable = row.ctx_max >= min(plan.USABLE_CONTEXT, offer.arch.max_context)
     verdict = TOO_LARGE if not row.fits else NOT_YET if offer.unsupported else FITS if usable else SHORT

@@ -7,15 +7,15 @@ import torch
 
 from localq.bench.kernels import experts as experts_rows
 from localq.bench.kernels.roofline import Timing
-from localq.bench.kernels.shapes import Mixture, Product, Workload, workload
+from localq.bench.kernels.shapes import MixtureShape, Product, Workload, workload
 from localq.bench.kernels.timing import Bench
 from localq.errors import LocalqError
 from localq.formats.experts import kernel as expert_kernel
 from tests.support.kernels import reference_experts
 
-GPT_OSS = Mixture("a little gpt-oss", 128, 64, 6, 2, "mxfp4", "clamped", True)
-QWEN = Mixture("a little qwen", 64, 128, 9, 4, "nf4")
-IN_2_BITS = Mixture("a little qwen in 2 bits", 64, 128, 9, 4, "vq2")
+GPT_OSS = MixtureShape("a little gpt-oss", 128, 64, 6, 2, "mxfp4", "clamped", True)
+QWEN = MixtureShape("a little qwen", 64, 128, 9, 4, "nf4")
+IN_2_BITS = MixtureShape("a little qwen in 2 bits", 64, 128, 9, 4, "vq2")
 WORK = Workload(mixtures=(GPT_OSS, QWEN, IN_2_BITS), batches=(Product((83,), 576),), dequantized=(Product((48,), 640),))
 
 
@@ -71,5 +71,5 @@ def test_a_router_that_chooses_others_is_not_timed(bench, monkeypatch):
 
 def test_models_with_experts_have_their_mixture():
     of = workload("gpt-oss-20b").mixtures
-    assert of == (Mixture("gpt_oss", 2880, 2880, 32, 4, "mxfp4", "clamped", True),)
+    assert of == (MixtureShape("gpt_oss", 2880, 2880, 32, 4, "mxfp4", "clamped", True),)
     assert workload("llama-3.1-8b").mixtures == ()

@@ -149,7 +149,7 @@ def test_a_rival_that_fails_is_a_note(tmp_path):
     def broken(model, files):
         raise RuntimeError("no compiler\nmore lines")
 
-    bench = model_bench._Bench(
+    bench = model_bench._ModelBench(
         request(make_checkpoint(tmp_path), plan.make("0", "8", "0")), CPU, 1e9, lambda text: None
     )
     assert bench._guarded("transformers", lambda: broken(None, None)) == {}
@@ -177,7 +177,7 @@ def test_a_baseline_that_fails_leaves_what_was_measured_and_the_first_line_says_
         raise LocalqError("model", "too large even in two cuts", "", ExitCode.DOES_NOT_FIT)
 
     monkeypatch.setattr(model_bench, "is_plain", lambda model: False)
-    monkeypatch.setattr(model_bench._Bench, "in_16_bit", short_of_memory)
+    monkeypatch.setattr(model_bench._ModelBench, "in_16_bit", short_of_memory)
     asked = request(make_checkpoint(tmp_path), plan.make("0", "4", "0", 1))
     measured = model_bench.run(asked, lambda text: None)
     assert measured.rows[0].engine == report.OURS

@@ -238,7 +238,7 @@ def test_this_machine(monkeypatch):
 def test_the_self_test_of_the_kernels(capsys, failed, code, says):
     if failed is not None:
         here = selftest_results.Place("NVIDIA GeForce RTX 3090", "GPU-5a1b", (8, 6), "580.65.06")
-        assert selftest_results.remember(here, selftest_results.Verdict(here.gpu, here.driver, failed)) == ""
+        assert selftest_results.remember(here, selftest_results.SelftestResult(here.gpu, here.driver, failed)) == ""
     got, out, err = doctor(capsys)
     assert got == code
     assert next(line.split(None, 1)[1] for line in out.splitlines() if line.startswith("self-test")).startswith(says)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from localq.planner.speed import local_measurements
-from localq.planner.speed.local_measurements import Load
+from localq.planner.speed.local_measurements import LoadMemory
 
-LOAD = Load("NVIDIA H200", "nf4", 4096, 16, "device", "16", {"weights": 10}, {"weights": 11})
+LOAD = LoadMemory("NVIDIA H200", "nf4", 4096, 16, "device", "16", {"weights": 10}, {"weights": 11})
 
 
 @pytest.fixture(autouse=True)

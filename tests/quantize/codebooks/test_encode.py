@@ -8,7 +8,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.formats.codebooks import vq2
-from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.search_kernel import Codebook
 from localq.quantize.codebooks.encode import decode, encode
 from localq.quantize.settings import Effort
 from tests.support.kernels.search_operands import block
@@ -19,8 +19,8 @@ COLUMNS = 64
 SHAPES = [(8, 16), (4, 16)]
 
 
-def books() -> list[Book]:
-    return [Book(book.stride, 0.5 * book.codewords) for book in block(1, 16, SHAPES, 1).books]
+def books() -> list[Codebook]:
+    return [Codebook(book.stride, 0.5 * book.codewords) for book in block(1, 16, SHAPES, 1).books]
 
 
 def weight_and_metric(rows: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.search_kernel import Codebook
 from localq.formats.codebooks.vq2 import dequantize
 from localq.models.decoder import Block
 from localq.models.unstacked_experts import unstack
@@ -116,6 +116,6 @@ def test_products_in_16_bit_change_loss_and_gradients_by_their_rounding(model_ty
 
 def test_a_codeword_that_no_code_names_gets_no_gradient():
     codes = torch.zeros(3, 8, dtype=torch.uint8)
-    total = adjoint(torch.ones(3, 32), [codes], [Book(4, torch.zeros(256, 16))])[0]
+    total = adjoint(torch.ones(3, 32), [codes], [Codebook(4, torch.zeros(256, 16))])[0]
     assert float(total[1:].abs().sum()) == 0
     assert total[0, 0] == 24

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.search_kernel import Codebook
 from localq.quantize.codebooks.encode import decode
 from localq.quantize.codebooks.refine import adjoint, fit_codebooks
 
@@ -31,13 +31,13 @@ class Problem:
     weight: Tensor
     metric: Tensor
     codes: list[Tensor]
-    books: list[Book]
+    books: list[Codebook]
     scales: Tensor
 
-    def fitted(self, steps: int) -> list[Book]:
+    def fitted(self, steps: int) -> list[Codebook]:
         return fit_codebooks(self.weight, self.metric, self.codes, self.books, self.scales, steps)
 
-    def loss(self, books: list[Book]) -> float:
+    def loss(self, books: list[Codebook]) -> float:
         """trace(E H E^T), f64."""
         error = self.weight.double() - self.scales.double() * decode(self.codes, books, self.weight.shape[1]).double()
         return float(((error @ self.metric.double()) * error).sum())
@@ -54,7 +54,7 @@ def problem(shapes: list[tuple[int, int]], columns: int = 48, used: int = 256) -
     codes = [
         torch.randint(used, (ROWS, columns // stride), generator=generator, dtype=torch.uint8) for stride, _ in shapes
     ]
-    books = [Book(stride, 0.5 * normal(256, length)) for stride, length in shapes]
+    books = [Codebook(stride, 0.5 * normal(256, length)) for stride, length in shapes]
     scales = 0.5 + torch.rand(ROWS, 1, generator=generator)
     return Problem(normal(ROWS, columns) * scales, x.T @ x / len(x), codes, books, scales)
 
@@ -78,7 +78,7 @@ def test_gathering_is_the_adjoint_of_decoding(shapes, columns):
 def test_a_gpu_decodes_the_same_bits_and_gathers_within_rounding(shapes, columns):
     given = problem(shapes, columns)
     codes = [each.cuda() for each in given.codes]
-    books = [Book(book.stride, book.codewords.cuda()) for book in given.books]
+    books = [Codebook(book.stride, book.codewords.cuda()) for book in given.books]
     assert torch.equal(decode(codes, books, columns).cpu(), decode(given.codes, given.books, columns))
     matrix = torch.randn(ROWS, columns, generator=torch.Generator().manual_seed(9))
     sizes = adjoint(matrix.abs(), given.codes, given.books)
@@ -90,13 +90,13 @@ def test_a_gpu_decodes_the_same_bits_and_gathers_within_rounding(shapes, columns
 def design(given: Problem, used: int) -> tuple[Tensor, list[tuple[int, int, int]]]:
     """f64 [ROWS * columns, unknowns]: s D of each entry of the codewords in use, and which they are."""
     columns, made, entries = given.weight.shape[1], [], []
-    zeros = [Book(book.stride, torch.zeros_like(book.codewords)) for book in given.books]
+    zeros = [Codebook(book.stride, torch.zeros_like(book.codewords)) for book in given.books]
     for number, book in enumerate(given.books):
         for word in range(used):
             for at in range(book.length):
                 unit = torch.zeros_like(book.codewords)
                 unit[word, at] = 1
-                books = [*zeros[:number], Book(book.stride, unit), *zeros[number + 1 :]]
+                books = [*zeros[:number], Codebook(book.stride, unit), *zeros[number + 1 :]]
                 made.append((given.scales * decode(given.codes, books, columns)).flatten().double())
                 entries.append((number, word, at))
     return torch.stack(made, 1), entries

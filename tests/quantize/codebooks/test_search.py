@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from localq import kernels
-from localq.formats.codebooks.search_kernel import Book, events, vq_search
+from localq.formats.codebooks.search_kernel import Codebook, events, vq_search
 from localq.quantize.codebooks import encode
 from localq.quantize.codebooks.encode import decode, search_codes
 from localq.quantize.model.statistics import factor
@@ -37,7 +37,7 @@ def few(operands: Block, words: int) -> Block:
         codewords = torch.full_like(book.codewords, 500.0)
         kept = near(words)
         codewords[kept] = book.codewords[kept]
-        books.append(Book(book.stride, codewords))
+        books.append(Codebook(book.stride, codewords))
     return replace(operands, books=books)
 
 
@@ -95,7 +95,7 @@ def noise(rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
 
 
-def random_books(shapes: list[tuple[int, int]]) -> list[Book]:
+def random_books(shapes: list[tuple[int, int]]) -> list[Codebook]:
     return block(1, 16, shapes, 1).books
 
 
@@ -147,23 +147,23 @@ def test_threads_and_neighbours_change_nothing(monkeypatch):
 
 
 def test_the_finest_books_are_read_first():
-    books = [Book(8, torch.zeros(256, 16)), Book(4, torch.zeros(256, 16))]
+    books = [Codebook(8, torch.zeros(256, 16)), Codebook(4, torch.zeros(256, 16))]
     assert events(books, 16) == [(1, False), (0, True), (1, True), (1, False), (0, True), (1, True)]
 
 
 BROKEN = {
     "targets of f64": lambda o: replace(o, targets=o.targets.double()),
     "NaN": lambda o: replace(o, targets=o.targets * torch.tensor(float("nan"))),
-    "infinite codewords": lambda o: replace(o, books=[Book(4, o.books[0].codewords / 0)]),
+    "infinite codewords": lambda o: replace(o, books=[Codebook(4, o.books[0].codewords / 0)]),
     "feedback of another width": lambda o: replace(o, feedback=o.feedback[:-4]),
     "too few triangles": lambda o: replace(o, white=o.white[:-1]),
     "short tails": lambda o: replace(o, tails=o.tails[:, :-4]),
     "tails of other rows": lambda o: replace(o, tails=o.tails[:-1]),
-    "255 codewords": lambda o: replace(o, books=[Book(4, o.books[0].codewords[:-1])]),
-    "a length between the strides": lambda o: replace(o, books=[Book(4, o.books[0].codewords[:, :14])]),
+    "255 codewords": lambda o: replace(o, books=[Codebook(4, o.books[0].codewords[:-1])]),
+    "a length between the strides": lambda o: replace(o, books=[Codebook(4, o.books[0].codewords[:, :14])]),
     "no beam": lambda o: replace(o, beam=0),
     "too wide a beam": lambda o: replace(o, beam=257),
-    "codewords too long": lambda o: replace(o, books=[Book(4, torch.zeros(256, 36))], tails=torch.zeros(3, 36)),
+    "codewords too long": lambda o: replace(o, books=[Codebook(4, torch.zeros(256, 36))], tails=torch.zeros(3, 36)),
 }
 
 

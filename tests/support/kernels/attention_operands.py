@@ -10,7 +10,7 @@ from torch import Tensor
 from localq import kv_bits
 from localq.engine import kv_codec
 from localq.engine.cache import KVCache
-from localq.kernels.attention import KVLayer, Workspace, attention_decode
+from localq.kernels.attention import AttentionWorkspace, KVLayer, attention_decode
 from localq.kernels.gemv import Norm
 from localq.kv_bits import KvBits
 from localq.models.rope import Rope, rotate
@@ -69,7 +69,7 @@ class Operands:
                 tensor[:, hidden] = torch.nan
         self.position = torch.tensor([case.position], device=device)
         if self._device.type == "cuda":
-            self.workspace = Workspace(case.heads, case.kv_heads, case.head_dim, self._device)
+            self.workspace = AttentionWorkspace(case.heads, case.kv_heads, case.head_dim, self._device)
 
     def _norm(self, generator: torch.Generator) -> Norm | None:
         if not self.case.norm:

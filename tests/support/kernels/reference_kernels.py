@@ -74,7 +74,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(logit_adjust, "adjust", adjusted)
     monkeypatch.setattr(sampling, "sample", sampled)
     monkeypatch.setattr(attention, "attention_decode", attention_decode)
-    monkeypatch.setattr(attention, "Workspace", lambda heads, kv_heads, head_dim, device: None)
+    monkeypatch.setattr(attention, "AttentionWorkspace", lambda heads, kv_heads, head_dim, device: None)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from localq.formats.codebooks.search_kernel import Book, events, vq_search
+from localq.formats.codebooks.search_kernel import Codebook, events, vq_search
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Block:
     targets: Tensor
     feedback: Tensor
     white: Tensor
-    books: list[Book]
+    books: list[Codebook]
     tails: Tensor
     beam: int
 
     def to(self, device: str) -> Block:
         """The same on `device`; tails are a copy."""
         moved = {name: getattr(self, name).to(device) for name in ("targets", "feedback", "white")}
-        books = [Book(book.stride, book.codewords.to(device)) for book in self.books]
+        books = [Codebook(book.stride, book.codewords.to(device)) for book in self.books]
         return replace(self, books=books, tails=self.tails.clone().to(device), **moved)
 
 
@@ -50,7 +50,7 @@ def block(rows: int, columns: int, shapes: list[tuple[int, int]], beam: int, see
 
     step = min(stride for stride, _ in shapes)
     books = [
-        Book(stride, 0.6**i * normal(256, length) * 0.8 ** torch.arange(length))
+        Codebook(stride, 0.6**i * normal(256, length) * 0.8 ** torch.arange(length))
         for i, (stride, length) in enumerate(shapes)
     ]
     white = torch.triu(torch.eye(step) + 0.3 * normal(columns // step, step, step) / step**0.5)
