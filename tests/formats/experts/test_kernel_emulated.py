@@ -28,6 +28,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def emulated(library, monkeypatch):
+    torch.manual_seed(0)  # biases, norms and residuals: the tolerance depends on how they round
     return emulated_experts.install(library, monkeypatch)
 
 
