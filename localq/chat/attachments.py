@@ -21,7 +21,7 @@ _ESCAPED = re.compile(r"(?<!\S)\\@")
 
 
 def system_text(value: str | None) -> str | None:
-    """The system prompt of `--system`: text, or the content of @FILE. Raises as `text_file.read_text`."""
+    """The system prompt of `--system`: text, or the content of @FILE. Raises as `disk.read_text`."""
     if value is None or not value.startswith("@"):
         return value
     return read_text(Path(value[1:])).rstrip("\n")
@@ -36,7 +36,7 @@ class Attachment:
 
 
 def read_attachment(path: Path, name: str | None = None) -> Attachment:
-    """`path`, called `name` or as its last part is. Raises as `text_file.read_text`."""
+    """`path`, called `name` or as its last part is. Raises as `disk.read_text`."""
     text, called = sanitize(read_text(path)), sanitize(name or path.name)
     return Attachment(f"{called}:\n\n{text}", f"{called}: {human_bytes(len(text.encode()))}")
 

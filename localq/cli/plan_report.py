@@ -14,7 +14,7 @@ from localq.files.hub import fetch as hub
 from localq.planner import budget as memory_budget
 from localq.planner import card as planner_card
 from localq.planner import choose, explain, fit_rows, offers
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.offers import Choice, FormatCandidate, Offer
 from localq.planner.speed import cards, measurements, predict
 from localq.planner.speed.predict import Machine
@@ -119,7 +119,7 @@ def make_report(name: str, format: str | None, settings: Settings) -> Report:
     if named is not None:
         budget: int | None = max(0, named - memory_budget.reserved(settings))
         memory = f"{named / MIB:,.0f} MiB (--vram {settings.vram})"
-        sizes = {size * MIB: gib for gib, size in planner.CARD_TOTALS_MIB.items()}
+        sizes = {size * MIB: gib for gib, size in memory_plan.CARD_TOTALS_MIB.items()}
         machines = {card.name: Machine.of(card) for card in cards.of_size(sizes.get(named, 0))}
         basis = planner_card.BASIS if machines else ""
     else:
@@ -134,7 +134,7 @@ def make_report(name: str, format: str | None, settings: Settings) -> Report:
     if choice is None:
         offer = fit_rows.of_model(name, offline=settings.offline)[0]
         wishes = choose.wishes_of(settings)
-        plan = planner.assess(
+        plan = memory_plan.assess(
             offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme,
             name=target.name,
         )  # fmt: skip

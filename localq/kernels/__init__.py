@@ -1,7 +1,7 @@
 """The compiled kernels: whether they are there, and if not, why. Each family of operations is a file here.
 
 Importing this package loads nothing; the compiled module is loaded at the first question. It links the CUDA runtime
-statically and loads without a GPU, so "built" and "usable here" are two questions: `engine.device` asks the second.
+statically and loads without a GPU. Whether this machine can use it is checked by `engine.load.device`.
 """
 
 from __future__ import annotations

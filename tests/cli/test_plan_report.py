@@ -15,7 +15,7 @@ from localq.files import catalog, format_facts, packaged_model
 from localq.files.hub import fetch as hub
 from localq.planner import card as planner_card
 from localq.planner import choose, uncatalogued
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer
 from localq.settings import Settings
 from localq.worker.client import EngineClient
@@ -214,7 +214,7 @@ def test_a_small_card_takes_another_format_and_says_why(capsys, monkeypatch):
 
     def fetch(source, *arguments, **options):
         asked.append(source.repo)
-        raise planner.usage_error("stop", "here")
+        raise memory_plan.usage_error("stop", "here")
 
     monkeypatch.setattr(hub, "fetch", fetch)
     assert execute(["run", "llama-3.3-70b", "hi"]) == ExitCode.USAGE

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from localq import formats
 from localq.bench.models import format_list
-from localq.bench.synthetic import checkpoint as synthetic
+from localq.bench.synthetic import checkpoint as synthetic_checkpoint
 from localq.cli import execute
 from localq.engine.generate import Engine
 from localq.engine.load.load import load
@@ -145,8 +145,8 @@ def test_it_is_evaluated(added, source, tmp_path, capsys):
 
 
 def test_random_weights_are_made_in_it(added):
-    files, format = synthetic.files_of(f"smollm2-135m@{NAME}")
-    weights = synthetic.checkpoint(files, format, torch.device("cpu"), seed=0)
+    files, format = synthetic_checkpoint.files_of(f"smollm2-135m@{NAME}")
+    weights = synthetic_checkpoint.checkpoint(files, format, torch.device("cpu"), seed=0)
     prefix = "model.layers.0.mlp.down_proj"
     gain = dequantize(formats.FORMATS[NAME].from_checkpoint(weights, prefix), torch.float32).square().sum(1).sqrt()
     assert gain.mean() == pytest.approx(1.0, rel=0.05)

@@ -73,9 +73,9 @@ class Work:
         files = self.files if folder is None else open_model(folder)
         dtype = "float16" if self.device.type == "cuda" else "float32"
         options = LoadOptions(folder.name if folder else "reference", str(self.device), dtype)
-        found = evaluation.run(
-            evaluation.EvaluationRequest(files, options, DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, WINDOW, self.most)
-        )
+        text = DEFAULT_TEXT.read_bytes()
+        request = evaluation.EvaluationRequest(files, options, text, DEFAULT_TEXT.name, WINDOW, self.most)
+        found = evaluation.run(request)
         return {"perplexity": found["perplexity"], "bits": found["bits_per_weight"]}
 
 

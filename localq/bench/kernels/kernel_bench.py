@@ -20,7 +20,7 @@ from localq import kernels
 from localq.bench import plot
 from localq.bench.conditions.conditions import conditions
 from localq.bench.kernels import attention as attention_rows
-from localq.bench.kernels import experts as experts_rows
+from localq.bench.kernels import experts as expert_rows
 from localq.bench.kernels import formats as format_rows
 from localq.bench.kernels import roofline, shapes
 from localq.bench.kernels import search as search_rows
@@ -38,7 +38,7 @@ FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     **{family: partial(format_rows.cases, family=family) for family in ("nf4", "gemm", "dequantize")},
     "dense": format_rows.dense_cases,
     **{family: partial(format_rows.cases, family=family) for family in ("int8", "int4", "rowlut", "gather", "vq")},
-    "experts": experts_rows.cases,
+    "experts": expert_rows.cases,
     "bcq": partial(format_rows.cases, family="bcq"),
     "attention": attention_rows.cases,
     "search": search_rows.cases,

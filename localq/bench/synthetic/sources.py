@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from localq.bench.synthetic import checkpoint as synthetic
+from localq.bench.synthetic import checkpoint as synthetic_checkpoint
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
 
@@ -21,5 +21,5 @@ def from_files(path: Path) -> tuple[ModelFiles, Opened]:
 
 def random(name: str, seed: int) -> tuple[ModelFiles, Opened]:
     """Random weights of the catalogued model NAME or NAME@FORMAT."""
-    described, format = synthetic.files_of(name)
-    return described, lambda files, device: synthetic.checkpoint(files, format, device, seed)
+    described, format = synthetic_checkpoint.files_of(name)
+    return described, lambda files, device: synthetic_checkpoint.checkpoint(files, format, device, seed)

@@ -218,18 +218,18 @@ def _run_part(mode: str, arguments: _CommonArguments, settings: Settings, seed: 
     """Run a benchmark other than a whole model; its module prints a table and one line of JSON."""
     out = sys.stderr if arguments.output == "json" else sys.stdout
     if mode == "kernels":
-        from localq.bench.kernels import kernel_bench as kernels  # torch loads only now, as below
+        from localq.bench.kernels import kernel_bench  # torch loads only now, as below
 
         shown = progress.case_bar(arguments.quiet)
         families = [name.strip() for name in only.split(",")] if only else None
-        result = kernels.run(out, arguments.model, families, plot_to=arguments.plot, on_case=shown)
+        result = kernel_bench.run(out, arguments.model, families, plot_to=arguments.plot, on_case=shown)
     elif mode == "bcq":
         from localq.bench.kernels import formats as format_rows
-        from localq.bench.kernels import kernel_bench as kernels
+        from localq.bench.kernels import kernel_bench
 
         shown = progress.case_bar(arguments.quiet)
         shapes = arguments.model or format_rows.SQUARES
-        result = kernels.run(out, shapes, list(kernels.BY_NAME), plot_to=arguments.plot, on_case=shown)
+        result = kernel_bench.run(out, shapes, list(kernel_bench.BY_NAME), plot_to=arguments.plot, on_case=shown)
     elif mode == "crossover":
         from localq.bench.kernels import crossover
 

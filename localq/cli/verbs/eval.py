@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from localq.settings import Settings
 
 DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
-UNQUANTIZED = 16  # bits, as `bench.bits` has it
+UNQUANTIZED = 16  # bits, as in `bench.quality.bits`
 _MODELS = "Name, NAME@FORMAT, ORG/REPO, folder or .gguf file."
 _PLOT = "Plot perplexity over size to NAME.png; - = terminal."
 _AGAINST = "reference (dequantized weights), or another model."

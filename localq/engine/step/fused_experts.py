@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from localq.engine.step.launch import Launch
 from localq.formats import mxfp4, nf4
 from localq.formats.expert_linears import LinearStack
-from localq.formats.experts import kernel as kernels
+from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts import stacks
 from localq.formats.linear import SlabStack
 from localq.kernels.gemv import Norm
@@ -40,8 +40,8 @@ def stack_of(part: nn.Parameter | PackedStack) -> stacks.Stack | None:
 def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
     """Why the kernels cannot run it (whose weights are in place) beside x of `dtype`; empty when they can."""
     router, experts = mixture.router, mixture.experts
-    if experts.count > kernels.MOST_EXPERTS or router.active > kernels.MOST_CHOSEN:
-        most = f"at most {kernels.MOST_CHOSEN} of {kernels.MOST_EXPERTS}"
+    if experts.count > expert_kernel.MOST_EXPERTS or router.active > expert_kernel.MOST_CHOSEN:
+        most = f"at most {expert_kernel.MOST_CHOSEN} of {expert_kernel.MOST_EXPERTS}"
         return f"there are none for {router.active} of {experts.count} experts ({most})"
     for part in (experts.gate_up_proj, experts.down_proj):
         if (stack := stack_of(part)) is None:
@@ -50,7 +50,7 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
             stacks.check_stack("experts", stack, dtype, router.weight.device)
         except ValueError as error:
             return f"none reads these {error}"
-        if part is experts.down_proj and not kernels.has_room(stack, router.active):
+        if part is experts.down_proj and not expert_kernel.has_room(stack, router.active):
             return f"none has room for the inputs of {router.active} experts of {stacks.shape_of(stack)[2]} columns"
     return _why_not_turned(experts)
 
@@ -73,7 +73,7 @@ class ExpertLaunches:
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.weights = torch.zeros(config.experts_active, dtype=torch.float32, device=device)
         self.chosen = torch.zeros(config.experts_active, dtype=torch.int32, device=device)
-        self.workspace = kernels.router_workspace(config.experts, device)
+        self.workspace = expert_kernel.router_workspace(config.experts, device)
         self.gated = torch.zeros(config.experts_active, config.expert_width, dtype=dtype, device=device)
 
     def bytes(self) -> int:
@@ -93,10 +93,12 @@ class ExpertLaunches:
         of_down = (gated, down, _detached(experts.down_proj_bias), chosen, routed)
 
         def route() -> None:
-            kernels.router(*of_router, norm=norm, how=router.how, weights=routed, chosen=chosen, workspace=workspace)
+            expert_kernel.router(
+                *of_router, norm=norm, how=router.how, weights=routed, chosen=chosen, workspace=workspace
+            )
 
         def open_() -> None:
-            kernels.experts_gate_up(
+            expert_kernel.experts_gate_up(
                 *of_gate_up,
                 norm=norm,
                 gate=experts.gate,
@@ -107,7 +109,7 @@ class ExpertLaunches:
             )
 
         def close() -> None:
-            kernels.experts_down(*of_down, residual=x, out=x, behind_gate_up=True, signs=signs)
+            expert_kernel.experts_down(*of_down, residual=x, out=x, behind_gate_up=True, signs=signs)
 
         routing, opening, closing = _bytes(mixture, gate_up, down, x, norm)
         return [
@@ -121,11 +123,11 @@ def _bytes(mixture: Mixture, gate_up: stacks.Stack, down: stacks.Stack, x: Tenso
     """What the three launches must move, biases and norms included."""
     router, experts, active = mixture.router, mixture.experts, mixture.router.active
     size = x.element_size()
-    routing = kernels.router_bytes(experts.count, x.shape[1], size) + norm.weight.nbytes
+    routing = expert_kernel.router_bytes(experts.count, x.shape[1], size) + norm.weight.nbytes
     routing += 0 if router.bias is None else router.bias.nbytes
-    opening = kernels.experts_gate_up_bytes(gate_up, active, size) + norm.weight.nbytes
+    opening = expert_kernel.experts_gate_up_bytes(gate_up, active, size) + norm.weight.nbytes
     signs, _ = _signs(experts.down_proj)
-    closing = kernels.experts_down_bytes(down, active, size) + x.nbytes + (0 if signs is None else signs.nbytes)
+    closing = expert_kernel.experts_down_bytes(down, active, size) + x.nbytes + (0 if signs is None else signs.nbytes)
     biases = (experts.gate_up_proj_bias, experts.down_proj_bias)
     first, second = (0 if each is None else each.nbytes // experts.count * active for each in biases)
     return routing, opening + first, closing + second

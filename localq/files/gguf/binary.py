@@ -190,7 +190,7 @@ def _parse(cursor: _ByteReader) -> Container:
         raise cursor.damaged("the GGUF header names a tensor twice")
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment > 2**20 or alignment & (alignment - 1):
-        raise cursor.damaged(f"the GGUF header has alignment {alignment!r}")
+        raise cursor.damaged(f"the GGUF header has the invalid alignment {alignment!r}")
     start, size = -(-cursor.at // alignment) * alignment, len(cursor.data)
     for name, tensor in tensors.items():
         # An unknown type counts as one byte for 32 values here; `read_tensor` refuses it with its name.
@@ -208,10 +208,10 @@ def _directory(cursor: _ByteReader, count: int) -> list[tuple[str, RawTensor]]:
     for _ in range(count):
         name, (dimensions,) = cursor.string(), cursor.take("I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            raise cursor.damaged(f"tensor {name!r} has {dimensions} dimensions")
+            raise cursor.damaged(f"tensor {name!r} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
         shape = tuple(reversed(cursor.take(f"{dimensions}Q")))
         if any(not 0 < each < 2**40 for each in shape):
-            raise cursor.damaged(f"tensor {name!r} has shape {shape}")
+            raise cursor.damaged(f"tensor {name!r} has the invalid shape {shape}")
         kind, offset = cursor.take("IQ")
         entries.append((name, RawTensor(kind, shape, offset)))
     return entries

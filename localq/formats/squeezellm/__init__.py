@@ -14,7 +14,7 @@ refused by name. In config.json's quantization_config, `quant_method` is "squeez
 4 + 256 / in bits per weight: 4.06 at 4096 columns, 4.44 at 576.
 
 In memory: codes u8 [out, in / 2], byte j of a row has column 2j in the low nibble and 2j + 1 in the high one; table f16
-[out, 16]. The kernels (`kernels.rowlut`) read them so, or faster in tiles, into which they are put at load
+[out, 16]. The kernels (`formats.squeezellm.kernel`) read them so, or faster in tiles, into which they are put at load
 (`formats.squeezellm.tiles`).
 
 Quantizing: the values of a row are those that lose least of sum over k of importance[k] * (weight - value)^2, and each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localq.bench.kernels import experts as experts_rows
+from localq.bench.kernels import experts as expert_rows
 from localq.bench.kernels.roofline import Timing
 from localq.bench.kernels.shapes import MixtureShape, Product, Workload, workload
 from localq.bench.kernels.timing import Bench
@@ -31,7 +31,7 @@ def bench(monkeypatch):
 
 
 def test_every_row_is_measured(bench):
-    rows = [case(bench) for case in experts_rows.cases(WORK)]
+    rows = [case(bench) for case in expert_rows.cases(WORK)]
     mixtures = ["router", "experts_gate_up", "experts_down", "mixture"]
     in_2_bits = ["router", "vq_experts_gate_up", "vq_experts_down", "mixture"]
     assert [row.op for row in rows] == [*mixtures * 2, *in_2_bits, "route", "mxfp4_gemv", "mxfp4_gemv",
@@ -53,7 +53,7 @@ def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, name):
         out.copy_(out.roll(1))
 
     monkeypatch.setattr(expert_kernel, name, wrong)
-    row = experts_rows.gate_up_row if name == "experts_gate_up" else experts_rows.down_row
+    row = expert_rows.gate_up_row if name == "experts_gate_up" else expert_rows.down_row
     for mixture in WORK.mixtures:
         with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
             row(bench, mixture)
@@ -66,7 +66,7 @@ def test_a_router_that_chooses_others_is_not_timed(bench, monkeypatch):
 
     monkeypatch.setattr(expert_kernel, "router", wrong)
     with pytest.raises(LocalqError, match="not that of the largest logits"):
-        experts_rows.router_row(bench, GPT_OSS)
+        expert_rows.router_row(bench, GPT_OSS)
 
 
 def test_models_with_experts_have_their_mixture():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localq.bench.synthetic import checkpoint as synthetic
+from localq.bench.synthetic import checkpoint as synthetic_checkpoint
 from localq.engine.generate import Engine
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
@@ -52,13 +52,13 @@ def tiny(model_type: str, format: str = "fp16") -> ModelFiles:
         window=arch.window and 16, experts=arch.experts and 4, experts_active=arch.experts and 2,
         expert_intermediate=arch.experts and 192,
     )  # fmt: skip
-    config = synthetic.in_format(synthetic.config_of(small), format)
+    config = synthetic_checkpoint.in_format(synthetic_checkpoint.config_of(small), format)
     return ModelFiles(path=Path(), kind="safetensors", config=config, name="tiny")
 
 
 @pytest.mark.parametrize("entry", RUNNABLE, ids=lambda entry: entry.name)
 def test_every_catalogued_shape_makes_a_model_with_that_many_weights(entry):
-    config = synthetic.config_of(entry.arch)
+    config = synthetic_checkpoint.config_of(entry.arch)
     check_config(config, entry.name)
     family = architecture(config)
     with torch.device("meta"):
@@ -77,7 +77,9 @@ def test_every_catalogued_shape_makes_a_model_with_that_many_weights(entry):
 def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
     files = tiny(model_type, format)
     model = load(
-        files, LoadOptions(device="cpu", ctx=320), opened=lambda each: synthetic.checkpoint(each, format, CPU, seed=1)
+        files,
+        LoadOptions(device="cpu", ctx=320),
+        opened=lambda each: synthetic_checkpoint.checkpoint(each, format, CPU, seed=1),
     )
     assert model.format == format
     prompt = [5 + 7 * i % 300 for i in range(263)]  # in passes, which take a tenth of the time that steps do
@@ -87,7 +89,7 @@ def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
         assert layer.k[:, :302].isfinite().all()
         assert layer.v[:, :302].isfinite().all()
         assert layer.k[:, 301].count_nonzero()
-    held = synthetic.checkpoint(files, format, CPU, seed=1).tensors
+    held = synthetic_checkpoint.checkpoint(files, format, CPU, seed=1).tensors
     dense = [name for name in held if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
     assert not dense or format == "fp16", "what is said to be quantized is"
 
@@ -95,7 +97,7 @@ def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
 @pytest.mark.parametrize("format", QUANTIZED)
 def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(format):
     files = tiny("llama", format)
-    first, again, other = (synthetic.checkpoint(files, format, CPU, seed) for seed in (1, 1, 2))
+    first, again, other = (synthetic_checkpoint.checkpoint(files, format, CPU, seed) for seed in (1, 1, 2))
     name = f"model.layers.1.mlp.up_proj{CODES[format]}"
     assert torch.equal(first.read(name), again.read(name))
     assert not torch.equal(first.read(name), other.read(name))
@@ -113,7 +115,7 @@ def test_names_sizes_and_so_bits_are_those_of_a_conversion(model_type, format, t
     target = {"vq2": "vq2", "aqlm": "aqlm2x8"}[format]
     folder = converted(source, tmp_path / "out", format=target)
     files = tiny(model_type, format)
-    random = synthetic.checkpoint(files, format, CPU, seed=0)
+    random = synthetic_checkpoint.checkpoint(files, format, CPU, seed=0)
     with open_checkpoint(open_model(folder)) as real:
         assert random.tensors == real.tensors
         assert random.config["quantization_config"]["quant_method"] == real.quantization["quant_method"]
@@ -124,7 +126,7 @@ def test_names_sizes_and_so_bits_are_those_of_a_conversion(model_type, format, t
 
 @pytest.mark.parametrize("format", QUANTIZED)
 def test_rows_have_about_unit_gain(format):
-    weights = synthetic.checkpoint(tiny("llama", format), format, CPU, seed=0)
+    weights = synthetic_checkpoint.checkpoint(tiny("llama", format), format, CPU, seed=0)
     module = FORMATS[format]
     packed = module.from_checkpoint(weights, "model.layers.0.mlp.down_proj")
     gain = module.dequantize(packed, torch.float32).square().sum(-1).sqrt()
@@ -136,9 +138,11 @@ def test_rows_have_about_unit_gain(format):
 )
 def test_the_dense_form_holds_the_same_weights(model_type, format):
     files = tiny(model_type, format)
-    plain = dequantized(synthetic.checkpoint(files, format, CPU, 0), CPU, torch.float32)
+    plain = dequantized(synthetic_checkpoint.checkpoint(files, format, CPU, 0), CPU, torch.float32)
     assert not any(quantized_in(plain, name.removesuffix(".weight")) for name in plain.tensors)
-    quantized = load(files, LoadOptions(device="cpu", ctx=64), opened=lambda f: synthetic.checkpoint(f, format, CPU, 0))
+    quantized = load(
+        files, LoadOptions(device="cpu", ctx=64), opened=lambda f: synthetic_checkpoint.checkpoint(f, format, CPU, 0)
+    )
     dense = load(files, LoadOptions(device="cpu", ctx=64), opened=lambda f: plain)
     assert dense.format in ("fp16", "bf16")
     pairs = zip(quantized.model.parameters(), dense.model.parameters(), strict=True)
@@ -154,7 +158,7 @@ def test_a_cut_keeps_the_pattern_of_its_layers():
         "model_type": "gemma3",
         "text_config": {"num_hidden_layers": 4, "hidden_size": 8, "layer_types": list("abcd")},
     }
-    cut = synthetic.with_layers(config, 2)
+    cut = synthetic_checkpoint.with_layers(config, 2)
     assert cut["model_type"] == "gemma3_text"
     assert (cut["num_hidden_layers"], cut["layer_types"], cut["hidden_size"]) == (2, ["a", "b"], 8)
 
@@ -167,12 +171,12 @@ def test_names_that_cannot_be_made_up():
         "qwen3-30b-a3b@vptq": 2,
     }.items():
         with pytest.raises(LocalqError) as caught:
-            synthetic.files_of(name)
+            synthetic_checkpoint.files_of(name)
         assert caught.value.exit_code == ExitCode(code), name
-    files, format = synthetic.files_of("llama-3.1-8b")
+    files, format = synthetic_checkpoint.files_of("llama-3.1-8b")
     assert (format, files.config["num_hidden_layers"]) == ("nf4", 32)
-    assert synthetic.files_of("llama-3.1-8b@fp16")[1] == "fp16"
-    assert [synthetic.files_of(name)[1] for name in ("gpt-oss-20b", "qwen3-30b-a3b")] == ["mxfp4", "nf4"]
+    assert synthetic_checkpoint.files_of("llama-3.1-8b@fp16")[1] == "fp16"
+    assert [synthetic_checkpoint.files_of(name)[1] for name in ("gpt-oss-20b", "qwen3-30b-a3b")] == ["mxfp4", "nf4"]
 
 
 def test_codes_of_4_bits_are_zero_on_average():

@@ -15,7 +15,7 @@ from localq.errors import ExitCode
 from localq.files import catalog
 from localq.planner import card as planner_card
 from localq.planner import footprint, placement
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
@@ -68,11 +68,11 @@ def test_rows_say_what_the_planner_says(capsys):
         target = catalog.resolve(row["name"])
         source = target.source or target.entry.source(target.format)
         scheme = source.scheme if source else ""
-        now = planner.assess(target.entry.arch, row["format"], budget - 1000 * MIB, scheme=scheme)
-        alone = planner.assess(target.entry.arch, row["format"], budget, scheme=scheme)
+        now = memory_plan.assess(target.entry.arch, row["format"], budget - 1000 * MIB, scheme=scheme)
+        alone = memory_plan.assess(target.entry.arch, row["format"], budget, scheme=scheme)
         if now.fits and alone.ctx < now.ctx:  # nothing has to give way then; what does now leaves more still
             kept = placement.Wishes(None, now.kv_bits, now.embed, now.head)
-            alone = planner.assess(target.entry.arch, row["format"], budget, scheme=scheme, wishes=kept)
+            alone = memory_plan.assess(target.entry.arch, row["format"], budget, scheme=scheme, wishes=kept)
         assert row["ctx_max_no_desktop"] >= row["ctx_max"]
         assert row["fits"] == now.fits
         assert row["ctx_max"] == (now.ctx if now.fits else 0)
@@ -145,7 +145,7 @@ def test_memory_may_be_kept_free_and_a_format_asked_for(capsys):
     body = fit_json(capsys, "qwen3-32b", "--vram", "24", "--reserve", "1GiB", "--format", "nf4")
     (row,) = body["rows"]
     assert body["reserve_bytes"] == 2**30
-    kept = planner.assess(catalog.find("qwen3-32b").arch, "nf4", 24_564 * MIB - 2**30)
+    kept = memory_plan.assess(catalog.find("qwen3-32b").arch, "nf4", 24_564 * MIB - 2**30)
     assert row["ctx_max"] == row["ctx_max_no_desktop"] == kept.ctx
     assert {row["format"] for row in fit_json(capsys, "--vram", "24", "--format", "vptq")["rows"]} == {"vptq"}
 

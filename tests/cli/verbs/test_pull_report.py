@@ -11,7 +11,7 @@ from localq.files.hub import client as hub_client
 from localq.files.hub import remote as hub_remote
 from localq.files.safetensors_headers import read_header
 from localq.planner import budget, choose
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from tests.support.files import hub_server
 from tests.support.files.hub_server import REPO
 from tests.support.files.uncatalogued_models import CONFIG, model
@@ -119,7 +119,7 @@ def test_bytes_of_the_blocks_are_those_of_the_headers(server):
         assert read_header(stub).tensors["model.layers.1.mlp.up_proj.weight"].shape == (4000, 640)
         assert stub.stat().st_size == listing.files[stub.name].size
         assert stub.stat().st_blocks * 512 < stub.stat().st_size / 4  # it takes no room
-    exact = planner.assess(Architecture.from_config(CONFIG), "bf16", 2**32, weights=15_368_192)
+    exact = memory_plan.assess(Architecture.from_config(CONFIG), "bf16", 2**32, weights=15_368_192)
     assert exact.ledger.components["weights"] == 2 * (64 * 64 + 3 * 4000 * 640)
 
 

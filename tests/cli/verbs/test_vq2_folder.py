@@ -16,7 +16,7 @@ from localq.errors import ExitCode
 from localq.files import catalog, format_facts
 from localq.formats.codebooks import vq2
 from localq.planner import footprint
-from localq.planner import plan as planner
+from localq.planner import plan as memory_plan
 from tests.support.formats.vq2_checkpoints import write
 
 TEXT = str(Path(__file__).parents[3] / "LICENSE")
@@ -85,10 +85,10 @@ def test_what_is_in_it_is_not_quantized_again(folder, tmp_path, capsys):
 def test_a_70b_is_planned_with_what_it_takes():
     arch = catalog.find("llama-3.3-70b").arch
     assert footprint.bits_per_weight(arch, "vq2", "s4l16") == pytest.approx(2.004, abs=2e-3)
-    alone = planner.assess(arch, "vq2", 24_564 * 2**20, scheme="s4l16")
+    alone = memory_plan.assess(arch, "vq2", 24_564 * 2**20, scheme="s4l16")
     assert alone.fits
-    wide = planner.assess(arch, "vq2", None, scheme="s4l16").ledger.components
-    plain = planner.assess(arch, "aqlm", None, scheme="2x8g8").ledger.components
+    wide = memory_plan.assess(arch, "vq2", None, scheme="s4l16").ledger.components
+    plain = memory_plan.assess(arch, "aqlm", None, scheme="2x8g8").ledger.components
     assert wide["weights"] > plain["weights"]  # the signs
     unpacked = format_facts.FORMATS["aqlm"].unpack_bytes  # by torch, where vq2 is read by kernels
     assert wide["scratch"] - plain["scratch"] == 2 * 1024 * arch.intermediate - unpacked  # x rotated

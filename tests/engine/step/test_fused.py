@@ -19,7 +19,7 @@ from localq.engine.step.operands import dense_operand, fusable, operand
 from localq.engine.step.state import StepState
 from localq.formats import mxfp4, nf4, vptq
 from localq.formats.codebooks import aqlm
-from localq.formats.mxfp4 import kernel as mxfp4_kernels
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.nf4.kernel import Nf4Operand
 from localq.kernels.dense import DenseOperand
@@ -193,7 +193,7 @@ def test_linears_in_mxfp4_go_into_one_launch(monkeypatch):
     assert [each.bytes() for each in pair] == [out * 128 * 17 // 32 + 4 * out for out in (40, 24)]
     assert operand(mxfp4.Linear(mxfp4.quantize(torch.randn(8, 96)))) is None  # no whole 64 columns
     asked = []
-    monkeypatch.setattr(mxfp4_kernels, "mxfp4_gemv", lambda x, operands, **around: asked.append(operands))
+    monkeypatch.setattr(mxfp4_kernel, "mxfp4_gemv", lambda x, operands, **around: asked.append(operands))
     fused.product(torch.zeros(1, 128), pair, out=torch.empty(1, 64))
     assert [each.codes.shape for each in asked[0]] == [(40, 64), (24, 64)]
     assert [each.bias for each in asked[0]] == [linear.bias for linear in linears]

@@ -15,7 +15,7 @@ from localq.files import format_facts
 from localq.files.architecture import Linears
 from localq.formats import FORMATS, mxfp4, owner
 from localq.formats.mxfp4 import codec as mxfp4_codec
-from localq.formats.mxfp4 import kernel as kernels
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
 from tests.support.formats.memory_checkpoint import Held
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -157,10 +157,10 @@ def test_slabs_give_what_the_whole_gives() -> None:
 def test_rows_that_no_kernel_takes_are_multiplied_in_slabs(monkeypatch) -> None:
     """Odd and wide ones; neither is an operand of the fused step."""
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
-    monkeypatch.setattr(kernels, "WIDEST", 128)
-    monkeypatch.setattr(kernels, "mxfp4_gemv", lambda x, operands: "by the kernel")
+    monkeypatch.setattr(mxfp4_kernel, "WIDEST", 128)
+    monkeypatch.setattr(mxfp4_kernel, "mxfp4_gemv", lambda x, operands: "by the kernel")
     monkeypatch.setattr(
-        kernels, "mxfp4_dequantize",
+        mxfp4_kernel, "mxfp4_dequantize",
         lambda matrix, dtype, out, rows: mxfp4.dequantize(mxfp4.Packed(matrix.codes, matrix.scales), dtype),
     )  # fmt: skip
     for columns in (96, 128, 192):
