@@ -50,7 +50,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         yield Static("", id="told", markup=False)
         with Horizontal(id="buttons"):
             yield Button(f"Apply {active_key(self, 'settings_apply')}", id="apply", compact=True)
-            yield Button(f"Save as default {active_key(self, 'settings_keep')}", id="keep", compact=True)
+            yield Button(f"Save {active_key(self, 'settings_keep')}", id="keep", compact=True)
             yield Button("Back", id="leave", compact=True)
 
     def on_mount(self) -> None:

@@ -275,7 +275,7 @@ def test_its_keys_can_be_set_and_are_told_as_they_are(store):
         assert "f9: cancel".capitalize() in screen_text(host)
         await pilot.press("f9", "x")
         await listed(pilot, host, ALL[0], "Ships")
-        assert "z brings it back" in " ".join(screen_text(host).split())
+        assert "Undo: z" in " ".join(screen_text(host).split())
         await pilot.press("u", "z")
         await listed(pilot, host, *ALL)
 
