@@ -348,7 +348,7 @@ def test_random_weights_of_a_catalogued_shape_in_every_format(monkeypatch, capsy
         files, made = opened(name, seed)
         if "vptq" in name:
             raise LocalqError(name, "not today", "Wait.")
-        config = {**formats.sources.synthetic.with_layers(files.config, 1), "vocab_size": 320}
+        config = {**formats.sources.synthetic_checkpoint.with_layers(files.config, 1), "vocab_size": 320}
         return files.__class__(files.path, files.kind, config, files.name), made
 
     monkeypatch.setattr(formats.sources, "random", small)

@@ -130,8 +130,8 @@ def install(monkeypatch: Any) -> None:
     workspace = SimpleNamespace(bytes=lambda: 0)
     monkeypatch.setattr(dense, "dense_gemv", dense_gemv)
     monkeypatch.setattr(fused.attention, "attention_decode", attention_decode)
-    monkeypatch.setattr(fused.attention, "Workspace", lambda *arguments: workspace)
+    monkeypatch.setattr(fused.attention, "AttentionWorkspace", lambda *arguments: workspace)
     for stand_in in (router, experts_gate_up, experts_down):
-        monkeypatch.setattr(fused_experts.kernels, stand_in.__name__, stand_in)
+        monkeypatch.setattr(fused_experts.expert_kernel, stand_in.__name__, stand_in)
     monkeypatch.setattr(fused.embed, "embed", embed)
     monkeypatch.setattr(fused.rmsnorm, "rmsnorm", rmsnorm)
