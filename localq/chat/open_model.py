@@ -139,6 +139,6 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
 
 def _refuse_what_does_not_run(target: catalog.Target) -> None:
     """Refuse a model that this version cannot run, before it is downloaded."""
-    reason = format_facts.unsupported(target.entry.arch, target.format) if target.entry and target.format else None
+    reason = format_facts.why_unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
         raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists models that run.", ExitCode.FAILURE)

@@ -26,7 +26,7 @@ class ReplyDecoder:
     def __init__(
         self, detokenizer: DetokenizerLike, stop_strings: Sequence[str] = (), opened: str = "", channels: bool = True
     ) -> None:
-        """opened: start of the reply in the prompt (`thinking.opened_thought`). channels: see `ThoughtSplitter`."""
+        """opened: start of the reply in the prompt (`thinking.thought_opening`). channels: see `ThoughtSplitter`."""
         self._detokenizer, self._matcher = detokenizer, Matcher(stop_strings)
         self._splitter = ThoughtSplitter(opened, channels)
         self.thought = self.answer = ""
@@ -95,7 +95,7 @@ def reply_decoder(
         if begun:
             made.start_with(begun, ())
         return made
-    opened = "" if begun else thinking.opened_thought(tokenizer.decode(last))
+    opened = "" if begun else thinking.thought_opening(tokenizer.decode(last))
     made = ReplyDecoder(tokenizer.stream(), stop_strings, opened, channels=False)
     if begun:
         made.start_with(begun, last)

@@ -44,7 +44,7 @@ def _use_token(context: typer.Context, value: str | None) -> None:
         access_token.use(value)
 
 
-def known_names(incomplete: str) -> list[str]:
+def complete_names(incomplete: str) -> list[str]:
     """Complete a model name from the catalogue; the shell completes files."""
     from localq.files import catalog  # start-up cost: only verbs about models read the catalogue
 
@@ -59,13 +59,13 @@ def _choices(name: str) -> Callable[[str], list[str]]:
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL", help="Name, NAME@FORMAT, ORG/REPO, folder or .gguf file.", autocompletion=known_names
+        metavar="MODEL", help="Name, NAME@FORMAT, ORG/REPO, folder or .gguf file.", autocompletion=complete_names
     ),
 ]
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", metavar="MODEL", help="Same as the argument.", autocompletion=known_names,
+        "--model", "-m", metavar="MODEL", help="Same as the argument.", autocompletion=complete_names,
         rich_help_panel=help_page.MODEL,
     ),
 ]  # fmt: skip

@@ -107,17 +107,17 @@ def _is_here(each: FormatCandidate) -> bool:
     source = each.offer.source or each.offer.base
     if each.here is not None or source is None:
         return True
-    if source.kind == "pypi" and packaged_model.installed(source) is not None:
+    if source.kind == "pypi" and packaged_model.installed_path(source) is not None:
         return True
     return each.offer.source is None and hub.local_source(source) is not None
 
 
 def make_report(name: str, format: str | None, settings: Settings) -> Report:
     """The plan of a model. --vram SIZE is planned as given, whatever GPU this machine has."""
-    named = memory_budget.allowed(settings)
+    named = memory_budget.vram_limit(settings)
     machines, basis = dict[str, Machine](), ""
     if named is not None:
-        budget: int | None = max(0, named - memory_budget.reserved(settings))
+        budget: int | None = max(0, named - memory_budget.reserve_bytes(settings))
         memory = f"{named / MIB:,.0f} MiB (--vram {settings.vram})"
         sizes = {size * MIB: gib for gib, size in memory_plan.CARD_TOTALS_MIB.items()}
         machines = {card.name: Machine.of(card) for card in cards.of_size(sizes.get(named, 0))}

@@ -112,7 +112,7 @@ def resolve(name: str) -> Target:
     raise _unknown(name)
 
 
-def made_formats(entry: ModelEntry) -> tuple[str, ...]:
+def quantizable_formats(entry: ModelEntry) -> tuple[str, ...]:
     """The formats that NAME@FORMAT quantizes here if they are not published."""
     base = entry.source(entry.base_format)
     if base is None:
@@ -160,13 +160,13 @@ def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
     if source is not None:
         return Target(name, "catalogue", entry, format, source)
     base = entry.source(entry.base_format)
-    if format not in made_formats(entry) or base is None:
+    if format not in quantizable_formats(entry) or base is None:
         raise _no_such_format(entry, format)
     return Target(name, "catalogue", entry, format, None, base)
 
 
 def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
-    formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
+    formats = dict.fromkeys((*(source.format for source in entry.sources), *quantizable_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
     why = f"no {format!r} weights are published, and localq cannot quantize it to that format"
     known = format_facts.FORMATS.get(format)

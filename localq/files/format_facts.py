@@ -26,7 +26,7 @@ def _no_key(scheme: str) -> str | None:
     return None
 
 
-def _nothing_gathered(rows: int, columns: int, scheme: str) -> int:
+def _no_gather_bytes(rows: int, columns: int, scheme: str) -> int:
     return 0
 
 
@@ -107,7 +107,7 @@ class Format:
 
     offered_last: str = ""
     speed_key: Callable[[str], str | None] = _no_key
-    gathered_bytes: Callable[[int, int, str], int] = _nothing_gathered
+    gathered_bytes: Callable[[int, int, str], int] = _no_gather_bytes
     rotates_inputs: bool = False
     own_codebooks: bool = False
 
@@ -195,7 +195,7 @@ _RECORDS = (
         quantize_name="aqlm2x8",
         offered_last=_GATHERS,
         speed_key=_aqlm_key,
-        gathered_bytes=format_sizes.aqlm_gathered,
+        gathered_bytes=format_sizes.aqlm_gather_bytes,
         own_codebooks=True,
     ),
     Format(
@@ -207,7 +207,7 @@ _RECORDS = (
         unpack_bytes=32 * MIB,
         offered_last=_GATHERS,
         speed_key=_vptq_key,
-        gathered_bytes=format_sizes.vptq_gathered,
+        gathered_bytes=format_sizes.vptq_gather_bytes,
     ),
     Format(
         "mxfp4",
@@ -278,7 +278,7 @@ def writable() -> dict[str, Format]:
     return {each.quantize_name or each.name: each for each in FORMATS.values() if each.made_from}
 
 
-def made_from_tensors() -> tuple[str, ...]:
+def formats_by_tensor() -> tuple[str, ...]:
     """The formats that `localq quantize` makes matrix by matrix."""
     return tuple(name for name, each in FORMATS.items() if each.made_from == "tensors")
 
@@ -305,7 +305,7 @@ def of_linear(arch: Architecture, linear: Linears, format: str) -> Format:
     return of_experts(arch, format) if linear.expert else outside_experts(arch, format)
 
 
-def unsupported(arch: Architecture, format: str) -> str | None:
+def why_unsupported(arch: Architecture, format: str) -> str | None:
     """Why localq does not run models of this shape in `format`, in a few words; None if it does."""
     own = of(format)
     if arch.traits.interleaved_experts and not (own.full_precision or own.experts_only or own.keeps_experts):

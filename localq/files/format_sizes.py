@@ -137,7 +137,7 @@ def vq2_tables(linears: Sequence[Linears], scheme: str) -> int:
 
 def aqlm_tables(linears: Sequence[Linears], scheme: str) -> int:
     """As `vq2_tables` for codewords that are looked up in tables; 0 for gathered ones."""
-    books = looked_up(scheme)
+    books = table_codebooks(scheme)
     return _lookup_tables(linears, books, [expert_tables(each, "aqlm", scheme) for each in linears]) if books else 0
 
 
@@ -158,11 +158,11 @@ def expert_tables(linear: Linears, format: str, scheme: str) -> int:
         fragments = sum(FRAGMENT_BYTES * -(-length // 16) for _, length in vq2_codebooks(scheme))
         fragments = fragments // 2 if _opens_expert(linear) else fragments
     else:
-        fragments = FRAGMENT_BYTES * looked_up(scheme)
+        fragments = FRAGMENT_BYTES * table_codebooks(scheme)
     return linear.count * (fragments + PLACE_BYTES) if fragments else 0
 
 
-def looked_up(scheme: str) -> int:
+def table_codebooks(scheme: str) -> int:
     """Codebooks of an AQLM matrix whose codewords are looked up in tables; 0 if they are gathered."""
     match = re.fullmatch(r"([12])x([1-8])g(2|4|8|16)", scheme)
     return int(match[1]) if match else 0
@@ -179,13 +179,13 @@ def sign_padding(linear: Linears, scheme: str) -> int:
 # ---- reads of a product from L2
 
 
-def aqlm_gathered(rows: int, columns: int, scheme: str) -> int:
+def aqlm_gather_bytes(rows: int, columns: int, scheme: str) -> int:
     """Bytes of the sectors read for gathered codewords; 0 if codewords are looked up in tables."""
     books, bits, group = aqlm_scheme(scheme)
     return rows * -(-columns // group) * SECTOR * books if bits > 8 else 0
 
 
-def vptq_gathered(rows: int, columns: int, scheme: str) -> int:
+def vptq_gather_bytes(rows: int, columns: int, scheme: str) -> int:
     """Bytes of the sectors read for gathered codewords."""
     length, _, residual = vptq_scheme(scheme)
     return -(-rows // length) * columns * SECTOR * (2 if residual > SHARED_TABLE else 1)

@@ -104,10 +104,10 @@ def _same_repo(model: LocalModel, repo: str, revision: str | None) -> bool:
 def _in_hub_cache() -> Iterator[LocalModel]:
     folders, parts = hub_cache.repos(), unfinished_downloads()
     for repo in dict.fromkeys((*folders, *parts)):
-        snapshots = hub_cache.revisions(repo)
+        revisions = hub_cache.revisions(repo)
         paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
         left = disk.total_bytes(paths)
-        rows = [row for each in snapshots for row in _of_snapshot(each, bool(left), len(snapshots) == 1)]
+        rows = [row for each in revisions for row in _of_revision(each, bool(left), len(revisions) == 1)]
         if rows and left:
             owner = next((row for row in rows if not row.complete), rows[0])
             rows[rows.index(owner)] = dataclasses.replace(owner, bytes=owner.bytes + left)
@@ -121,31 +121,31 @@ def _in_hub_cache() -> Iterator[LocalModel]:
 def unfinished_downloads() -> dict[str, list[UnfinishedPart]]:
     """Unfinished downloads by repository, without those that do not state their repository yet."""
     found: dict[str, list[UnfinishedPart]] = {}
-    for part in download_parts.unfinished(places.downloads_dir()):
+    for part in download_parts.unfinished_parts(places.downloads_dir()):
         if catalog.is_repo(part.repo):  # it becomes part of paths
             found.setdefault(part.repo, []).append(part)
     return found
 
 
-def _of_snapshot(snapshot: Revision, cut_off: bool, alone: bool) -> list[LocalModel]:
-    """The models of a snapshot: its .gguf files, or its folder. Empty without weights that localq reads."""
-    folder, store, of = snapshot.folder, hub_records.users(), (snapshot.repo, snapshot.commit)
+def _of_revision(revision: Revision, cut_off: bool, alone: bool) -> list[LocalModel]:
+    """The models of a revision: its .gguf files, or its folder. Empty without weights that localq reads."""
+    folder, store, of = revision.folder, hub_records.users(), (revision.repo, revision.commit)
     stats = list(hub_cache.content(folder))
     used = max((each.st_atime for each in stats), default=0.0)
     rows = []
     for path in hub_cache.gguf_files(folder):
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             stat, along = path.stat(), _along(path) or []
-            name, size = _hub_name(snapshot, alone, path.name), sum(each.stat().st_size for each in (path, *along))
-            shared = any(_is_shared(store, snapshot.repo, each) for each in (path, *along))
+            name, size = _hub_name(revision, alone, path.name), sum(each.stat().st_size for each in (path, *along))
+            shared = any(_is_shared(store, revision.repo, each) for each in (path, *along))
             rows.append(LocalModel(name, "gguf", path, size, "hub", True, stat.st_atime, *of, shared))
     complete = hub_cache.is_complete(folder)
     # Tokenizer and some shards without the rest: an interrupted download, or another kind of model.
     unfinished = cut_off or ((folder / hub_cache.TOKENIZER_NAME).exists() and any(folder.glob("*.safetensors")))
     if complete or (unfinished and not rows):
         size = sum(each.st_size for each in stats) - sum(row.bytes for row in rows)
-        name = _hub_name(snapshot, alone)
-        shared = any(_is_shared(store, snapshot.repo, path) for path in folder.iterdir() if path.is_file())
+        name = _hub_name(revision, alone)
+        shared = any(_is_shared(store, revision.repo, path) for path in folder.iterdir() if path.is_file())
         rows.append(LocalModel(name, _format_of(folder), folder, size, "hub", complete, used, *of, shared))
     return rows
 
@@ -168,17 +168,17 @@ def _along(path: Path) -> list[Path] | None:
     return others if small else None
 
 
-def _hub_name(snapshot: Revision, alone: bool, file: str = "") -> str:
-    """The catalogue's name if it resolves to this snapshot, else the repository's."""
+def _hub_name(revision: Revision, alone: bool, file: str = "") -> str:
+    """The catalogue's name if it resolves to this revision, else the repository's."""
     for entry in catalog.load_catalogue():
         for source in entry.sources:
-            here = source.revision == snapshot.commit or source.revision in snapshot.refs
-            if source.repo.casefold() != snapshot.repo.casefold() or not here:
+            here = source.revision == revision.commit or source.revision in revision.refs
+            if source.repo.casefold() != revision.repo.casefold() or not here:
                 continue
             this_file = file in source.files if file and source.files else bool(file) == (source.format == "gguf")
             if this_file and entry.source(source.format) == source:
                 return entry.name if source.format == entry.default_format else f"{entry.name}@{source.format}"
-    return snapshot.repo if snapshot.refs or alone else f"{snapshot.repo}@{snapshot.commit[:12]}"
+    return revision.repo if revision.refs or alone else f"{revision.repo}@{revision.commit[:12]}"
 
 
 def _format_of(folder: Path) -> str:

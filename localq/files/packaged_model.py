@@ -92,7 +92,7 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
 # ---- from the environment
 
 
-def installed(source: Source) -> Path | None:
+def installed_path(source: Source) -> Path | None:
     """The file of `source` in the installed package, unchecked; None if that version is not installed."""
     import importlib.metadata  # start-up cost: 20 ms for every verb
 
@@ -106,7 +106,7 @@ def installed(source: Source) -> Path | None:
 
 def _copy_installed(source: Source, part: Path) -> bool:
     """Copy the file of the installed package to `part`; False if there is none with the recorded hash."""
-    path = installed(source)
+    path = installed_path(source)
     if path is None:
         return False
     with path.open("rb") as file:

@@ -107,9 +107,9 @@ class DecoderConfig:
         heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
         kv_heads = integer(config, "num_key_value_heads", heads)
         if heads % kv_heads:
-            raise malformed("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
+            raise malformed_error("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
         if config.get("head_dim") is None and hidden % heads:
-            raise malformed("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
+            raise malformed_error("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
         head_dim, layers = integer(config, "head_dim", hidden // heads), integer(config, "num_hidden_layers")
         return cls(
             vocab_size=integer(config, "vocab_size"),
@@ -129,12 +129,12 @@ class DecoderConfig:
         )
 
 
-def malformed(key: str, why: str) -> LocalqError:
+def malformed_error(key: str, why: str) -> LocalqError:
     """Return the error for a value that no model can have."""
     return bad_file(f"config.json: {key}", why[:MAX_CHARACTERS], "The file is damaged; fetch the model again.")
 
 
-def unsupported(key: str, value: object) -> LocalqError:
+def unsupported_error(key: str, value: object) -> LocalqError:
     """Return the error for a value of a feature that localq does not support."""
     why = f"{repr(value)[:MAX_CHARACTERS]} is a feature that localq does not support"
     return LocalqError(f"config.json: {key}", why, "See `localq ls` for models that work.", ExitCode.FAILURE)
@@ -145,11 +145,11 @@ def integer(config: dict[str, Any], key: str, default: int | None = None) -> int
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise malformed(key, "it is missing")
+        raise malformed_error(key, "it is missing")
     if not isinstance(value, int) or isinstance(value, bool):
-        raise malformed(key, f"{value!r} is not an integer")
+        raise malformed_error(key, f"{value!r} is not an integer")
     if not 1 <= value <= LIMITS[key]:
-        raise malformed(key, f"{value} is not between 1 and {LIMITS[key]}")
+        raise malformed_error(key, f"{value} is not between 1 and {LIMITS[key]}")
     return value
 
 
@@ -160,11 +160,11 @@ def number(
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise malformed(key, "it is missing")
+        raise malformed_error(key, "it is missing")
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise malformed(key, f"{value!r} is not a number")
+        raise malformed_error(key, f"{value!r} is not a number")
     if not low < value <= high:  # NaN fails every comparison and so ends here too
-        raise malformed(key, f"{value} is not above {low:g} and at most {high:g}")
+        raise malformed_error(key, f"{value} is not above {low:g} and at most {high:g}")
     return float(value)
 
 
@@ -172,7 +172,7 @@ def numbers(config: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
     """Return `count` positive numbers."""
     values = config.get(key)
     if not isinstance(values, list) or len(values) != count:
-        raise malformed(key, f"it is not a list of {count} numbers")
+        raise malformed_error(key, f"it is not a list of {count} numbers")
     return tuple(number({key: value}, key) for value in values)
 
 
@@ -182,7 +182,7 @@ def section(config: dict[str, Any], key: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise malformed(key, f"{value!r} is not an object")
+        raise malformed_error(key, f"{value!r} is not an object")
     return value
 
 
@@ -191,7 +191,7 @@ def flag(config: dict[str, Any], key: str, default: bool = False) -> bool:
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, bool):
-        raise malformed(key, f"{value!r} is not true or false")
+        raise malformed_error(key, f"{value!r} is not true or false")
     return value
 
 
@@ -199,14 +199,14 @@ def refuse_unsupported(config: dict[str, Any]) -> None:
     """Reject models that need a feature which localq would otherwise ignore silently."""
     for key in UNSUPPORTED:
         if config.get(key):
-            raise unsupported(key, config[key])
+            raise unsupported_error(key, config[key])
 
 
 def read_activation(config: dict[str, Any], key: str, default: str) -> str:
     """Return the MLP's activation by name."""
     name = config.get(key) or default
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise unsupported(key, name)
+        raise unsupported_error(key, name)
     return name
 
 
@@ -215,10 +215,10 @@ def read_windows(config: dict[str, Any], layers: int, window: int, windowed: lis
     types = config.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
-            raise malformed("layer_types", f"it is not a list of {layers} names")
+            raise malformed_error("layer_types", f"it is not a list of {layers} names")
         for name in types:
             if not isinstance(name, str) or name not in WINDOWED:
-                raise unsupported("layer_types", name)
+                raise unsupported_error("layer_types", name)
         windowed = [WINDOWED[name] for name in types]
     return tuple(window if inside else 0 for inside in windowed)
 
@@ -228,7 +228,7 @@ def rope_parameters(config: dict[str, Any], theta: float) -> dict[str, Any]:
     parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
     for key in ("mrope_section", *WINDOWED):  # three-axis positions; one set per layer type, which gemma3 unpacks
         if key in parameters:
-            raise unsupported("rope_parameters", key)
+            raise unsupported_error("rope_parameters", key)
     return {
         "rope_theta": theta if config.get("rope_theta") is None else config["rope_theta"],
         "partial_rotary_factor": config.get("partial_rotary_factor"),
@@ -241,10 +241,10 @@ def read_rope(config: dict[str, Any], parameters: dict[str, Any], head_dim: int)
     """Build a `Rope` from `rope_parameters`; `config` gives the context lengths that some kinds refer to."""
     kind = parameters["rope_type"]
     if not isinstance(kind, str) or kind not in FREQUENCIES:
-        raise unsupported("rope_type", kind)
+        raise unsupported_error("rope_type", kind)
     rotary_dim = int(head_dim * number(parameters, "partial_rotary_factor", 1.0, high=1.0))
     if rotary_dim < 2 or rotary_dim % 2:
-        raise malformed("partial_rotary_factor", f"{rotary_dim} of {head_dim} columns cannot turn in pairs")
+        raise malformed_error("partial_rotary_factor", f"{rotary_dim} of {head_dim} columns cannot turn in pairs")
     rope = Rope(kind, number(parameters, "rope_theta", low=1.0), rotary_dim)
     if kind == "default":
         return rope
@@ -263,7 +263,7 @@ def _read_scaled(config: dict[str, Any], parameters: dict[str, Any], rope: Rope)
     if rope.kind == "llama3":
         low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
         if low >= high:
-            raise malformed("low_freq_factor", f"{low} is not below high_freq_factor {high}")
+            raise malformed_error("low_freq_factor", f"{low} is not below high_freq_factor {high}")
         return replace(rope, low_frequency_factor=low, high_frequency_factor=high)
     if rope.kind == "yarn":
         return replace(

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from localq.models import llama
-from localq.models.config import DecoderConfig, flag, integer, malformed, number, read_windows
+from localq.models.config import DecoderConfig, flag, integer, malformed_error, number, read_windows
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Experts, Mixture, Router
 from localq.models.layers import WideRMSNorm
@@ -54,7 +54,9 @@ class Config(DecoderConfig):
             config["rope_scaling"] = YARN
         experts, active = integer(config, "num_local_experts"), integer(config, "num_experts_per_tok")
         if active > experts:
-            raise malformed("num_experts_per_tok", f"a token would use {active} experts, but there are only {experts}")
+            raise malformed_error(
+                "num_experts_per_tok", f"a token would use {active} experts, but there are only {experts}"
+            )
         base = cls.read({key: value for key, value in config.items() if key != "num_local_experts"}, theta=THETA)
         even = [layer % 2 == 0 for layer in range(base.layers)]
         bias = flag(config, "attention_bias")

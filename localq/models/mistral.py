@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localq.models import llama
-from localq.models.config import DecoderConfig, integer, unsupported
+from localq.models.config import DecoderConfig, integer, unsupported_error
 from localq.models.decoder import Decoder
 
 Model = Decoder
@@ -22,7 +22,7 @@ class Config(DecoderConfig):
     def from_dict(cls, config: dict[str, Any]) -> Config:
         """From `config.json`."""
         if config.get("layer_types"):  # the reference passes over it, so what its author meant is not known
-            raise unsupported("layer_types", config["layer_types"])
+            raise unsupported_error("layer_types", config["layer_types"])
         base = cls.read(config)
         has_window = config.get("sliding_window", DEFAULT_WINDOW) is not None
         window = integer(config, "sliding_window", DEFAULT_WINDOW) if has_window else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from localq.models.config import DecoderConfig, integer, malformed, unsupported
+from localq.models.config import DecoderConfig, integer, malformed_error, unsupported_error
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Experts, Mixture, Router
 
@@ -28,16 +28,18 @@ class MixtureConfig(DecoderConfig):
         """As `read`, and the facts of the experts. `width`: the key of the width of one of them."""
         for key in ("layer_types", "n_shared_experts", "shared_expert_intermediate_size"):
             if config.get(key):  # the reference passes over them, so what their author meant is not known
-                raise unsupported(key, config[key])
+                raise unsupported_error(key, config[key])
         base = cls.read({key: value for key, value in config.items() if key not in COUNTS}, theta=theta)
         if base.activation != "silu":  # the one that the kernels for experts compute
-            raise unsupported("hidden_act", base.activation)
+            raise unsupported_error("hidden_act", base.activation)
         key = next((key for key in COUNTS if config.get(key) is not None), COUNTS[1])
         if config.get(key) == 0 and type(config[key]) is int:
             return base
         experts, active = integer(config, key), integer(config, "num_experts_per_tok")
         if active > experts:
-            raise malformed("num_experts_per_tok", f"a token would use {active} experts, but there are only {experts}")
+            raise malformed_error(
+                "num_experts_per_tok", f"a token would use {active} experts, but there are only {experts}"
+            )
         return replace(base, experts=experts, experts_active=active, expert_width=integer(config, width))
 
 

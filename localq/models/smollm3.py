@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localq.models import llama
-from localq.models.config import DecoderConfig, flag, integer, malformed, read_windows
+from localq.models.config import DecoderConfig, flag, integer, malformed_error, read_windows
 from localq.models.decoder import Decoder
 
 Model = Decoder
@@ -43,5 +43,5 @@ def _turning_layers(config: dict[str, Any], layers: int) -> list[bool]:
         interval = integer(config, "no_rope_layer_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(stated, list) or len(stated) < layers or any(turns not in (0, 1) for turns in stated):
-        raise malformed("no_rope_layers", f"it is not a list of {layers} zeros and ones")
+        raise malformed_error("no_rope_layers", f"it is not a list of {layers} zeros and ones")
     return [bool(turns) for turns in stated[:layers]]

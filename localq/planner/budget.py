@@ -22,12 +22,12 @@ def card_bytes(size: str) -> int:
     return total
 
 
-def allowed(settings: Settings) -> int | None:
+def vram_limit(settings: Settings) -> int | None:
     """Bytes of the setting `vram`, None if unset."""
     return None if settings.vram is None else card_bytes(settings.vram)
 
 
-def reserved(settings: Settings) -> int:
+def reserve_bytes(settings: Settings) -> int:
     """Bytes of the setting `reserve`, 0 if unset."""
     return 0 if settings.reserve is None else wording.parse_bytes(settings.reserve)
 
@@ -40,9 +40,9 @@ def load_options(settings: Settings, name: str, *, force: bool = False) -> LoadO
         settings.dtype,
         settings.ctx,
         settings.kv_bits,
-        vram_bytes=allowed(settings),
+        vram_bytes=vram_limit(settings),
         embed=settings.embed,
         head=settings.head,
-        reserve_bytes=reserved(settings),
+        reserve_bytes=reserve_bytes(settings),
         force=force,
     )

@@ -50,7 +50,7 @@ def budget_here(settings: Settings) -> int | None:
     here = None if settings.device == "cpu" else gpus.first_visible(gpus.probe().gpus)
     if here is None or here.free is None:
         return None
-    allowed, left = memory_budget.allowed(settings), max(0, here.free - memory_budget.reserved(settings))
+    allowed, left = memory_budget.vram_limit(settings), max(0, here.free - memory_budget.reserve_bytes(settings))
     return left if allowed is None else min(allowed, left)  # the same rule as in `engine.load`
 
 
@@ -72,7 +72,7 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     if hub.local_path(target) is not None:
         return
     offer = uncatalogued.remote(target, settings.offline)
-    reason = format_facts.unsupported(offer.arch, offer.format)
+    reason = format_facts.why_unsupported(offer.arch, offer.format)
     if reason is not None:
         step = "`localq fit --vram SIZE` lists models that run."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)

@@ -54,9 +54,9 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
         except LocalqError as error:  # shown anyway, with the reason
             reason = error.why
     if entry is not None:
-        reason = format_facts.unsupported(entry.arch, target.format or entry.default_format)
+        reason = format_facts.why_unsupported(entry.arch, target.format or entry.default_format)
     elif arch is not None:
-        reason = format_facts.unsupported(arch, "bf16")  # checks the architecture; loading checks the weights
+        reason = format_facts.why_unsupported(arch, "bf16")  # checks the architecture; loading checks the weights
     format = target.format or _stated_format(path)
     scheme = scheme or (target.source.scheme if target.source else "")
     return {
@@ -85,8 +85,8 @@ def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: S
     if last is not None:
         load = dataclasses.asdict(last)
         return {**load, "predicted_bytes": load.pop("predicted"), "measured_bytes": load.pop("measured")}
-    size = memory_budget.allowed(settings)
-    budget = choose.budget_here(settings) if size is None else size - memory_budget.reserved(settings)
+    size = memory_budget.vram_limit(settings)
+    budget = choose.budget_here(settings) if size is None else size - memory_budget.reserve_bytes(settings)
     if budget is None:
         return None
     wishes = choose.wishes_of(settings)

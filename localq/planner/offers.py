@@ -93,13 +93,13 @@ def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
     """
     offers = []
     base = entry.source(entry.base_format)
-    for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
+    for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.quantizable_formats(entry))):
         source = entry.source(format)
         if (source is None and base is None) or only not in (None, format):
             continue
         preferred = format == entry.default_format
         name = entry.name if preferred else f"{entry.name}@{format}"
-        scheme, unsupported = source.scheme if source else "", format_facts.unsupported(entry.arch, format)
+        scheme, unsupported = source.scheme if source else "", format_facts.why_unsupported(entry.arch, format)
         offers.append(Offer(name, entry.arch, format, scheme, source, base, unsupported, preferred))
     return offers
 

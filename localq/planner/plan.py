@@ -245,8 +245,8 @@ def _that_fits(
     """
     candidates = []
     for order, entry in enumerate(catalog.load_catalogue()):
-        for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
-            if format_facts.unsupported(entry.arch, format) or format_facts.of(format).offered_last:
+        for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.quantizable_formats(entry))):
+            if format_facts.why_unsupported(entry.arch, format) or format_facts.of(format).offered_last:
                 continue
             if format_facts.one_by_one(entry.arch, format):
                 continue

@@ -102,10 +102,10 @@ def _fit_text(plan: Plan, budget: int | None) -> str:
 def _budget(settings: Settings) -> int | None:
     """Bytes to plan for: of the GPU here, else of --vram; None without both."""
     here = choose.budget_here(settings)
-    allowed = memory_budget.allowed(settings)
+    allowed = memory_budget.vram_limit(settings)
     if here is not None or allowed is None:
         return here
-    return max(0, allowed - memory_budget.reserved(settings))
+    return max(0, allowed - memory_budget.reserve_bytes(settings))
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File,
     """(origin, commit, files) of a source that is not complete here."""
     if source.kind == "pypi":
         name = PurePosixPath(source.member).name
-        if packaged_model.local_path(source) is not None or packaged_model.installed(source) is not None:
+        if packaged_model.local_path(source) is not None or packaged_model.installed_path(source) is not None:
             return f"{source.package} {source.version}, installed here", None, (File(name, source.bytes, 0),)
         if offline:
             raise hub.not_here(source.package)
@@ -197,13 +197,13 @@ def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File,
     if offline:
         raise hub.not_here(source.repo)
     if source.gated and not hub_client.has_token():
-        raise hub_errors.gated(source.repo)
+        raise hub_errors.gated_error(source.repo)
     listing = hub_client.list_files(source.repo, source.revision)
     if listing.gated and not hub_client.has_token():
-        raise hub_errors.gated(listing.repo)
+        raise hub_errors.gated_error(listing.repo)
     found = hub_remote.to_fetch(listing, source.files)
     for each in found:
-        hub.check_recorded(listing.repo, each, source.sha256)
+        hub.check_recorded_hash(listing.repo, each, source.sha256)
     files = (File(each.name, each.size, download.missing_bytes(listing, [each])) for each in found)
     return f"{listing.repo} at {listing.commit}", listing.commit, tuple(files)
 

@@ -39,7 +39,7 @@ def remote(target: Target, offline: bool = False, revision: str | None = None) -
         raise hub.not_here(target.repo)
     listing = hub_client.list_files(target.repo, revision or target.revision or "main")
     if listing.gated and not hub_client.has_token():
-        raise hub_errors.gated(listing.repo)
+        raise hub_errors.gated_error(listing.repo)
     with hub_remote.outline(listing) as path:
         source = Source(
             format="", repo=listing.repo, revision=listing.commit, bytes=hub_remote.download_bytes(listing, path),
@@ -60,5 +60,5 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     if variant := stored_format.unreadable(files.quantization):
         why, step = f"its weights are {variant}", "Use another repository of this model."
         raise LocalqError(name, why, step, ExitCode.FAILURE)
-    unsupported = format_facts.unsupported(arch, format)
+    unsupported = format_facts.why_unsupported(arch, format)
     return Offer(name, arch, format, scheme, source, unsupported=unsupported, block_bytes=exact)

@@ -32,7 +32,7 @@ from localq.quantize.model.calibration_stream import Streams, stream_dtype
 from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.sensitivity import sensitivities, spread_indices
 from localq.quantize.model.source import SourceModel
-from localq.quantize.output.folder import claim_folder, stated_dtype, write_small_files
+from localq.quantize.output.folder import claim_folder, output_dtype, write_small_files
 from localq.quantize.output.resume_files import ResumeFiles
 from localq.quantize.output.sensitivity_log import SensitivityLog
 from localq.quantize.output.shards import Shard, ShardWriter, plan_shards, start_state
@@ -99,7 +99,7 @@ class _LayerwiseConversion:
     def __init__(self, request: LayerwiseRequest, model: SourceModel, checkpoint: Checkpoint) -> None:
         self._request, self._model = request, model
         self._target = target_format(request.format, request.scheme)
-        self._stated = self._target.dtype(stated_dtype(request.source))
+        self._stated = self._target.dtype(output_dtype(request.source))
         self._dtype = getattr(torch, self._stated)
         rotate = rotate_mode(model.rotated, self._target.rotates)
         is_joint = joint_output.is_trained_jointly(request.joint_tuning, model)
@@ -135,7 +135,7 @@ class _LayerwiseConversion:
     def _layout(self, index: int, schemes: list[str]) -> dict[str, TensorInfo]:
         """Return the tensors of a layer whose groups have these schemes."""
         groups, rotate, shares = self._groups[index], self._settings.rotate, self._target.shares
-        signed = {name for group in groups if group.rotated(rotate) for name in group.names}
+        signed = {name for group in groups if group.is_rotated(rotate) for name in group.names}
         homes = {name: home for group in groups for name, home in group.homes(shares).items()}
         each = [target_format(self._target.name, scheme) for scheme in schemes]
         targets = {name: target for group, target in zip(groups, each, strict=True) for name in group.names}
@@ -307,4 +307,4 @@ class _LayerwiseConversion:
         """Return the input of the first layer [T, hidden] for the windows with these numbers."""
         windows, model = [self._request.windows[number] for number in numbers], self._model.model
         dtype = stream_dtype(len(windows), len(windows[0]), model.config.hidden)
-        return [(each * model.embed_scale).to(dtype) for each in self._model.embedded(windows)]
+        return [(each * model.embed_scale).to(dtype) for each in self._model.embeddings(windows)]

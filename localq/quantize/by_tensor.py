@@ -28,7 +28,7 @@ from localq.quantize.binary.layers import LayerCodes
 from localq.quantize.bits import binary_mixture
 from localq.quantize.bits import mixture as bit_mixture
 from localq.quantize.model import input_moments
-from localq.quantize.output.folder import claim_folder, conversion_task, stated_dtype, write_small_files
+from localq.quantize.output.folder import claim_folder, conversion_task, output_dtype, write_small_files
 from localq.quantize.output.shards import ShardWriter, plan_shards, start_state
 from localq.quantize.output.tensor_jobs import TensorJob, maker_of, notes, plan_jobs, skipped_modules
 from localq.quantize.request import TensorwiseRequest
@@ -66,7 +66,7 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
             elif text is not None:
                 moments = input_moments.load_or_measure(out, text, source, checkpoint, report)
             _write_shards(writer, checkpoint, jobs, module, source, on_progress, moments, layers)
-            write_small_files(source, module.quantization_config(stated_dtype(source), skipped_modules(jobs)), out)
+            write_small_files(source, module.quantization_config(output_dtype(source), skipped_modules(jobs)), out)
             writer.finish()
             for name in (input_moments.FILE, bit_mixture.FILE):
                 (out / name).unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
 
 
 def _format_module(source: ModelFiles, format: str) -> ModuleType:
-    if format not in (made := format_facts.made_from_tensors()):
+    if format not in (made := format_facts.formats_by_tensor()):
         raise usage_error(format, "localq does not write this format tensor by tensor", f"Formats: {', '.join(made)}.")
     if "quantization_config" in source.config and not (
         format_facts.of(format).keeps_experts and stored_format.only_experts(source)
@@ -102,7 +102,7 @@ def _layers(
     """Return the layers quantized on `text`; matrices in finished shards are read back."""
     with torch.inference_mode():
         model, streams = input_moments.open_streams(text, source, checkpoint)
-    files = writer.finished()
+    files = writer.finished_files()
 
     def written(prefix: str) -> bcq.Packed | None:
         names = [prefix + suffix for suffix in bcq.suffixes]
@@ -167,7 +167,7 @@ def _outputs(
             moment = moments.get(prefix)
             packed: Any
             if layers is not None and prefix in layers:
-                packed = layers.packed(prefix)
+                packed = layers.codes(prefix)
             elif moment is not None:
                 packed = maker_of(module, prefix).quantize(matrix.to(moment.device), moment)
             else:

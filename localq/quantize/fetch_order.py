@@ -51,7 +51,7 @@ def _made(model: SourceModel, rest: Sequence[str], numbers: Iterable[int]) -> It
     """Tensors of the source, in reading order."""
     for number in numbers:
         layer = number - 1 if 0 < number <= model.layers else None
-        yield from model.read_for(layer, head=number > model.layers)
+        yield from model.tensor_names(layer, head=number > model.layers)
         yield from rest if number == 0 else ()
 
 
@@ -59,4 +59,4 @@ def _measured(model: SourceModel, numbers: Iterable[int]) -> Iterator[str]:
     """The same for measuring, which reads a tied head again after the layers."""
     for number in numbers:
         layer = number - 1 if 0 < number <= model.layers else None
-        yield from model.read_for(layer, head=number > model.layers) or model.read_for(None)
+        yield from model.tensor_names(layer, head=number > model.layers) or model.tensor_names(None)

@@ -2,7 +2,7 @@
 
 form     A reply that begins with `<think>` is a thought up to the first `</think>`, then an answer (Qwen3, DeepSeek-R1
          and its distillations, QwQ, Phi-4-reasoning, SmolLM3). Elsewhere the tags are plain text. Some templates end
-         the prompt with the opening tag: `opened_thought`
+         the prompt with the opening tag: `thought_opening`
 stored   The raw text, with the tag from the prompt, because the model's template decides what prompts have of earlier
          thoughts: most drop all up to `</think>`, SmolLM3 keeps it
 shown    Thought and answer without the tags and the empty lines around them
@@ -40,7 +40,7 @@ class ThoughtSplitter:
     closing = CLOSING
 
     def __init__(self, opened: str = "", channels: bool = True) -> None:
-        """opened: start of the reply in the prompt (`opened_thought`). channels: False for a model without channels:
+        """opened: start of the reply in the prompt (`thought_opening`). channels: False for a model without channels:
         text that looks like their marks is escaped, so that it stays text."""
         self.head, self.thinking, self._may = opened, bool(opened), channels
         self._begun = bool(opened)  # the form of the reply is known
@@ -115,7 +115,7 @@ class ThoughtSplitter:
         return start
 
 
-def opened_thought(tail: str) -> str:
+def thought_opening(tail: str) -> str:
     """Start of the reply at the end of a prompt: "<think>" and white space, or ""."""
     found = _OPENED.search(tail)
     return found[0] if found else ""
@@ -160,7 +160,7 @@ def template_content(template: str | None, role: str, content: str) -> str:
 
 def continue_prompt(prompt: str, begun: str) -> str:
     """Append the start of a stored reply to `prompt`; its thought replaces one that the prompt opens or has empty."""
-    opening, none = opened_thought(prompt), _NO_THOUGHT.search(prompt)
+    opening, none = thought_opening(prompt), _NO_THOUGHT.search(prompt)
     if begun.lstrip().startswith(OPENING):
         return prompt[: none.start() if none else len(prompt) - len(opening)] + begun
     return prompt + (f"\n{CLOSING}\n\n" if opening else "") + begun

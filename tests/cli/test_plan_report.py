@@ -123,7 +123,7 @@ def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch
 
 def test_a_model_of_an_installed_package_needs_no_network(capsys, monkeypatch, tmp_path):
     for found, size, code in ((tmp_path, 0, ExitCode.OK), (None, 98_362_432, ExitCode.NETWORK)):
-        monkeypatch.setattr(packaged_model, "installed", lambda source, found=found: found)
+        monkeypatch.setattr(packaged_model, "installed_path", lambda source, found=found: found)
         for name in ("smollm2-135m", "smollm2-135m@vq2"):  # made of it
             assert plan_of(capsys, name, "--vram", "8", "--offline", code=code)["download_bytes"] == size
 
@@ -169,7 +169,7 @@ def test_experts_run_on_a_gpu_in_every_format_and_where_they_were_not_measured_t
 @pytest.mark.parametrize(("name", "refused"), [("gpt-oss-20b", True), ("mixtral-8x7b", False)])
 def test_an_unlisted_mixture_is_refused_before_it_is_fetched(monkeypatch, name, refused):
     arch = catalog.find(name).arch
-    offer = Offer("org/repo", arch, "gptq", "", None, unsupported=format_facts.unsupported(arch, "gptq"))
+    offer = Offer("org/repo", arch, "gptq", "", None, unsupported=format_facts.why_unsupported(arch, "gptq"))
     monkeypatch.setattr(uncatalogued, "remote", lambda target, offline: offer)
     with pytest.raises(LocalqError, match="not in gptq") if refused else contextlib.nullcontext():
         choose.check_unlisted(catalog.resolve("org/repo"), None, Settings(device="cpu"), force=False)

@@ -210,16 +210,16 @@ def test_find_takes_names_and_aliases_only():
 
 
 def test_what_this_version_cannot_run_is_said_plainly():
-    assert format_facts.unsupported(catalog.find("llama-3.1-8b").arch, "nf4") is None
+    assert format_facts.why_unsupported(catalog.find("llama-3.1-8b").arch, "nf4") is None
     with pytest.raises(LocalqError, match="unknown format"):
-        format_facts.unsupported(catalog.find("llama-3.1-8b").arch, "hqq")
+        format_facts.why_unsupported(catalog.find("llama-3.1-8b").arch, "hqq")
     mixtral, oss = (catalog.find(name).arch for name in ("mixtral-8x7b", "gpt-oss-20b"))
     read = ("aqlm", "vq2", "awq", "gptq", "squeezellm")
-    assert [format_facts.unsupported(mixtral, format) for format in read] == [None] * 5
-    assert "GGUF" in format_facts.unsupported(mixtral, "gguf")
-    assert "alternate" in format_facts.unsupported(oss, "vq2")
-    assert "not in gptq" in format_facts.unsupported(oss, "gptq")
-    assert format_facts.unsupported(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
+    assert [format_facts.why_unsupported(mixtral, format) for format in read] == [None] * 5
+    assert "GGUF" in format_facts.why_unsupported(mixtral, "gguf")
+    assert "alternate" in format_facts.why_unsupported(oss, "vq2")
+    assert "not in gptq" in format_facts.why_unsupported(oss, "gptq")
+    assert format_facts.why_unsupported(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
 
 
 def test_experts_that_are_taken_one_after_the_other_come_last():

@@ -28,7 +28,7 @@ def test_one_record_makes_a_format_known(toy):
     assert "toy" in format_facts.writable()
     assert "toy" in format_list.names()
     assert "toy" in format_list.to_make("all")
-    assert choose.quantized()[-3:].count("toy") == 1  # with those that are offered last
+    assert choose.quantized_formats()[-3:].count("toy") == 1  # with those that are offered last
     assert prepare.estimate("toy", 10**9).startswith("about")
     assert stored_format.format_of_config({"quantization_config": {"quant_method": "localq_toy"}}) == "toy"
 

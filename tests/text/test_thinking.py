@@ -65,8 +65,8 @@ def test_thought_and_answer_by_hand_and_for_every_cut_in_two(raw):
 
 
 def test_a_thought_that_the_prompt_opened():
-    assert thinking.opened_thought("<|im_start|>assistant\n<think>\n") == "<think>\n"
-    assert thinking.opened_thought("<think>\n\n</think>\n\n") == thinking.opened_thought("say <think> now") == ""
+    assert thinking.thought_opening("<|im_start|>assistant\n<think>\n") == "<think>\n"
+    assert thinking.thought_opening("<think>\n\n</think>\n\n") == thinking.thought_opening("say <think> now") == ""
     for opened in ("<think>", "<think>\n"):
         assert streamed("so\n</think>\n\nyes", opened) == ("so", "yes", opened + "so\n</think>\n\nyes")
     assert streamed("all of it", "<think>\n") == ("all of it", "", "<think>\nall of it")

@@ -73,7 +73,9 @@ def predicted(model: Recorded) -> float:
     name, _, format = model.name.partition("@")
     placement = Placement(model.kv_bits, model.embed, model.head)
     depth = model.depth + predict.LIVE
-    rate = predict.tokens_per_s(catalog.find(name).arch, format, model.scheme, placement, predict.measured_on(), depth)
+    rate = predict.tokens_per_s(
+        catalog.find(name).arch, format, model.scheme, placement, predict.reference_machine(), depth
+    )
     assert rate
     return float(rate)
 

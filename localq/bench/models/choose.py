@@ -75,17 +75,21 @@ def from_facts(
     shape: Callable[[LocalModel], Architecture | None],
 ) -> BenchChoice:
     """Choose for a card with `budget` bytes. Raises LocalqError (exit 2) where nothing fits."""
-    on_disk, order = [], quantized()
+    on_disk, order = [], quantized_formats()
     for model in local:
         arch = shape(model) if model.complete and model.format in order else None
-        if arch is None or format_facts.unsupported(arch, model.format) or format_facts.one_by_one(arch, model.format):
+        if (
+            arch is None
+            or format_facts.why_unsupported(arch, model.format)
+            or format_facts.one_by_one(arch, model.format)
+        ):
             continue
         if _fits(arch, budget, ctx):
             on_disk.append((arch.parameters, -order.index(model.format), model.name, model))
     if on_disk:
         chosen = max(on_disk, key=lambda each: each[:3])[3]
         return BenchChoice(chosen.name, path=str(chosen.path))
-    in_nf4 = (each for each in entries if not format_facts.unsupported(each.arch, "nf4"))
+    in_nf4 = (each for each in entries if not format_facts.why_unsupported(each.arch, "nf4"))
     catalogued = [each for each in in_nf4 if _fits(each.arch, budget, ctx)]
     if not catalogued:
         raise usage_error("bench", "no catalogued model fits this card in fp16", "Give a model: `localq bench MODEL`.")
@@ -94,7 +98,7 @@ def from_facts(
     return BenchChoice(entry.name, synthetic=True, note=note)
 
 
-def quantized() -> list[str]:
+def quantized_formats() -> list[str]:
     """Return the quantized formats by preference: those that localq makes by name first, `offered_last` last."""
     formats = [each for each in format_facts.FORMATS.values() if each.is_quantized]
     return [each.name for each in sorted(formats, key=lambda each: (bool(each.offered_last), not each.made_by_name))]

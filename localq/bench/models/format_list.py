@@ -126,7 +126,7 @@ def _candidate(format: str, target: Target, base: Path) -> Candidate:
     made = folder if hub_cache.is_complete(folder) else None
     command = shlex.join(["localq", "quantize", str(base), "--format", format, "--out", str(folder)])
     seconds = local_measurements.quantizing(folder) if made else None
-    listed = target.entry is not None and format in catalog.made_formats(target.entry)
+    listed = target.entry is not None and format in catalog.quantizable_formats(target.entry)
     made_as = f"{target.entry.name}@{format}" if target.entry is not None and listed else ""
     return Candidate(format, made, "" if made else "not quantized yet", command, seconds, folder, made_as)
 

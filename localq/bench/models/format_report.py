@@ -95,19 +95,19 @@ class FormatTable:
     stopped: bool = False
 
     @property
-    def measured(self) -> list[FormatLine]:
+    def measured_lines(self) -> list[FormatLine]:
         """The rows with a speed."""
         return [line for line in self.lines if line.tok_per_s is not None]
 
     def first_line(self) -> str:
         """Return the headline: the speedups over fp16, the best first."""
-        factors = sorted(((line.speedup_over_fp16, line.format) for line in self.measured
+        factors = sorted(((line.speedup_over_fp16, line.format) for line in self.measured_lines
                        if line.speedup_over_fp16 and line.format != SIXTEEN), reverse=True)  # fmt: skip
-        base = next((line for line in self.measured if line.format == SIXTEEN), None)
+        base = next((line for line in self.measured_lines if line.format == SIXTEEN), None)
         speedups = ", ".join(f"{factor:.2f}x {name}" for factor, name in factors)
         if base is None or base.tok_per_s is None or not speedups:
             why = "the CPU dequantizes all, so speeds are alike" if self.dequantized else "no fp16 baseline"
-            return f"{self.model}: {len(self.measured)} of {len(self.lines)} formats measured; {why}"
+            return f"{self.model}: {len(self.measured_lines)} of {len(self.lines)} formats measured; {why}"
         how = ", extrapolated" if base.extrapolated else ""
         fp16 = f"{base.variant} ({base.tok_per_s:.1f} tok/s at {self.decode}{how})"
         return f"{self.model}: {speedups} over the same engine in {fp16}"
@@ -138,7 +138,7 @@ def write(table: FormatTable, format: str, out: TextIO, err: TextIO) -> dict[str
     print(table.first_line(), file=out if format in PEOPLE else err)
     if format in PEOPLE:
         headers, cells = columns(table)
-        lines = report.markdown(headers, cells, 1) if format == "md" else report.aligned(headers, cells, 1)
+        lines = report.markdown(headers, cells, 1) if format == "md" else report.text_table(headers, cells, 1)
         print(*lines, sep="\n", file=out)
         print(*_below(table), sep="\n", file=out)
     elif format == "csv":
@@ -166,8 +166,12 @@ def columns(table: FormatTable) -> tuple[list[str], list[list[str]]]:
         ("top-1", lambda line: _shown(line.top1, 1, ".1%")),
         ("quantize s", lambda line: _shown(line.quantize_s, 1, ",.1f")),
     ]
-    kept = [(name, cell) for name, cell in every if name == "format" or {cell(line) for line in table.measured} - {"-"}]
-    return [name for name, _ in kept], [[cell(line) for _, cell in kept] for line in table.measured]
+    kept = [
+        (name, cell)
+        for name, cell in every
+        if name == "format" or {cell(line) for line in table.measured_lines} - {"-"}
+    ]
+    return [name for name, _ in kept], [[cell(line) for _, cell in kept] for line in table.measured_lines]
 
 
 def _below(table: FormatTable) -> list[str]:
@@ -198,11 +202,11 @@ def draw(table: FormatTable, target: str, out: TextIO) -> None:
     To `out` for "-", else a PNG, as `plot.draw` does. Dequantized formats are plotted over the size of the weights,
     because their speeds differ only by chance.
     """
-    judged = any(line.perplexity is not None for line in table.measured)
+    judged = any(line.perplexity is not None for line in table.measured_lines)
     what = "perplexity" if judged else "bits per weight"
     across = "weights in MB" if table.dequantized else f"tok/s at {table.decode}"
     points = []
-    for line in table.measured:
+    for line in table.measured_lines:
         x = (line.weights_bytes or 0) / 1e6 if table.dequantized else line.tok_per_s
         y = line.perplexity if judged else line.bits_per_weight
         if x and y:

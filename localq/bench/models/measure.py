@@ -75,7 +75,7 @@ class Subject(Protocol):
         """True where it can be timed on this case."""
         ...
 
-    def metered(self, case: BenchTest) -> bool:
+    def is_metered(self, case: BenchTest) -> bool:
         """True where the energy of a run is that of its timed tokens."""
         ...
 
@@ -113,7 +113,7 @@ class EngineSubject:
         """True for every case."""
         return True
 
-    def metered(self, case: BenchTest) -> bool:
+    def is_metered(self, case: BenchTest) -> bool:
         """True for every case: the depth stays in the cache."""
         return True
 
@@ -161,7 +161,7 @@ def measure(
                 runs[name].append(subject.run(case, repetition))
         joules, held_down = meter.stop(), limits.stop()
         for name, subject in able.items():
-            known = len(subjects) == 1 and subject.metered(case)
+            known = len(subjects) == 1 and subject.is_metered(case)
             results[name].append(Measurement(case, tuple(runs[name]), joules if known else None, held_down=held_down))
     return results
 

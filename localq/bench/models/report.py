@@ -195,7 +195,7 @@ def write(report: BenchReport, format: str, out: TextIO, err: TextIO) -> dict[st
     print(report.first_line(), file=out if people else err)
     if people:
         cells = [_cells(row, report) for row in report.rows]
-        print(*(markdown if format == "md" else aligned)(COLUMNS, cells, 3), sep="\n", file=out)
+        print(*(markdown if format == "md" else text_table)(COLUMNS, cells, 3), sep="\n", file=out)
         facts = [f"{name.replace('_', ' ')} {value}" for name, value in report.conditions.items() if value is not None]
         print(f"measured read bandwidth {report.roof_bytes_per_s / 1e9:.0f} GB/s; {', '.join(facts)}", file=out)
         for note in filter(None, (report.memory_line(), report.speed_line(), report.clocks_line(), *report.notes)):
@@ -244,7 +244,7 @@ def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) 
     return [f"| {' | '.join(line)} |" for line in (headers, dashes, *cells)]
 
 
-def aligned(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -> list[str]:
+def text_table(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -> list[str]:
     """Return the table for a terminal."""
     lines = [headers, *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]

@@ -51,7 +51,7 @@ class Transformers:
         """False for prefill after a depth: `generate` cannot stop the clock in between."""
         return not (case.prompt and case.depth)
 
-    def metered(self, case: BenchTest) -> bool:
+    def is_metered(self, case: BenchTest) -> bool:
         """False after a depth, which every run computes again."""
         return not case.depth
 

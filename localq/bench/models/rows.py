@@ -50,7 +50,7 @@ def rows_of(
                 joules_per_token=each.joules_per_token,
                 peak_vram_bytes=peak,
                 process_vram_bytes=process,
-                predicted_tok_per_s=predicted(model, each.case, roof) if decode and model is not None else None,
+                predicted_tok_per_s=predict_speed(model, each.case, roof) if decode and model is not None else None,
                 extrapolated=each.extrapolated,
                 held_down=each.held_down,
             )
@@ -58,7 +58,7 @@ def rows_of(
     return rows
 
 
-def predicted(model: LoadedModel, case: BenchTest, roof: float) -> float | None:
+def predict_speed(model: LoadedModel, case: BenchTest, roof: float) -> float | None:
     """tok/s as `localq fit` has it with the bandwidth `roof`; None on the CPU, and where it has none.
 
     The variant of a format is not known here: where the blocks have another size than the usual one has, there is none.
@@ -69,5 +69,5 @@ def predicted(model: LoadedModel, case: BenchTest, roof: float) -> float | None:
     usual = footprint.weights_bytes(arch, model.format)["weights"]
     if abs(plan.ledger.components["weights"] - usual) > _SAME * usual:
         return None
-    machine = Machine.of(cards.known(device_name(model.device)), roof)
+    machine = Machine.of(cards.find_card(device_name(model.device)), roof)
     return predict.tokens_per_s(arch, model.format, "", plan.placement, machine, model_bytes.mean_length(case))

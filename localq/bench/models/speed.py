@@ -19,10 +19,10 @@ CASE = BenchTest(0, GENERATE, 0)
 
 def speed_test() -> SpeedTest:
     """Return the test of `localq eval --speed`: one reply of `CASE`."""
-    return SpeedTest(CASE.generate, CASE.positions, measured)
+    return SpeedTest(CASE.generate, CASE.positions, measure_speed)
 
 
-def measured(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, Any]:
+def measure_speed(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, Any]:
     """Measure median, lowest and highest rate of a reply, and the device bytes of the ledger.
 
     Correctness first: on a GPU the captured graph and the eager step must give the same tokens (exit 1).

@@ -87,7 +87,7 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
     made = (*FORMATS, *format_facts.full_precision())
     if format not in made:
         raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(made)}.")
-    if reason := format_facts.unsupported(entry.arch, format):
+    if reason := format_facts.why_unsupported(entry.arch, format):
         raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists others.")
     if entry.arch.experts and not getattr(FORMATS.get(format), "SAMPLES_EXPERTS", True):
         what = f"random experts in {format} are not made"

@@ -40,7 +40,7 @@ def matrices(model: Decoder, format: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def stacked(model: Decoder, format: str) -> dict[str, TensorSpec]:
+def stack_specs(model: Decoder, format: str) -> dict[str, TensorSpec]:
     """The tensors of those that are stacks in MXFP4, by name in a checkpoint."""
     found: dict[str, TensorSpec] = {}
     for name, shape in stacks(model, format).items():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from localq.bench.synthetic import experts as random_experts
-from localq.bench.synthetic.tensors import TensorSpec, codes, constant, sampled, scales, tensor_spec
+from localq.bench.synthetic.tensors import TensorSpec, codes, constant, sample_specs, scales, tensor_spec
 from localq.errors import usage_error
 from localq.files import format_facts
 from localq.formats import FORMATS
@@ -51,7 +51,7 @@ def parts(format: str, model: Decoder, seed: int) -> dict[str, TensorSpec]:
         return _on_a_text(target, model, set(found), seed)
     shapes = {f"model.{path}": (each.out_features, each.in_features) for path, each in found.items()}
     shapes |= random_experts.matrices(model, format)
-    return sampled(shapes, FORMATS[format], _scheme(model, format)) | random_experts.stacked(model, format)
+    return sample_specs(shapes, FORMATS[format], _scheme(model, format)) | random_experts.stack_specs(model, format)
 
 
 def changes(format: str, model: Decoder, dtype: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class TensorSpec:
     make: Recipe | Matrix
 
 
-def sampled(shapes: Mapping[str, tuple[int, int]], module: ModuleType, scheme: str) -> dict[str, TensorSpec]:
+def sample_specs(shapes: Mapping[str, tuple[int, int]], module: ModuleType, scheme: str) -> dict[str, TensorSpec]:
     """The tensors of matrices [out, in] in the format `module`, by full name: what its `sample` makes."""
     found: dict[str, TensorSpec] = {}
     for path, shape in shapes.items():
@@ -57,7 +57,7 @@ def _stored(
 
 
 def tensor_spec(dtype: torch.dtype, shape: tuple[int, ...], make: Recipe) -> TensorSpec:
-    """`Part`, by its type and shape."""
+    """A `TensorSpec`, by its type and shape."""
     return TensorSpec(info(dtype, shape), make)
 
 

@@ -152,7 +152,7 @@ _LISTED_TOO = {"think": set_think, "grammar": set_grammar}  # settings of /set t
 
 def stats(session: ChatSession, argument: str, host: Host) -> str:
     """Speed of the last reply and of the conversation, and the memory of the engine."""
-    roof = roofline.of_loaded(session.loaded) if session.loaded is not None else None
+    roof = roofline.model_roof(session.loaded) if session.loaded is not None else None
     last = session.last
     lines = [stats_line(last.stats, roof.text(last.stats) if roof else "") if last else "no reply yet"]
     given = [turn.stats for turn in session.conversation.replies() if turn.stats is not None]

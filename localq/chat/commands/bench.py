@@ -86,7 +86,7 @@ def _lengths(warm: Stats, read: int, written: int) -> _Lengths:
 def _result(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
     """The result as two notices."""
     last, loaded = runs[-1], session.loaded
-    roof = roofline.of_loaded(loaded) if loaded is not None else None
+    roof = roofline.model_roof(loaded) if loaded is not None else None
     allowed = f" = {share}" if roof is not None and (share := roof.text(last)) else ""
     read = [each.prefilled_tokens / each.prefill_s for each in runs]
     written = [each.tokens_per_s for each in runs]

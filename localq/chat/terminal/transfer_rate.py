@@ -52,7 +52,7 @@ class TransferRate:
         (first_s, first), (_, last) = self._seen[0], self._seen[-1]
         return (last - first) / max(now_s - first_s, 1e-3)
 
-    def left_s(self, now_s: float, missing: int) -> float | None:
+    def remaining_s(self, now_s: float, missing: int) -> float | None:
         """Seconds for `missing` bytes at the current rate."""
         rate = self.bytes_per_s(now_s)
         return missing / rate if rate else None

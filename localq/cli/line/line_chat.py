@@ -51,7 +51,7 @@ class _ChatStart:
     start: Start
     attached: tuple[str, ...] = ()
 
-    def switched(self, wish: SwitchModel, session: ChatSession) -> _ChatStart:
+    def with_model(self, wish: SwitchModel, session: ChatSession) -> _ChatStart:
         """This state with another model; conversation and settings stay, sampling is reset to its defaults."""
         settings = dataclasses.replace(
             self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think
@@ -89,7 +89,7 @@ def converse(
         if isinstance(outcome, int):
             return outcome
         wish, session, first = *outcome, None
-        place, back = place.switched(wish, session), place.of(session)
+        place, back = place.with_model(wish, session), place.of(session)
 
 
 def _talk(

@@ -111,7 +111,7 @@ def memory_line(loaded: Loaded) -> str:
 
 def speed_line(stats: Stats, loaded: Loaded | None) -> str:
     """The figures of a reply; on a GPU with its share of the bandwidth limit."""
-    roof = roofline.of_loaded(loaded) if loaded is not None else None
+    roof = roofline.model_roof(loaded) if loaded is not None else None
     return stats_line(stats, roof.text(stats) if roof is not None else "")
 
 

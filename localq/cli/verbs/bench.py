@@ -28,7 +28,7 @@ _ONLY = (
 )
 _AGAINST = "transformers (default), bitsandbytes, none."
 _PLOT = "Plot bandwidth shares to NAME.png; - = terminal."
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.known_names)]
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[
     str,
     typer.Option("-p", "--n-prompt", metavar="LIST", help="Prefill tokens; 0 = none.", rich_help_panel=help_page.TESTS),
@@ -264,7 +264,7 @@ def _run_quantize(mode: str, arguments: _CommonArguments, settings: Settings, se
         for name, count in windows.items()
     }
     out = sys.stderr if arguments.output == "json" else sys.stdout
-    wanted = quantizing.QuantizingRequest(arguments.model, settings.device, budget.allowed(settings), seed)
+    wanted = quantizing.QuantizingRequest(arguments.model, settings.device, budget.vram_limit(settings), seed)
     result = quantizing.run(out, wanted, ways)
     if arguments.output == "json":
         print_json(result)
@@ -282,7 +282,7 @@ def _request(
     ctx: int | None,
 ) -> BenchRequest:
     """The benchmark of the model: its files, found or fetched, or random weights."""
-    vram, reserved = budget.allowed(settings), budget.reserved(settings)
+    vram, reserved = budget.vram_limit(settings), budget.reserve_bytes(settings)
     name, synthetic, path = arguments.model, arguments.synthetic, None
     if name is None:
         from localq.bench.models import choose

@@ -25,7 +25,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="A setting; `localq c
 def show(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Include this model's defaults.", autocompletion=options.known_names),
+        typer.Argument(metavar="MODEL", help="Include this model's defaults.", autocompletion=options.complete_names),
     ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Also print where each value comes from.")] = False,
     json: options.Json = False,

@@ -31,7 +31,7 @@ _AGAINST = "reference (dequantized weights), or another model."
 _DECODE = "Compare N single-token steps with prefill."
 Models = Annotated[
     list[str],
-    typer.Argument(metavar="MODEL", help=_MODELS, autocompletion=options.known_names),
+    typer.Argument(metavar="MODEL", help=_MODELS, autocompletion=options.complete_names),
 ]
 Text = Annotated[
     str | None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 _MODEL_HELP = "Details of this model in every format; ORG/REPO also works."
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.known_names)]
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Vram = Annotated[
     str | None,
     typer.Option(
@@ -76,7 +76,7 @@ def fit(
     settings = options.load_settings(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
     ctx, vram = options.flag_or_environment("ctx", ctx), options.flag_or_environment("vram", vram)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
-    looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserved(settings))
+    looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserve_bytes(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in candidates]
     if not model:

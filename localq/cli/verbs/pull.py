@@ -20,7 +20,7 @@ from localq.wording import OnProgress, human_bytes
 
 Names = Annotated[
     list[str],
-    typer.Argument(metavar="NAME", help="Name, NAME@FORMAT or ORG/REPO.", autocompletion=options.known_names),
+    typer.Argument(metavar="NAME", help="Name, NAME@FORMAT or ORG/REPO.", autocompletion=options.complete_names),
 ]
 Revision = Annotated[
     str | None,

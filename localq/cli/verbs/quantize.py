@@ -37,7 +37,7 @@ def quantize(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="Name, ORG/REPO, folder or .gguf file.", autocompletion=options.known_names
+            metavar="SOURCE", help="Name, ORG/REPO, folder or .gguf file.", autocompletion=options.complete_names
         ),
     ],
     out: Annotated[
@@ -245,12 +245,12 @@ class _Conversion:
             choice.device,
             format=self.format,
             scheme=asked.scheme,
-            bits=asked.mixed,
+            bits=asked.mixture_bits,
             effort=hard,
             tuning=tuning,
             joint_tuning=quantize_calibrated.joint_training(len(ids), best=best),
             seed=(asked.seed or 0) if ready is None else ready.seed,
-            vram_bytes=budget.allowed(self.settings),
+            vram_bytes=budget.vram_limit(self.settings),
             force=self.force,
             shards=shards,
             layers=ready,

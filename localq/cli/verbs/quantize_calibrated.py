@@ -105,7 +105,7 @@ class CalibrationOptions:
         if NO_TEXT in (self.calibration or ()) and not NO_TEXT.exists():
             why = f"--format {format} needs a calibration text"
             raise usage_error("--calibration none", why, "Name a file, or remove the option to use localq's own text.")
-        if self.bits is not None and self._number not in SCHEMES and not self.mixed:
+        if self.bits is not None and self._number not in SCHEMES and not self.mixture_bits:
             ways = f"Use {', '.join(SCHEMES)}, or a mixture in between such as 2.3 or 2.25."
             raise usage_error("--bits", f"{self.bits!r} is not supported", ways)
 
@@ -127,7 +127,7 @@ class CalibrationOptions:
         return self.calibration is None and self.windows is None
 
     @property
-    def mixed(self) -> float | None:
+    def mixture_bits(self) -> float | None:
         """Bits per weight of a mixture of schemes; None without one."""
         number = self._number
         return float(number) if re.fullmatch(r"[23]\.\d{1,2}", number) and number not in SCHEMES else None

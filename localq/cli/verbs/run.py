@@ -180,7 +180,7 @@ def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -
         print(text)
     if request.json:
         body = {"model": settings.model, "text": text, "thought": reply.thought, "reason": reply.reason}
-        roof = roofline.of_loaded(loaded)
+        roof = roofline.model_roof(loaded)
         rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
         print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
     if not request.quiet:

@@ -71,7 +71,7 @@ def pause_after_s(error: Exception, pause_s: float) -> float:
     return min(pause_s, LONGEST_PAUSE_S)
 
 
-def gated(repo: str, why: str = "the model is gated") -> LocalqError:
+def gated_error(repo: str, why: str = "the model is gated") -> LocalqError:
     """The error (exit 5) for a repository that needs a token and an accepted licence."""
     step = f"Accept its licence at {endpoint()}/{repo}, then `hf auth login` (or --token, or HF_TOKEN)."
     return LocalqError(repo, why, step, ExitCode.GATED)
@@ -105,16 +105,16 @@ def translate(error: Exception, repo: str, revision: str, name: str) -> Exceptio
     if isinstance(error, RefusedError):
         code = error.response.headers.get("X-Error-Code", "")
     if isinstance(error, errors.GatedRepoError) or code == "GatedRepo":
-        return gated(repo)
+        return gated_error(repo)
     if isinstance(error, errors.RevisionNotFoundError) or code == "RevisionNotFound":
         return _not_there(repo, f"it has no revision {revision!r}", "Check the revision.")
     if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError) or code == "RepoNotFound":
         why = "there is no such repository on the hub, or it is private"
         return _not_there(repo, why, "Check the name; for a private one, `hf auth login`.")
     if status == 401:
-        return gated(repo, "the hub does not accept the access token")
+        return gated_error(repo, "the hub does not accept the access token")
     if status == 403:
-        return gated(repo, "the access token gives no access, or the licence was not accepted")
+        return gated_error(repo, "the access token gives no access, or the licence was not accepted")
     if status == 404:
         return _not_there(repo, f"it has no {name}" if name else "it was not found", "Check the name and the revision.")
     if status is not None:

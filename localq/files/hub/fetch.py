@@ -60,7 +60,7 @@ def fetch(
     if offline:
         raise not_here(source.repo)
     if source.gated and not hub_client.has_token():
-        raise hub_errors.gated(source.repo)
+        raise hub_errors.gated_error(source.repo)
     return _Fetch(hub_client.list_files(source.repo, source.revision), source.sha256, on_progress).run(
         source.revision, source.files
     )
@@ -117,7 +117,7 @@ class _Fetch:
         """Fetch `files` (.gguf), or the model folder; returns the path that `hub_cache.find` finds afterwards."""
         listing = self.listing
         if listing.gated and not hub_client.has_token():
-            raise hub_errors.gated(listing.repo)
+            raise hub_errors.gated_error(listing.repo)
         names = files or single_gguf(listing)
         if names and all(name.endswith(".gguf") for name in names):
             path = self._get(named_files(listing, names))[0]
@@ -154,7 +154,7 @@ class _Fetch:
         self.done_bytes, self.total_bytes = 0, sum(file.size for file in files)
         paths = []
         for file in files:
-            check_recorded(listing.repo, file, self.sha256)
+            check_recorded_hash(listing.repo, file, self.sha256)
             before = self.done_bytes
 
             def count(new: int, file: RemoteFile = file, before: int = before) -> None:
@@ -237,7 +237,7 @@ def _check_catalogued(source: Source, path: Path) -> None:
             )
 
 
-def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:
+def check_recorded_hash(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:
     """Raises LocalqError (exit 8) if the hub lists another hash of `file` than the catalogue (`sha256`)."""
     recorded = sha256.get(file.name)
     if recorded and file.sha256 and recorded != file.sha256:

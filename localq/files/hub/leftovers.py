@@ -36,7 +36,7 @@ class Leftover:
 def find() -> list[Leftover]:
     """All leftovers, except files that a process works on now. Raises LocalqError (exit 9)."""
     with disk.disk_errors(places.hub_cache()):
-        parts = [part for part in download_parts.unfinished(places.downloads_dir()) if not part.busy]
+        parts = [part for part in download_parts.unfinished_parts(places.downloads_dir()) if not part.busy]
         begun = [Leftover(part.path, part.bytes, UNFINISHED, part.repo, part) for part in parts]
         return [*begun, *_unused(hub_records.users())]
 

@@ -218,7 +218,7 @@ def _is_exclusive(path: Path) -> bool:
 # ---- unfinished downloads
 
 
-def unfinished(folder: Path) -> list[UnfinishedPart]:
+def unfinished_parts(folder: Path) -> list[UnfinishedPart]:
     """Every part in `folder`, by path."""
     found = []
     for path in sorted(folder.glob("*.part")):

@@ -58,7 +58,7 @@ class Shards:
         self._listing, self._cache, self._recorded, self._mark = listing, cache, recorded, mark
         self._store = Store(cache, cache / ".parts", cache / ".records")
         for file in listing.files.values():
-            hub.check_recorded(listing.repo, file, recorded)
+            hub.check_recorded_hash(listing.repo, file, recorded)
         self.say: Say = _silent
         self._owner: dict[str, str] = {}  # tensor -> its file
         self._headers: dict[str, Header] = {}
@@ -253,7 +253,7 @@ def open_shards(source: Source, cache: Path) -> Shards | None:
     if SINGLE_NAME not in listing.files and INDEX_NAME not in listing.files:
         return None
     if listing.gated and not hub_client.has_token():
-        raise hub_errors.gated(listing.repo)
+        raise hub_errors.gated_error(listing.repo)
     hub.check_layout(listing)
     mark = _claim(cache)
     try:

@@ -2,7 +2,7 @@
 
 The time of a launch is  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured
 launches. The rate is the read bandwidth; for gathered codewords (1x16, VPTQ) it is that of random sectors of L2. The
-residual of the fit, such as from how a matrix divides into tiles, is interpolated between near shapes (`off_fit`). The
+residual of the fit, such as from how a matrix divides into tiles, is interpolated between near shapes (`fit_residual`). The
 time of a step is the sum of its launches.
 
 All times were measured on an H200. For another card the efficiency is assumed to be the same, though every card in
@@ -100,7 +100,7 @@ class Machine:
         return cls(read, there.gather_bytes_per_s * min(1.0, share), latency)
 
 
-def measured_on() -> Machine:
+def reference_machine() -> Machine:
     """The card that all times were measured on."""
     return Machine(measurements.load().read_bytes_per_s, measurements.load().gather_bytes_per_s)
 
@@ -118,7 +118,7 @@ class Cost:
         latency = machine.latency * (self.fixed_us + self.column_us * columns)
         return latency + self.times * 1e6 * count / machine.read_bytes_per_s
 
-    def gathered_us(self, columns: float, count: float, machine: Machine) -> float:
+    def gather_us(self, columns: float, count: float, machine: Machine) -> float:
         """Time of a launch that gathers `count` bytes of sectors."""
         rate = measurements.load().gather_bytes_per_s
         there = self.fixed_us + self.column_us * columns + self.times * 1e6 * count / rate
@@ -198,8 +198,8 @@ def _head(arch: Architecture, head: str, machine: Machine) -> float:
 def launch_us(kernel: str, rows: int, columns: int, variant: Variant, machine: Machine) -> float:
     """Microseconds of a product with a matrix [rows, columns], from measurements of `kernel`."""
     cost, moved = fit_cost(kernel), _moved(rows, columns, variant)
-    off = off_fit(kernel, rows, columns)
-    return off * (cost.gathered_us if _gathers(variant) else cost.us)(columns, moved, machine)
+    off = fit_residual(kernel, rows, columns)
+    return off * (cost.gather_us if _gathers(variant) else cost.us)(columns, moved, machine)
 
 
 def _gathers(variant: Variant) -> bool:
@@ -262,7 +262,7 @@ def fit_cost(kernel: str) -> Cost:
 
 
 @functools.cache
-def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | None = None) -> float:
+def fit_residual(kernel: str, rows: int, columns: int, without: tuple[int, int] | None = None) -> float:
     """Time of a matrix divided by its fitted cost: the weighted geometric mean over the measured shapes.
 
     The weight is the inverse fourth power of the distance in octaves of rows and columns (D. Shepard, A two-dimensional

@@ -93,7 +93,7 @@ def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, id
     return Reads(ledger["weights"] - idle + head + row, layer * (arch.layers - windowed), layer * windowed, arch.window)
 
 
-def of_loaded(loaded: LoadedFacts) -> Roof | None:
+def model_roof(loaded: LoadedFacts) -> Roof | None:
     """The roof of a loaded model; None on the CPU, and if the model or the card is unknown."""
     found = bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
     return Roof(Reads(**loaded.reads), found) if found else None
@@ -104,5 +104,5 @@ def bandwidth(uuid: str, name: str) -> Bandwidth | None:
     found = local_measurements.bandwidth(uuid or name)
     if found is not None:
         return Bandwidth(found, MEASURED)
-    card = cards.known(name)
+    card = cards.find_card(name)
     return Bandwidth(card.published_gb_per_s * 1e9, RATED) if card else None

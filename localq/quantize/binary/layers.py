@@ -4,7 +4,7 @@ The text runs through the source model and through the quantized one. `model/sta
 of a matrix and its target, which compensates for earlier losses; `binary/matrix.py` finds the codes. Nothing is
 rotated, so everything else stays as it is, and so do matrices whose row length the format cannot store.
 
-A conversion requests its matrices in the order of the layers (`LayerCodes.packed`). A resumed one runs the text through
+A conversion requests its matrices in the order of the layers (`LayerCodes.codes`). A resumed one runs the text through
 the finished layers with their written weights, and quantizes an unfinished layer again, so the result is the same. The
 device holds both copies of a layer in f32, and for one matrix the metric, its factor and the drift.
 """
@@ -51,7 +51,7 @@ class LayerCodes:
         """True for a Linear of a layer that the format can store."""
         return prefix in self._layer_of
 
-    def packed(self, prefix: str) -> bcq.Packed:
+    def codes(self, prefix: str) -> bcq.Packed:
         """Return the codes of the Linear `prefix`, on the CPU; requests come in the order of the layers.
 
         Raises LocalqError (exit 8) for weights that lead to non-finite values.

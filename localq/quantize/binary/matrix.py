@@ -26,7 +26,7 @@ from torch import Tensor
 from localq.formats import bcq
 from localq.formats.bcq import solve as bcq_solve
 from localq.quantize.model.linear_algebra import pieces
-from localq.quantize.model.statistics import damped_in_place, factor
+from localq.quantize.model.statistics import damp_in_place, factor
 
 TURNS = 2  # passes of step 2; a third one lowers the loss by about 1 % (tests/quantize/binary/test_matrix.py)
 FIRST_TURNS = 5  # most iterations of `bcq.solve`; step 2 fits the scales again
@@ -52,7 +52,7 @@ def encode(weight: Tensor, metric: Tensor, maker: bcq.Maker, turns: int = TURNS)
     rows, columns = weight.shape
     size = min(maker.group or columns, columns)
     cuts = [slice(first, min(first + size, columns)) for first in range(0, columns, size)]
-    with damped_in_place(metric, DAMPING):
+    with damp_in_place(metric, DAMPING):
         feedback = factor(metric, 1).feedback
         parts = [_chosen(weight[some], maker, cuts, feedback, metric, turns) for some in _pieces(rows, columns)]
     numbers, scales = (torch.cat(each) for each in zip(*parts, strict=True))

@@ -17,7 +17,7 @@ from localq.formats.codebooks.search_kernel import Codebook, vq_search
 from localq.formats.codebooks.vq2 import Packed
 from localq.quantize.codebooks.refine import decode, fit_codebooks
 from localq.quantize.model.linear_algebra import pieces
-from localq.quantize.model.statistics import Factor, damped_in_place, factor
+from localq.quantize.model.statistics import Factor, damp_in_place, factor
 from localq.quantize.settings import Effort, OnStage, ignore_stage
 
 
@@ -56,7 +56,7 @@ def encode(
     in is a multiple of 16. Memory beside the operands: one matrix [in, in], and pieces of the weight.
     """
     on_stage("search")
-    with damped_in_place(metric, effort.damping):
+    with damp_in_place(metric, effort.damping):
         found: Factor | None = factor(metric, min(book.stride for book in books))
     scales = _positive(weight.square().mean(1, keepdim=True).sqrt())
     whole = _energy(weight, metric).clamp_min(1e-30)
@@ -66,7 +66,7 @@ def encode(
         codes = search_codes(weight, scales, found, books, effort)
         found = found if number + 1 < effort.rounds else None
         on_stage("codebooks")
-        with damped_in_place(metric, effort.damping):
+        with damp_in_place(metric, effort.damping):
             books = fit_codebooks(weight, metric, codes, books, scales, effort.steps)
             books = [Codebook(book.stride, _sixteen(book.codewords)) for book in books]
             scales = _positive(_fitted_scales(weight, codes, books, metric, scales))

@@ -38,7 +38,7 @@ class Group:
     after: tuple[str, ...] = ()
     expert: int | None = None
 
-    def rotated(self, rotate: str) -> bool:
+    def is_rotated(self, rotate: str) -> bool:
         """True where the input is rotated at run time; that of o is rotated with the values."""
         return {"none": False, "down": self.number == DOWN, "all": self.names != OUT}[rotate]
 
@@ -48,7 +48,7 @@ class Group:
 
     def signs(self, columns: int, layer: int, settings: ConversionSettings) -> Tensor | None:
         """Return the signs of the run-time rotation of the input, u8 [columns / 8]; None without one."""
-        if not self.rotated(settings.rotate):
+        if not self.is_rotated(settings.rotate):
             return None
         return minus_signs(columns, (settings.seed * 4096 + layer) * 4 + self.number)
 

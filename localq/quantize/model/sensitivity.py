@@ -68,7 +68,7 @@ def sensitivities(
 
     Raises LocalqError: exit 8 for damaged weights, 9 for the disk.
     """
-    point, way = log.found(), reading_order(model.layers)
+    point, way = log.resume_state(), reading_order(model.layers)
     if point is None:
         before(way)
         rows = begin()
@@ -112,7 +112,7 @@ def _forward_layer(
     """Run the text through a layer, and log its inputs and energies."""
     read = [x.clone() for x in streams.full[: _traced(streams.full, model.layers)]]
     energies = _forward(model.block(layer), layer, streams, settings, feedback)
-    log.passed(layer, read, energies, streams.full)
+    log.record_layer(layer, read, energies, streams.full)
 
 
 def _start_backward(model: SourceModel, streams: Streams, log: SensitivityLog) -> MeasuringState:

@@ -107,7 +107,7 @@ class SourceModel:
             fold.fold_block(block, self._turn, self._seed * self.layers + index)
         return block
 
-    def embedded(self, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    def embeddings(self, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
         """Yield the embedding rows f32 [T, hidden] of each window, on the CPU, rotated, before the family's scaling."""
         table = self._stored(TABLE)
         for ids in windows:
@@ -140,7 +140,7 @@ class SourceModel:
         names = list(self.end_shapes())
         return (names, []) if self.model.lm_head is None else ([table], [norm, self.head_name()])
 
-    def read_for(self, layer: int | None, *, head: bool = False) -> list[str]:
+    def tensor_names(self, layer: int | None, *, head: bool = False) -> list[str]:
         """Return the checkpoint tensors of a layer; for None, those read with the embedding, or with the `head`."""
         if layer is not None:
             targets = [f"layers.{layer}.{name}" for name, _ in self.meta_block(layer).named_parameters()]

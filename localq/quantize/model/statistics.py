@@ -56,7 +56,7 @@ class Statistics:
         del self._drift, self._owed, self._moments
         linear_algebra.mean_transpose_(metric, 2 * self.tokens)
         owed /= self.tokens
-        with damped_in_place(metric, damping):
+        with damp_in_place(metric, damping):
             upper = _upper(metric)
         for rows in pieces(*owed.shape):
             part = owed[rows].to(upper.dtype)
@@ -94,7 +94,7 @@ def damp(metric: Tensor, damping: float) -> Tensor:
 
 
 @contextmanager
-def damped_in_place(metric: Tensor, damping: float) -> Iterator[None]:
+def damp_in_place(metric: Tensor, damping: float) -> Iterator[None]:
     """While it is entered `metric` is what `damp` makes of it: there is no room for a second one."""
     diagonal = metric.diagonal()
     before = diagonal.clone()

@@ -141,12 +141,12 @@ def write_small_files(
             path = inside(source.path, name) if COPIED.fullmatch(name) and not (source.path / name).is_dir() else None
             if path is not None:
                 write_file(out / name, path.read_bytes())
-    config = {**source.config, "dtype": stated_dtype(source), **(changes or {}), "quantization_config": quantization}
+    config = {**source.config, "dtype": output_dtype(source), **(changes or {}), "quantization_config": quantization}
     config.pop("torch_dtype", None)  # the older name of "dtype"
     write_file(out / "config.json", _json(config))
 
 
-def stated_dtype(source: ModelFiles) -> str:
+def output_dtype(source: ModelFiles) -> str:
     """Return the dtype of unquantized tensors, which is also the one to compute in."""
     named = [part.get(key) for part in (source.config, source.text_config) for key in ("dtype", "torch_dtype")]
     known = [name for name in named if name in ("bfloat16", "float16", "float32")]

@@ -52,7 +52,7 @@ class SensitivityLog:
         check_free(self._folder, (2 * len(rows) + layers * traced) * size, str(self._folder))  # a text replaces another
         return MeasuringState(rows)
 
-    def found(self) -> MeasuringState | None:
+    def resume_state(self) -> MeasuringState | None:
         """Return the state that a killed measuring left; None to start at the beginning."""
         read = self._kept.read(FILE)
         if read is None:
@@ -62,7 +62,7 @@ class SensitivityLog:
         needed = range(point.layer + 1 if point.back else point.layer)
         return point if all(self._kept.read(_LAYER.format(layer), "energies") for layer in needed) else None
 
-    def passed(self, layer: int, read: list[Tensor], energies: list[Tensor], text: list[Tensor]) -> None:
+    def record_layer(self, layer: int, read: list[Tensor], energies: list[Tensor], text: list[Tensor]) -> None:
         """Record that the text has passed a layer. read: inputs by traced window; energies: f64 [rows] by group."""
         tensors = {"read": torch.stack(read), "energies": torch.cat(energies)}
         self._kept.write(_LAYER.format(layer), tensors, {"rows": [len(each) for each in energies]})

@@ -103,7 +103,7 @@ class ShardWriter:
         left = [shard for shard in self._shards if shard.name not in self._finished]
         return left + [draft for draft in self._drafts if left and draft.name not in self._finished]
 
-    def finished(self) -> dict[str, Path]:
+    def finished_files(self) -> dict[str, Path]:
         """Return tensor name -> file of the finished shards."""
         done = [shard for shard in self._shards if shard.name in self._finished]
         return {name: self._folder / shard.name for shard in done for name in shard.tensors}

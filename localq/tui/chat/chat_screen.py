@@ -71,7 +71,7 @@ class ChatScreen(ChatLayout):
 
     @on(ConversationView.Free)
     def _free(self) -> None:
-        self.instruments.reply_ended()
+        self.instruments.end_reply()
         self._show_model()
         self._show_stats()
         self.query_one(Sidebar).reload(self.conversation.number)
@@ -114,7 +114,7 @@ class ChatScreen(ChatLayout):
             self.status(model=loaded.name, format=loaded.format, device=loaded.device_name)
             if loaded is not self._loaded:
                 self._loaded = loaded
-                self.instruments.show_loaded(loaded)
+                self.instruments.show_model(loaded)
 
     def _show_stats(self) -> None:
         """Show statistics of this conversation's last reply, unless the prompt has changed since (model, summary)."""

@@ -39,7 +39,7 @@ class Completions(OptionList, can_focus=False):
         if self._texts:
             self.highlighted = ((self.highlighted or 0) + by) % len(self._texts)
 
-    def marked(self) -> str | None:
+    def highlighted_text(self) -> str | None:
         """The highlighted text."""
         return self._texts[self.highlighted] if self._texts and self.highlighted is not None else None
 

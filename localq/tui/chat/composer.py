@@ -141,7 +141,7 @@ class Composer(TakesInputFirst, TextArea):
             if self.text.endswith("\\"):
                 self.action_delete_left()
             self.action_newline()
-        elif (text := unquoted(self.text)).strip():
+        elif (text := unquote(self.text)).strip():
             self.put("")
             self.post_message(self.Sent(text))
 
@@ -195,7 +195,7 @@ def is_open(text: str) -> bool:
     return text.endswith("\\") or (text.lstrip().startswith(QUOTES) and text.count(QUOTES) % 2 == 1)
 
 
-def unquoted(text: str) -> str:
+def unquote(text: str) -> str:
     """`text` without triple quotes around all of it."""
     inner = text.strip()
     if inner.startswith(QUOTES) and inner.endswith(QUOTES) and inner.count(QUOTES) == 2:

@@ -69,7 +69,7 @@ class ComposerArea(Vertical):
     @on(Composer.CompletionTaken)
     def _take(self, message: Composer.CompletionTaken) -> None:
         message.stop()
-        text = self.query_one(Completions).marked()
+        text = self.query_one(Completions).highlighted_text()
         if text is not None:
             self._complete(text)
 

@@ -84,7 +84,7 @@ class InstrumentPanel(VerticalScroll):
 
     # ---- input
 
-    def show_loaded(self, loaded: Loaded) -> None:
+    def show_model(self, loaded: Loaded) -> None:
         """A model was loaded."""
         self.facts.load(loaded)
         self._look()
@@ -94,7 +94,7 @@ class InstrumentPanel(VerticalScroll):
         """Add a stream event of the reply; cheap."""
         self.facts.add(stats)
 
-    def reply_ended(self) -> None:
+    def end_reply(self) -> None:
         """The reply has ended."""
         self.facts.end()
         self._ask()

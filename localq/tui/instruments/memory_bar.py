@@ -69,12 +69,12 @@ class MemoryUse:
     free: int | None
 
     @property
-    def taken(self) -> int:
+    def measured_bytes(self) -> int:
         """Sum of the measured sizes."""
         return sum(taken for taken, _ in self.kinds.values())
 
     @property
-    def planned(self) -> int | None:
+    def predicted_bytes(self) -> int | None:
         """Sum of the predicted sizes."""
         parts = [planned for _, planned in self.kinds.values()]
         return None if not parts or None in parts else sum(part or 0 for part in parts)
@@ -176,9 +176,9 @@ def _title(facts: InstrumentFacts, memory: MemoryUse, width: int) -> Content:
 
 
 def _short_title(memory: MemoryUse, width: int) -> Content:
-    off = _off(memory.taken, memory.planned)
-    planned = "" if memory.planned is None else f", planned {_mib(memory.planned)} ({off})"
-    title = f"Memory {_mib(memory.taken)} MiB{planned}"
+    off = _off(memory.measured_bytes, memory.predicted_bytes)
+    planned = "" if memory.predicted_bytes is None else f", planned {_mib(memory.predicted_bytes)} ({off})"
+    title = f"Memory {_mib(memory.measured_bytes)} MiB{planned}"
     return line(width, ("Memory", "bold"), (title if len(title) <= width else title.replace(" MiB", ""))[6:])
 
 
@@ -194,7 +194,7 @@ def _legend(memory: MemoryUse, width: int) -> list[Content]:
         if kind.letter == KV:
             used, rest = _mib(memory.kv_used), _mib(taken - memory.kv_used)
             found.append(line(width, f"  K in use {used}, ", (KV.lower(), RESERVED_STYLE), f" reserved {rest}"))
-    found.append(_row(("=", ""), "total", memory.taken, memory.planned, width))
+    found.append(_row(("=", ""), "total", memory.measured_bytes, memory.predicted_bytes, width))
     for letter, name, size, style in (
         (OTHERS, "others", memory.others, OTHERS_STYLE), (FREE, "free", memory.free, FREE_STYLE),
     ):  # fmt: skip

@@ -53,7 +53,9 @@ class TransferLines:
         quiet_s = self._rate.quiet_s(now_s)
         if quiet_s >= QUIET_S:
             parts.append(f"stalled for {quiet_s:.0f} s; retry after {client.STALL_S:.0f} s")
-        elif (rate := self._rate.bytes_per_s(now_s)) and (left_s := self._rate.left_s(now_s, now.total - now.done)):
+        elif (rate := self._rate.bytes_per_s(now_s)) and (
+            left_s := self._rate.remaining_s(now_s, now.total - now.done)
+        ):
             parts += [f"{human_bytes(round(rate))}/s", f"{duration(left_s)} left"]
         here = f"\n{human_bytes(now.here)} of {human_bytes(now.total)} were already on disk" if now.here else ""
         return ", ".join(parts) + here

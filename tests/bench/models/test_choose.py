@@ -37,14 +37,14 @@ def test_the_largest_quantized_model_on_the_disk_that_fits_in_fp16():
     assert from_facts(24 * GIB, CTX, broken, ENTRIES, shape).name == "llama-3.2-1b"
 
 
-@pytest.mark.parametrize("format", choose.quantized())
+@pytest.mark.parametrize("format", choose.quantized_formats())
 def test_whatever_format_it_is_quantized_in(format):
     disk = [local("llama-3.2-1b"), local("llama-3.1-8b", format)]
     assert from_facts(24 * GIB, CTX, disk, ENTRIES, shape).name == "llama-3.1-8b"
 
 
 def test_all_that_is_quantized_and_runs_counts():
-    assert {*choose.quantized(), *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
+    assert {*choose.quantized_formats(), *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
 
 
 def test_of_one_model_in_two_formats_that_with_the_faster_kernels():

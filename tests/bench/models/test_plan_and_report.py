@@ -111,7 +111,7 @@ class Metered:
     """A subject whose runs take a second; a meter that tells 12 J."""
 
     def __init__(self, metered: bool = True) -> None:
-        self.metered = lambda case: metered
+        self.is_metered = lambda case: metered
 
     def can(self, case: BenchTest) -> bool:
         return True

@@ -34,22 +34,22 @@ def loaded(name: str, format: str, device: str = "cuda", head: str = "16", **cha
 
 def test_it_is_what_fit_says_for_the_bandwidth_of_the_run():
     model = next(each for each in recorded_models() if each.name == "llama-3.1-8b@nf4")
-    told = rows.predicted(loaded("llama-3.1-8b", "nf4"), TG, measurements.load().read_bytes_per_s)
+    told = rows.predict_speed(loaded("llama-3.1-8b", "nf4"), TG, measurements.load().read_bytes_per_s)
     assert told == pytest.approx(model.tok_s, rel=0.10)
-    deep = rows.predicted(loaded("llama-3.1-8b", "nf4"), BenchTest(0, 128, 30_000), 4.42e12)
+    deep = rows.predict_speed(loaded("llama-3.1-8b", "nf4"), BenchTest(0, 128, 30_000), 4.42e12)
     assert deep < 0.8 * told
 
 
 def test_it_is_silent_where_fit_has_nothing():
     roof = measurements.load().read_bytes_per_s
-    assert rows.predicted(loaded("llama-3.1-8b", "nf4", device="cpu"), TG, roof) is None
-    assert rows.predicted(loaded("llama-3.1-8b", "nf4", arch=None), TG, roof) is None
-    assert rows.predicted(loaded("llama-3.1-8b", "vptq"), TG, roof) is None  # its tables are not known here
+    assert rows.predict_speed(loaded("llama-3.1-8b", "nf4", device="cpu"), TG, roof) is None
+    assert rows.predict_speed(loaded("llama-3.1-8b", "nf4", arch=None), TG, roof) is None
+    assert rows.predict_speed(loaded("llama-3.1-8b", "vptq"), TG, roof) is None  # its tables are not known here
     three = loaded("llama-3.1-8b", "vq2")
     parts = three.plan.ledger.components
     more = memory_plan.Ledger({**parts, "weights": parts["weights"] * 3 // 2})
-    assert rows.predicted(three, TG, roof) is not None
-    assert rows.predicted(loaded("llama-3.1-8b", "vq2", ledger=more), TG, roof) is None  # 3 bits
+    assert rows.predict_speed(three, TG, roof) is not None
+    assert rows.predict_speed(loaded("llama-3.1-8b", "vq2", ledger=more), TG, roof) is None  # 3 bits
 
 
 def test_the_report_sets_it_beside_what_was_measured():

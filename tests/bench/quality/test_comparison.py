@@ -99,7 +99,7 @@ def test_the_size_of_a_model_is_all_of_its_weights(plain, nf4):
 
 
 def test_a_reply_is_timed_when_asked_for(plain, monkeypatch):
-    monkeypatch.setattr(speed, "CASE", speed.Case(0, 5, 0))
+    monkeypatch.setattr(speed, "CASE", speed.BenchTest(0, 5, 0))
     (found,), _ = compared(plain, speed=speed.speed_test())
     timed = found["speed"]
     assert timed["test"] == "tg5"

@@ -26,7 +26,7 @@ from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
 
 CPU = torch.device("cpu")
-RUNNABLE = [entry for entry in catalog.load_catalogue() if not format_facts.unsupported(entry.arch, "nf4")]
+RUNNABLE = [entry for entry in catalog.load_catalogue() if not format_facts.why_unsupported(entry.arch, "nf4")]
 FAMILIES = sorted({entry.arch.model_type for entry in RUNNABLE})
 
 

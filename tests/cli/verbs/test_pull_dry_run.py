@@ -123,13 +123,13 @@ def test_one_gguf_and_another_revision(server, capsys):
 
 
 def test_what_is_made_here_names_its_base_and_the_time(server, capsys, monkeypatch):
-    monkeypatch.setattr(packaged_model, "installed", lambda source: None)
+    monkeypatch.setattr(packaged_model, "installed_path", lambda source: None)
     (embedded_one, made) = plan(capsys, "smollm2-135m", "smollm2-135m@nf4")
     assert embedded_one["fetch_bytes"] == embedded_one["bytes"] == made["fetch_bytes"] == 98_362_432
     assert embedded_one["made_here"] is None
     assert made["made_here"] == "nf4 on this machine, about 1 min (estimated)"
     monkeypatch.setattr(prepare, "check_can_make", lambda format, source="": None)
-    monkeypatch.setattr(packaged_model, "installed", lambda source: "here")
+    monkeypatch.setattr(packaged_model, "installed_path", lambda source: "here")
     (ready,) = plan(capsys, "smollm2-135m@vq2")
     assert "layers that localq includes" in ready["made_here"]
     assert ready["fetch_bytes"] == 0

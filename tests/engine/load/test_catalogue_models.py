@@ -54,7 +54,7 @@ def tiny(folder: Path, arch: Architecture, format: str, scheme: str) -> tuple[Lo
 @pytest.mark.parametrize("name", OFFERS)
 def test_an_entry_loads_as_a_tiny_model_of_its_shape_and_answers(name, folder):
     offer = OFFERS[name]
-    assert format_facts.unsupported(offer.arch, offer.format) is None
+    assert format_facts.why_unsupported(offer.arch, offer.format) is None
     arch = catalogue_checkpoints.shrunk(offer.arch)
     found = tiny(folder, arch, offer.format, offer.scheme)
     if found is None:

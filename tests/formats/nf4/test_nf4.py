@@ -213,7 +213,7 @@ def test_fp4_is_refused_by_name(bnb: Any) -> None:
 # ---- the contract of a format, and the module
 
 
-@pytest.mark.parametrize("name", format_facts.made_from_tensors())
+@pytest.mark.parametrize("name", format_facts.formats_by_tensor())
 def test_format_contract(name: str) -> None:
     module = FORMATS[name]
     weight = sample(33, 192, torch.bfloat16)

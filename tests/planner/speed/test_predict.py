@@ -20,7 +20,7 @@ from localq.planner.speed.predict import Machine
 from tests.tools import results_tables
 from tests.tools.results_tables import recorded_models
 
-MEASURED_ON = predict.measured_on()
+MEASURED_ON = predict.reference_machine()
 LAUNCHES = [(kernel, *row) for kernel, rows in measurements.load().products.items() for row in rows]
 
 
@@ -54,7 +54,7 @@ def test_a_launch_is_near_what_the_others_say_of_it(kernel, rows, columns, us):
     point = predict._points(kernel)[[row[1:] for row in LAUNCHES if row[0] == kernel].index((rows, columns, us))]
     cost = predict.fit_cost(kernel)
     fit = cost.fixed_us + cost.column_us * point[1] + cost.times * point[2]
-    assert fit * predict.off_fit(kernel, rows, columns, without=(rows, columns)) == pytest.approx(us, rel=0.08)
+    assert fit * predict.fit_residual(kernel, rows, columns, without=(rows, columns)) == pytest.approx(us, rel=0.08)
 
 
 @pytest.mark.parametrize(("bits", "heads", "slots", "us"), measurements.load().attention)
@@ -235,7 +235,7 @@ def test_bytes_per_token_by_hand():
     ("NVIDIA A100-SXM4-80GB", None), ("Radeon", None), ("", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
 ])  # fmt: skip
 def test_cards_by_name(said, name):
-    found = cards.known(said)
+    found = cards.find_card(said)
     assert (found.name if found else None) == name
 
 

@@ -79,6 +79,6 @@ def test_a_reply_is_told_as_its_share_of_what_the_card_allows(monkeypatch):
     assert "50.0 tok/s = 56% of what" in stats_line(stats, roof.text(stats))
     held = Loaded("m", "cuda", "GPU", "bf16", "nf4", 4096, 9, True, 0.0, gpu_uuid="u", reads={"weights": 9, "slot": 1})
     monkeypatch.setattr(roofline, "bandwidth", lambda uuid, name: Bandwidth(900e9, MEASURED))
-    assert roofline.of_loaded(held) == Roof(Reads(9, 1), Bandwidth(900e9, MEASURED))
+    assert roofline.model_roof(held) == Roof(Reads(9, 1), Bandwidth(900e9, MEASURED))
     assert speed_line(stats, replace(held, reads=dataclasses.asdict(roof.reads))).count(roof.text(stats)) == 1
-    assert roofline.of_loaded(replace(held, reads={})) is None
+    assert roofline.model_roof(replace(held, reads={})) is None

@@ -39,7 +39,7 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         model = SourceModel(files, checkpoint, ARCHITECTURES[request.param], torch.device("cpu"), seed=0)
         model.model.make_tables(64, "cpu")
         settings = ConversionSettings(QUICK, (), rotate="down" if model.rotated else "all")
-        rows = [each * model.model.embed_scale for each in model.embedded(text)]
+        rows = [each * model.model.embed_scale for each in model.embeddings(text)]
         trail = SensitivityLog(tmp_path_factory.mktemp("trail"), {})
         prices = sensitivity.sensitivities(model, lambda: rows, torch.device("cpu"), settings, trail, lambda left: None)
         costs = _costs(model, Streams(model.model, rows, torch.device("cpu")), folder)

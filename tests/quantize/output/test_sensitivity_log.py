@@ -30,12 +30,12 @@ def there(tmp_path: Path) -> SensitivityLog:
     made = SensitivityLog(tmp_path, JOB)
     made.begin(TEXT, 2, 3)
     for layer in range(2):
-        made.passed(layer, TEXT[: layer + 1], ENERGIES, [each * (layer + 2) for each in TEXT])
+        made.record_layer(layer, TEXT[: layer + 1], ENERGIES, [each * (layer + 2) for each in TEXT])
     return made
 
 
 def test_a_text_goes_on_behind_the_last_layer(there: SensitivityLog, tmp_path: Path) -> None:
-    found = SensitivityLog(tmp_path, JOB).found()
+    found = SensitivityLog(tmp_path, JOB).resume_state()
     assert found is not None
     assert (found.layer, found.back, found.prices) == (2, False, [])
     assert same(found.rows, [each * 3 for each in TEXT])
@@ -48,7 +48,7 @@ def test_a_text_goes_on_behind_the_last_layer(there: SensitivityLog, tmp_path: P
 def test_sums_of_it_come_out_as_those_before_the_kill(there: SensitivityLog, dtype: torch.dtype) -> None:
     """Products add up in an order that depends on where memory begins: as torch hands it out, 64 bytes apart."""
     there.reach(MeasuringState([each.to(dtype) for each in TEXT], 2))
-    found = there.found()
+    found = there.resume_state()
     assert found is not None
     assert not any(each.data_ptr() % 64 for each in (*found.rows, *there.layer(0)[1], *there.layer(1)[0]))
 
@@ -60,7 +60,7 @@ def test_slopes_go_on_and_leave_no_layer_behind(there: SensitivityLog, tmp_path:
     assert len(list(tmp_path.iterdir())) == 3
     there.reach(MeasuringState(slopes, -1, back=True, prices=PRICES))
     (tmp_path / "conversion.measured-00001.safetensors").unlink()  # of a step that went further than one
-    found = there.found()
+    found = there.resume_state()
     assert found is not None
     assert (found.layer, found.back, found.prices) == (-1, True, PRICES)
     assert same(found.rows, slopes)
@@ -69,8 +69,8 @@ def test_slopes_go_on_and_leave_no_layer_behind(there: SensitivityLog, tmp_path:
 
 
 def test_another_conversion_has_none(there: SensitivityLog, tmp_path: Path) -> None:
-    assert SensitivityLog(tmp_path, {**JOB, "fingerprint": "g"}).found() is None
-    assert SensitivityLog(tmp_path / "elsewhere", JOB).found() is None
+    assert SensitivityLog(tmp_path, {**JOB, "fingerprint": "g"}).resume_state() is None
+    assert SensitivityLog(tmp_path / "elsewhere", JOB).resume_state() is None
 
 
 @pytest.mark.parametrize("name", [sensitivity_log.FILE, "conversion.measured-00000.safetensors"])
@@ -81,7 +81,7 @@ def test_what_is_not_whole_is_begun_anew(there: SensitivityLog, tmp_path: Path, 
     path.unlink()
     if damage != "gone":
         path.write_bytes(raw[:-1] if damage == "short" else b"no tensors")
-    assert there.found() is None
+    assert there.resume_state() is None
     there.begin(TEXT, 2, 3)
     assert not list(tmp_path.iterdir())
 

@@ -98,7 +98,7 @@ def write(folder: Path, arch: Architecture, format: str, scheme: str) -> Path | 
     if format == "gguf":
         folder.mkdir(parents=True)
         return write_with_tokenizer(folder / "model.gguf", scheme)
-    if format in ("bf16", *format_facts.made_from_tensors()) or arch.experts:
+    if format in ("bf16", *format_facts.formats_by_tensor()) or arch.experts:
         plain = make_checkpoint(folder / "plain", arch.model_type, shard_bytes=2**30, initializer_range=0.15, **fields)
         made = plain if format == "bf16" else _made_of(plain, folder, format, scheme)
     elif arch.model_type == "gemma3":  # writers below would take the Linears of its vision tower as well
@@ -114,7 +114,7 @@ def _made_of(plain: Path, folder: Path, format: str, scheme: str) -> Path:
         plain = expert_checkpoints.gpt_oss_published(folder / "published", plain)
         if format == "mxfp4":
             return plain
-    if format in format_facts.made_from_tensors():
+    if format in format_facts.formats_by_tensor():
         return by_tensor.convert(TensorwiseRequest(open_model(plain), format, folder / "made"))
     scheme = scheme or ("s4l16" if format == "vq2" else "")
     return expert_checkpoints.quantized(folder, plain, f"{format} {scheme}")[0]

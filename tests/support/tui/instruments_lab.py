@@ -154,7 +154,7 @@ def run(mode: str, size: tuple[int, int], scene: Callable[[Host, Pilot[Any]], Aw
 
 async def chatting(app: Host, pilot: Pilot[Any], loaded: Loaded = GPU) -> None:
     """A model, half a reply, a profile, and the card."""
-    app.panel.show_loaded(loaded)
+    app.panel.show_model(loaded)
     for tokens in range(1, 242, 8):
         app.panel.show_stats(reply(tokens, used=400))
     if loaded is GPU:

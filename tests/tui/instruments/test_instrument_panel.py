@@ -110,7 +110,7 @@ def test_over_a_chat_that_has_no_room_beside():
     async def scene(app, pilot):
         app.panel.display = False
         await pilot.pause()
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         await app.push_screen(InstrumentsScreen(app.panel))
         await until(pilot, lambda: app.wanted == 1)  # through the panel behind, to the chat's screen
         app.panel.show_stats(reply(1, used=400))  # the chat goes on telling its own panel

@@ -36,7 +36,7 @@ def draws(monkeypatch):
 
 def test_a_thousand_events_are_one_drawing(draws):
     async def scene(app, pilot):
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         await until(pilot, lambda: app.panel.facts.reading.total)
         await settle(pilot, app.panel)
         draws.clear()
@@ -52,7 +52,7 @@ def test_a_thousand_events_are_one_drawing(draws):
 
 def test_a_stream_is_drawn_eight_times_a_second_at_most(draws):
     async def scene(app, pilot):
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         await settle(pilot, app.panel)
         draws.clear()
         began, tokens = time.monotonic(), 0
@@ -93,10 +93,10 @@ def test_a_hidden_panel_draws_nothing_and_asks_nothing(draws):
         app.panel.display = False
         await until(pilot, lambda: not app.panel.is_visible)
         draws.clear()
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         for tokens in range(1, 100):
             app.panel.show_stats(reply(tokens))
-        app.panel.reply_ended()
+        app.panel.end_reply()
         app.clock.now += 10
         app.panel._tick()
         await pilot.pause(0.3)
@@ -116,7 +116,7 @@ def test_a_panel_behind_another_screen_asks_nothing(draws):
         await settle(pilot, app.panel)
         await app.push_screen(Screen())
         draws.clear()
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         app.panel.show_stats(reply(50))
         app.panel._tick()
         await pilot.pause(0.3)
@@ -132,7 +132,7 @@ def test_behind_a_dialog_it_asks_and_draws_when_that_is_gone(draws):
         await settle(pilot, app.panel)
         await app.push_screen(ModalScreen())
         draws.clear()
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         await until(pilot, lambda: app.watch_card.reads == 1)
         app.panel._tick()
         app.panel.show_stats(reply(50))
@@ -158,7 +158,7 @@ def test_a_panel_in_a_hidden_place_asks_nothing():
     async def scene(pilot):
         app.query_one("#place").display = False
         await pilot.pause()
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         app.panel._tick()
         await pilot.pause(0.2)
         assert app.watch_card.reads == 0
@@ -176,7 +176,7 @@ def test_the_card_is_asked_once_a_second_in_another_thread():
             return super().read()
 
     async def scene(app, pilot):
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         await settle(pilot, app.panel)
         for _ in range(20):
             app.panel._tick()
@@ -200,7 +200,7 @@ def test_a_driver_that_does_not_answer_is_not_asked_again_and_holds_nothing_up()
             return self.reading
 
     async def scene(app, pilot):
-        app.panel.show_loaded(GPU)
+        app.panel.show_model(GPU)
         for _ in range(5):
             app.clock.now += 1
             app.panel._tick()
@@ -216,7 +216,7 @@ def test_a_driver_that_does_not_answer_is_not_asked_again_and_holds_nothing_up()
 
 def test_what_the_card_said_of_another_model_is_dropped():
     async def scene(app, pilot):
-        app.panel.show_loaded(CPU)
+        app.panel.show_model(CPU)
         await settle(pilot, app.panel)
         app.panel.post_message(InstrumentPanel.Sensed(GPU, app.watch_card.reading))
         await pilot.pause()

@@ -91,7 +91,7 @@ def test_what_was_here_is_told_and_not_counted_into_the_rate(server):
 
 
 def download_begun() -> int:
-    return sum(each.bytes for each in download_parts.unfinished(places.downloads_dir()))
+    return sum(each.bytes for each in download_parts.unfinished_parts(places.downloads_dir()))
 
 
 def test_a_transfer_that_stands_still_is_left_at_once(server):

@@ -61,5 +61,5 @@ def test_a_rate_forgets_what_is_long_ago():
     for second in range(60):
         rate.update(float(second), min(second, 30) * MB + max(0, second - 30) * 3 * MB)
     assert rate.bytes_per_s(59.0) == pytest.approx(3 * MB)
-    assert rate.left_s(59.0, 30 * MB) == pytest.approx(10.0)
+    assert rate.remaining_s(59.0, 30 * MB) == pytest.approx(10.0)
     assert rate.bytes_per_s(70.0) is None
