@@ -16,6 +16,8 @@ PACKAGES = {
 FAMILIES = {
     "attention", "bcq", "common", "experts", "gather", "int4", "lookup", "nf4", "rowlut", "rows", "search", "step",
 }  # fmt: skip
+# Class names of a contract: the four of a format or architecture, and a message of two Textual widgets with one meaning.
+CONTRACT_CLASSES = {"Chosen", "Config", "Linear", "Model", "Packed"}
 MODULES, LAYERS, DOCSTRING_LINES = 17, 12, 15
 SIZES = {"README.md": 25_000, "csrc/README.md": 30_000}
 
@@ -48,6 +50,18 @@ def test_tests_are_in_the_folders_of_what_they_test():
         "__init__.py", "conftest.py", "test_architecture.py", "test_build.py", "test_layout.py",
     }  # fmt: skip
     assert folders(ROOT / "tests") <= PACKAGES | {"common", "support", "tools"}
+
+
+def test_two_classes_never_share_a_name():
+    """A leading underscore makes no second name."""
+    modules: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "localq").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    shared = {name: paths for name, paths in modules.items() if len(paths) > 1}
+    assert {name: paths for name, paths in shared.items() if name not in CONTRACT_CLASSES} == {}
+    assert CONTRACT_CLASSES <= shared.keys(), "the table names a class that no longer shares its name"
 
 
 @pytest.mark.parametrize("document", SIZES)

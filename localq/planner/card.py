@@ -78,7 +78,7 @@ def planning_card(
 
 def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machine | None, str]:
     """Speed of the GPU here, from a given, saved, measured or expected bandwidth; and its basis."""
-    card = cards.find_card(here.name)
+    card = cards.match_card(here.name)
     if given:
         return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
     key = here.uuid or here.name

@@ -93,7 +93,7 @@ def _share_of_an_h200() -> float:
     from localq.planner.speed import cards
 
     here = gpus.first_visible(gpus.probe().gpus)
-    card = cards.find_card(here.name) if here else None
+    card = cards.match_card(here.name) if here else None
     return card.multiprocessors * card.boost_ghz / measurements.load().multiprocessor_ghz if card else 1.0
 
 

@@ -144,7 +144,7 @@ class GpuLab:
         if not self._roof:
             self._roof = read_bytes_per_s(self.device)
             self._bare()
-        return Machine.of(cards.find_card(torch.cuda.get_device_name(self.device)), self._roof)
+        return Machine.of(cards.match_card(torch.cuda.get_device_name(self.device)), self._roof)
 
     def _bare(self) -> None:
         import torch

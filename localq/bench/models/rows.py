@@ -69,5 +69,5 @@ def predict_speed(model: LoadedModel, case: BenchTest, roof: float) -> float | N
     usual = footprint.weights_bytes(arch, model.format)["weights"]
     if abs(plan.ledger.components["weights"] - usual) > _SAME * usual:
         return None
-    machine = Machine.of(cards.find_card(device_name(model.device)), roof)
+    machine = Machine.of(cards.match_card(device_name(model.device)), roof)
     return predict.tokens_per_s(arch, model.format, "", plan.placement, machine, model_bytes.mean_length(case))

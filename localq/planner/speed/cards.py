@@ -50,7 +50,7 @@ CARDS = (
 TYPICAL = {8: "RTX 4060", 12: "RTX 4070", 16: "RTX 4080", 24: "RTX 4090", 32: "RTX 5090"}
 
 
-def find_card(name: str) -> Card | None:
+def match_card(name: str) -> Card | None:
     """The card of a name such as "NVIDIA GeForce RTX 4090" or "4090": the longest match, or None.
 
     Laptop GPUs have the same names but other chips, so they are unknown.
@@ -63,8 +63,8 @@ def find_card(name: str) -> Card | None:
 
 
 def find(name: str) -> Card:
-    """As `find_card`. Raises LocalqError (exit 2), which lists the known cards, where there is none."""
-    card = find_card(name)
+    """As `match_card`. Raises LocalqError (exit 2), which lists the known cards, where there is none."""
+    card = match_card(name)
     if card is None:
         names = ", ".join(card.name for card in CARDS)
         raise usage_error("--gpu", f"{name!r} is not a known card", f"Use --bandwidth, or {names}.")

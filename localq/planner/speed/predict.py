@@ -2,8 +2,8 @@
 
 The time of a launch is  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured
 launches. The rate is the read bandwidth; for gathered codewords (1x16, VPTQ) it is that of random sectors of L2. The
-residual of the fit, such as from how a matrix divides into tiles, is interpolated between near shapes (`fit_residual`). The
-time of a step is the sum of its launches.
+residual of the fit (`fit_residual`), such as from how a matrix divides into tiles, is interpolated between near shapes.
+The time of a step is the sum of its launches.
 
 All times were measured on an H200. For another card the efficiency is assumed to be the same, though every card in
 `cards` has more cycles per byte and might reach a higher one. The other terms are latency, which bandwidth does not

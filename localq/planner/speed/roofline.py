@@ -104,5 +104,5 @@ def bandwidth(uuid: str, name: str) -> Bandwidth | None:
     found = local_measurements.bandwidth(uuid or name)
     if found is not None:
         return Bandwidth(found, MEASURED)
-    card = cards.find_card(name)
+    card = cards.match_card(name)
     return Bandwidth(card.published_gb_per_s * 1e9, RATED) if card else None

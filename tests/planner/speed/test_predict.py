@@ -235,7 +235,7 @@ def test_bytes_per_token_by_hand():
     ("NVIDIA A100-SXM4-80GB", None), ("Radeon", None), ("", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
 ])  # fmt: skip
 def test_cards_by_name(said, name):
-    found = cards.find_card(said)
+    found = cards.match_card(said)
     assert (found.name if found else None) == name
 
 
