@@ -61,8 +61,10 @@ STACKS: dict[str, ModuleType] = {"mxfp4": mxfp4_experts}  # formats of experts; 
 
 
 def shared_names(module: ModuleType, tensors: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
-    """The tensors outside P that the Linear P in the format `module` reads: `stored_bytes` and the like leave them out,
-    for whoever counts must count them once."""
+    """The tensors outside P that the Linear P in the format `module` reads.
+
+    Several Linears share them, so `stored_bytes` and `placed_bytes` leave them out and the caller counts them once.
+    """
     return tuple(module.shared_names(tensors, prefix)) if hasattr(module, "shared_names") else ()
 
 

@@ -1,6 +1,6 @@
 """What the self-test of the kernels found on this machine, remembered: loads no torch, decides nothing about kernels.
 
-One small JSON file in the cache folder. A verdict holds for one GPU, driver and build of the compiled module, whichever
+One small JSON file in the cache folder. A result holds for one GPU, driver and build of the compiled module, whichever
 of them changes asks for a new test. The file is a memory and no more: one that is missing, damaged or cannot be written
 only means that the test runs again. The test itself is `engine.selftest`.
 """
@@ -23,13 +23,13 @@ from localq.files import json_files
 
 FILE = "selftest.json"
 MAX_BYTES = 2**20
-MOST = 64  # verdicts that are kept: builds come and go
+MOST = 64  # results kept: builds come and go
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where kernels run: what a verdict holds for. `driver` is its version, "" where it is not told."""
+    """The GPU and driver that a result holds for. `driver` is its version, "" where it is unknown."""
 
     gpu: str
     uuid: str
@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class SelftestResult:
-    """What the test said; `failed` names the kernel that gives wrong results, "" when all passed."""
+    """Outcome of the self-test; `failed` names the kernel that gives wrong results, "" when all passed."""
 
     gpu: str
     driver: str
@@ -65,18 +65,18 @@ def path() -> Path:
 
 
 def recall(place: Place) -> SelftestResult | None:
-    """The verdict for `place` and the module that is installed; None where there is none. Raises nothing."""
+    """The result for `place` and the module that is installed; None where there is none. Raises nothing."""
     with contextlib.suppress(LocalqError):  # damaged: as if it were not there
         return _verdict(_read().get(place.key()))
     return None
 
 
 def remember(place: Place, verdict: SelftestResult) -> str:
-    """Store a verdict, atomically. Returns "" or a line that says why it could not be stored."""
+    """Store a result, atomically. Returns "" or a line that says why it could not be stored."""
     file = path()
     try:
         known = _read()
-    except LocalqError:  # damaged: begin anew
+    except LocalqError:  # damaged: start with an empty file
         known = {}
     known.pop(place.key(), None)
     kept = dict(list(known.items())[1 - MOST :]) | {place.key(): _fields(verdict)}

@@ -27,7 +27,7 @@ Checks = Mapping[str, Callable[[torch.device], None]]  # kernel -> what raises `
 def ensure(
     device: torch.device, checks: Checks | None = None, place: Callable[[torch.device], Place] | None = None
 ) -> tuple[str, ...]:
-    """Run the self-test unless it has passed here. Returns lines that the user must be told.
+    """Run the self-test unless it has passed here. Returns lines to show the user.
 
     Raises LocalqError (exit 7) naming the first kernel that gives wrong results. Does nothing on a CPU.
     """
@@ -65,5 +65,5 @@ def first_failure(device: torch.device, checks: Checks | None = None) -> tuple[s
 def place_of(device: torch.device) -> Place:
     """Where kernels would run."""
     properties = torch.cuda.get_device_properties(device)
-    told = gpus.probe().driver_version or ".".join(map(str, driver.probe_driver().cuda_version))
-    return Place(properties.name, f"GPU-{properties.uuid}", (properties.major, properties.minor), told)
+    version = gpus.probe().driver_version or ".".join(map(str, driver.probe_driver().cuda_version))
+    return Place(properties.name, f"GPU-{properties.uuid}", (properties.major, properties.minor), version)

@@ -66,7 +66,7 @@ class VqLinear(SlabLinear):
         return self.put_into_tiles() if self.scales.is_cuda else self
 
     def put_into_tiles(self) -> VqLinear:
-        """The same anywhere: in place, but that rows which are no multiple of 16 get their codes anew."""
+        """As `tile_`, on any device. In place, but codes are copied where the rows are no multiple of 16."""
         books = self.books()
         if self.tiles is not None or not books:
             return self

@@ -59,7 +59,7 @@ def vq_search(
     """Codes of one block of columns, all rows: codes u8 [rows, positions] of each book, and whitened errors.
 
     targets   f32 [rows, columns]     the weights, less what the errors of earlier blocks feed back
-    feedback  f32 [columns, columns]  error i, whitened, takes feedback[i, j] of itself from every later column j
+    feedback  f32 [columns, columns]  feedback[i, j] * whitened error i is subtracted from every later column j
     white     f32 [positions, step, step]  upper triangles: (row vector of a position's error) @ white is whitened
     tails     f32 [rows, tail]        what codewords of earlier blocks add to the first columns; replaced by what these
                                       add to the next. tail = the longest codeword

@@ -11,8 +11,8 @@ bit by bit what transformers' `convert_moe_packed_tensors` gives, the infinities
 4 + 8/32 = 4.25 bits per weight.
 
 In a checkpoint the parameter N [out, in] is N_blocks and N_scales. A Linear P thus has P.weight_blocks and
-P.weight_scales, which is our own use of that rule: nobody else publishes or reads Linears of dense models in this
-layout. Experts, for which gpt-oss has it, are stacks [experts, out, ...]: `formats.mxfp4.experts`.
+P.weight_scales. That use of the rule is ours: no other project publishes or reads Linears of dense models in this
+layout. The experts of gpt-oss, which defines it, are stacks [experts, out, ...]: `formats.mxfp4.experts`.
 
 Quantizing follows section 6.3 of the specification: the scale is 2 to the floor of log2 of the largest magnitude in
 the block, less 2, the largest exponent of E2M1; weights over it are rounded to the nearest value, ties to the even

@@ -2,7 +2,7 @@
 
 `localq bench --crossover` measures it on the GPU it runs on, and prints the line of `MEASURED` for it.
 
-`nf4_gemm` decodes W anew for every `ROWS_AT_ONCE` rows of x, so its time is a stair of that width; dequantizing costs
+`nf4_gemm` decodes W again for every `ROWS_AT_ONCE` rows of x, so its time is a stair of that width; dequantizing costs
 the same for any number of rows, and more than one pass of `nf4_gemm`: it reads W, writes it in 16 bits and reads it
 again. A GPU that was not measured takes `DEFAULT`: one pass, and no claim about the second.
 """

@@ -47,7 +47,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
                 yield Static(_heading(name, self._defaults), markup=False, id=f"heading-{name}", classes="heading")
                 yield _field(name, sanitize(texts[name]), _own(name, self._defaults))
                 yield _Wrong("", id=f"wrong-{name}", markup=False, classes="wrong")
-        yield Static("", id="told", markup=False)
+        yield Static("", id="notice", markup=False)
         with Horizontal(id="buttons"):
             yield Button(f"Apply {active_key(self, 'settings_apply')}", id="apply", compact=True)
             yield Button(f"Save {active_key(self, 'settings_keep')}", id="keep", compact=True)
@@ -142,7 +142,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         return True
 
     def _tell(self, text: str) -> None:
-        self.query_one("#told", Static).update(sanitize(text))
+        self.query_one("#notice", Static).update(sanitize(text))
 
 
 class _Wrong(Static):
