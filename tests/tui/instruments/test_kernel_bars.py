@@ -55,7 +55,7 @@ def test_a_step_to_the_letter():
     clock.now += 12
     assert kernels(facts) == [
         "Decode step, ctx 1,024, 12 s ago",
-        "                us     roof",
+        "                µs     roof",
         "qkv        1,000.0 17%  85% ██",  # 800 GB/s
         "attention    500.0  8%  21% █",
         "down       4,000.0 67%  96% ████████",
