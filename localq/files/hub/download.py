@@ -61,13 +61,13 @@ def get(
     Raises LocalqError: those of `hub_errors`, exit 8 for content that stays wrong, 9 for the disk.
     """
     store = store or hub_records.users()
-    pointer, is_told = store.pointer(listing.repo, listing.commit, file.name), False
+    pointer, is_announced = store.pointer(listing.repo, listing.commit, file.name), False
 
     def waiting() -> None:
-        nonlocal is_told
-        if not is_told:
+        nonlocal is_announced
+        if not is_announced:
             say(f"{file.name} (another process is downloading it)")
-            is_told = True
+            is_announced = True
 
     with disk.disk_errors(store.cache):
         if not _is_here(store, listing, file, say):
