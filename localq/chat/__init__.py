@@ -1,4 +1,4 @@
-"""Conversations with a loaded model, shared by the line chat and the TUI. No torch, no terminal drawing.
+"""Conversations with a loaded model, shared by the line chat and the TUI. No torch, no drawing.
 
 session             a running chat: ask, edit, regenerate, continue, save. Open this file first
 open_model          name -> files -> tokenizer and engine process; open_conversation: new or resumed, and its store

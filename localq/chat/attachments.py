@@ -1,4 +1,4 @@
-"""Text files in a prompt: a system prompt (`@FILE`), files attached to a message (`/read`, `@file`, `/glob`)."""
+"""Text files in a prompt: `@FILE` as system prompt; `/read`, `@file`, `/glob` for messages."""
 
 from __future__ import annotations
 

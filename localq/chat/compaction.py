@@ -1,4 +1,4 @@
-"""Compact a conversation: the model summarizes the oldest turns, and the prompt has the summary in their place.
+"""Compact a conversation: prompts have a summary by the model in place of the oldest turns.
 
 The conversation keeps every turn (`Conversation.add_summary`). The newest exchanges, about a quarter of the prompt,
 stay unchanged. A text too long for one pass is summarized piece by piece, each pass with the summary so far. If

@@ -59,7 +59,7 @@ def open_session(
     Raises LocalqError: exit 4 for an unknown name, 3 for a model that does not fit, else as fetching and reading files.
     """
     target = _target(name, settings, wanted, watcher)
-    _refuse_what_does_not_run(target)
+    _refuse_unsupported(target)
     client = EngineClient()
     try:
         client.start()
@@ -137,7 +137,7 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
     return target
 
 
-def _refuse_what_does_not_run(target: catalog.Target) -> None:
+def _refuse_unsupported(target: catalog.Target) -> None:
     """Refuse a model that this version cannot run, before it is downloaded."""
     reason = format_facts.why_unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:

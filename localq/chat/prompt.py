@@ -1,4 +1,4 @@
-"""The prompt of a conversation: system prompt, summary of compacted turns, and the newest turns as token ids.
+"""The prompt of a conversation: system prompt, summary and newest turns as token ids.
 
 When the context is full, the oldest exchanges are left out (`fit`). Knows neither the engine nor how conversations are
 saved.

@@ -1,4 +1,4 @@
-"""Streaming of one reply: engine events become pieces of text, thought apart from answer, and an end with notices."""
+"""One reply as it streams: engine events become pieces of thought and answer, then an end."""
 
 from __future__ import annotations
 

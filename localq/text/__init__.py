@@ -1,4 +1,4 @@
-"""Text of models: tokenizers, chat templates, thoughts and channels of replies, grammars, Markdown. No torch.
+"""Text of models: tokenizers, templates, thoughts and channels, grammars, Markdown. No torch.
 
 tokenizer           text <-> ids, chat prompts, stop tokens; tokenizer_files: reading them safely. Open this file first
 tokenizer_like      the protocol that prompts and replies use

@@ -124,7 +124,7 @@ class _Translation:
 
     def literal(self, token: str) -> None:
         """A literal, as single characters."""
-        self.add(f"({' '.join(_quoted(letter) for letter, _ in self.letters(token))})" if token else '""')
+        self.add(f"({' '.join(_quote(letter) for letter, _ in self.letters(token))})" if token else '""')
 
     def characters(self, token: str) -> None:
         """A character class, as a regular expression of code points."""
@@ -190,6 +190,6 @@ class _Translation:
         return chr(code)
 
 
-def _quoted(letter: str) -> str:
+def _quote(letter: str) -> str:
     plain = letter.isprintable() and letter not in '"\\'
     return f'"{letter}"' if plain else f"/\\x{{{ord(letter):x}}}/"

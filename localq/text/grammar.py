@@ -1,4 +1,4 @@
-"""Constraints of a reply: a JSON schema, a grammar or a regular expression, checked and compiled by llguidance.
+"""Constraints of a reply: a JSON schema, a grammar or a regular expression, by llguidance.
 
 llguidance is imported only where there is a constraint (60 ms). Hostile input ends in an error: its size is limited
 (`MAX_BYTES`), the time to compile it too (`MAX_SECONDS`: forty expressions that must all match would take hours), and
@@ -160,7 +160,7 @@ def compile_grammar(wanted: Grammar) -> str:
     from llguidance import LLMatcher  # start-up cost
 
     if wanted.kind == "json_schema":
-        schema = _parsed(wanted)
+        schema = _parse(wanted)
         own = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
         bounded = isinstance(own, dict) and "whitespace_flexible" not in own
         try:
@@ -202,7 +202,7 @@ def _one_line(message: str) -> str:
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
 
 
-def _parsed(wanted: Grammar) -> Any:
+def _parse(wanted: Grammar) -> Any:
     """The parsed schema; Python's JSON errors name the line."""
     try:
         return json.loads(wanted.text)

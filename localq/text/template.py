@@ -81,7 +81,7 @@ def render(
     if "text" in answer:
         return str(answer["text"])
     if answer.get("refused"):
-        raise _refused(str(answer["error"]), messages)
+        raise _refusal(str(answer["error"]), messages)
     raise _bad(str(answer["error"]))
 
 
@@ -110,7 +110,7 @@ def _bad(why: str) -> LocalqError:
     )
 
 
-def _refused(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:
+def _refusal(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:
     has_system = any(message["role"] == "system" for message in messages)
     next_step = "Remove the system prompt (/system off)." if has_system else "Start over with /clear."
     return LocalqError("chat template", f"it refuses this conversation: {words}", next_step)

@@ -1,4 +1,4 @@
-"""The process that renders chat templates: one JSON request a line on stdin, one JSON answer a line on stdout.
+"""The process that renders chat templates: JSON requests on stdin, JSON answers on stdout.
 
 Jinja's environment is set up as transformers does it (utils/chat_template_utils.py): trimmed blocks, loop controls,
 `tojson`, `raise_exception`, `strftime_now`, and `generation` blocks that only mark what the model wrote.

@@ -32,12 +32,12 @@ class Windows:
 def gptq(tokenizer: Tokenizer, text: str, size: int, most: int | None, name: str) -> Windows:
     """At most `most` windows in GPTQ's convention. Raises LocalqError (exit 2) for a short text, named `name`."""
     ids = tokenizer.encode("\n\n".join(rows(text)), special=True)
-    return Windows(list(_cut(ids, size, most, name)))
+    return Windows(list(_windows(ids, size, most, name)))
 
 
 def llamacpp(tokenizer: Tokenizer, text: str, size: int, most: int | None, name: str) -> Windows:
     """At most `most` windows in llama.cpp's convention; otherwise as `gptq`."""
-    cut = list(_cut(tokenizer.encode(text, special=True), size, most, name))
+    cut = list(_windows(tokenizer.encode(text, special=True), size, most, name))
     bos = bos_id(tokenizer)
     if bos is not None:
         cut = [[bos, *window[1:]] for window in cut]
@@ -55,7 +55,7 @@ def bos_id(tokenizer: Tokenizer) -> int | None:
     return framed[0] if framed[:1] != plain[:1] else None
 
 
-def _cut(ids: list[int], size: int, most: int | None, name: str) -> Iterator[list[int]]:
+def _windows(ids: list[int], size: int, most: int | None, name: str) -> Iterator[list[int]]:
     """Windows of `size` without the tail. Raises LocalqError (exit 2) where there is none."""
     count = len(ids) // size
     if count == 0:

@@ -1,4 +1,4 @@
-"""Tokenizer files of a model folder, read with limits: a hostile or damaged file is refused here, not later.
+"""Tokenizer files of a model folder, read with limits: hostile or damaged ones are refused.
 
 Without transformers; tokens that its tokenizers would add to tokenizer.json are added here too.
 """

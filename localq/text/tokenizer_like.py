@@ -1,4 +1,4 @@
-"""`TokenizerLike` and `DetokenizerLike`: what prompts and replies use of `tokenizer.Tokenizer`; tests script them."""
+"""Protocols `TokenizerLike` and `DetokenizerLike`: what prompts and replies use; tests script them."""
 
 from __future__ import annotations
 

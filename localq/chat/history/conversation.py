@@ -1,4 +1,4 @@
-"""A conversation as a tree of turns; one path through it, from the root to the head, is the current branch.
+"""A conversation as a tree of turns; the path from the root to the head is the current branch.
 
 A regenerated reply is a sibling of the reply it replaces, an edited message a sibling of the original. Turns are only
 added, so saving a conversation writes the new ones only. Knows neither models nor files nor terminals.

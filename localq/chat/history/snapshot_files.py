@@ -1,4 +1,4 @@
-"""Snapshot files of the KV cache: their places, the disk space they may take, and eviction of the least recently used.
+"""Snapshot files of the KV cache: places, size limit, eviction of the least recently used.
 
 `<cache>/sessions/<conversation>-<database>.kv`, at most one for each conversation; their format is `engine.snapshot`.
 A lost snapshot only costs reading the conversation again, so errors here never stop a chat.
@@ -124,7 +124,7 @@ def free(unused: UnusedFile) -> int:
 
 def abandoned_parts() -> list[SnapshotFile]:
     """Partial files of processes that died; a running process holds a lock. Raises OSError."""
-    return [each for each in _files(PART) if time.time() - each.used_s > YOUNG_S and not _held(each.path)]
+    return [each for each in _files(PART) if time.time() - each.used_s > YOUNG_S and not _is_held(each.path)]
 
 
 def _files(suffix: str) -> Iterator[SnapshotFile]:
@@ -136,7 +136,7 @@ def _files(suffix: str) -> Iterator[SnapshotFile]:
                 yield SnapshotFile(path, status.st_size, status.st_mtime)
 
 
-def _held(path: Path) -> bool:
+def _is_held(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:

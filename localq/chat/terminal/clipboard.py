@@ -1,4 +1,4 @@
-"""The escape sequence (OSC 52) that copies a text to the clipboard of the user's terminal, also over SSH.
+"""The escape sequence (OSC 52) that copies a text to the user's clipboard, also over SSH.
 
 The text is base64, so nothing in it acts on the terminal. Terminals do not confirm the copy.
 """

@@ -1,4 +1,4 @@
-"""Markdown of replies, shared by both front ends: the dialect, the split of a stream into blocks, the block model.
+"""Markdown of replies for both front ends: dialect, split of a stream, block model.
 
 parser              the Markdown dialect, as a markdown-it parser
 split               splits a streaming text into blocks, line by line. Open this file first

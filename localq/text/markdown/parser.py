@@ -1,4 +1,4 @@
-"""The Markdown dialect of replies: CommonMark with tables and strikethrough; HTML and bare addresses are text."""
+"""The Markdown dialect of replies: CommonMark, tables, strikethrough; no HTML, no bare links."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class BlockSplitter:
     def _item(self, rest: str, found: re.Match[str], before: _Item | None) -> str:
         """Start a list item; returns its content. before: the previous item, if any."""
         indent = _indent(rest)
-        behind = _expanded(rest)[indent + found.end() :]
+        behind = _expand_tabs(rest)[indent + found.end() :]
         blanks = len(behind) - len(behind.lstrip(" "))
         gap = blanks if 1 <= blanks <= _CODE and behind.strip() else 1
         number = int(found[1] or 0)
@@ -234,7 +234,7 @@ def open_code(previous: str) -> tuple[BlockSplitter, str]:
     return (splitter, language) if splitter.in_code else (BlockSplitter(), "")
 
 
-def _expanded(line: str) -> str:
+def _expand_tabs(line: str) -> str:
     """The line with its leading tabs expanded."""
     body = line.lstrip(" \t")
     return line[: len(line) - len(body)].expandtabs(_TAB) + body

@@ -135,7 +135,7 @@ class ChatScreen(ChatLayout):
     @on(Composer.Sent)
     def _sent(self, message: Composer.Sent) -> None:
         line = message.text.strip()
-        if _meant(line) == "/exit":
+        if _resolve_alias(line) == "/exit":
             self.app.leave()
         elif self.conversation.busy:
             self.composer.give_back(message.text)
@@ -160,7 +160,7 @@ class ChatScreen(ChatLayout):
 
     def _do(self, line: str) -> None:
         name, _, argument = line.partition(" ")
-        if _meant(name) == "/help" and not argument:
+        if _resolve_alias(name) == "/help" and not argument:
             self.app.action_help()
         elif self.conversation.model is not None:
             self.conversation.run_command(line)
@@ -291,7 +291,7 @@ class ChatScreen(ChatLayout):
             self.conversation.post_message(JobFailed(error))
 
 
-def _meant(name: str) -> str:
+def _resolve_alias(name: str) -> str:
     """The command of an alias."""
     from localq.chat.commands import ALIASES  # start-up cost
 

@@ -1,4 +1,4 @@
-"""The prompt: several lines, history, completion, external editor. It posts messages; the screen handles them."""
+"""The prompt: several lines, history, completion, external editor. The screen handles its messages."""
 
 from __future__ import annotations
 

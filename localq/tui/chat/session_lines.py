@@ -1,4 +1,4 @@
-"""Lines of a saved conversation in the list: title, time, turns, model. Titles are plain text, never markup."""
+"""Lines of a saved conversation in the list: title, time, turns, model; plain text, no markup."""
 
 from __future__ import annotations
 

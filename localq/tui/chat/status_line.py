@@ -1,4 +1,4 @@
-"""The status line: phase, context, speed, model. On a narrow screen the least important parts are dropped first."""
+"""The status line: phase, context, speed, model. A narrow line drops the least important parts."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def bar(share: float, cells: int = BAR_CELLS) -> str:
 def line(status: Status, width: int) -> str:
     """The line in at most `width` cells; parts of the lowest rank are dropped."""
     parts = [(rank, text) for rank, text in _parts(status) if text]
-    while parts and cell_len(_joined(parts)) > width:
+    while parts and cell_len(_join(parts)) > width:
         if len(parts) == 1:
             return set_cell_size(parts[0][1], max(width, 0))
         parts.remove(min(parts, key=lambda part: part[0]))
-    return _joined(parts)
+    return _join(parts)
 
 
-def _joined(parts: list[tuple[int, str]]) -> str:
+def _join(parts: list[tuple[int, str]]) -> str:
     return " │ ".join(text for _, text in parts)
 
 

@@ -58,7 +58,7 @@ def field_texts(session: ChatSession | None, chosen: Settings, defaults: Samplin
     silent = {name: getattr(defaults, name) for name in SAMPLING if getattr(chosen, name) is None}
     found = {name: _text(getattr(now, name), silent.get(name)) for name in SAMPLING}
     found["max_tokens"] = _text(session.max_tokens if session is not None else chosen.max_tokens, None)
-    found["stop"] = "\n".join(map(_escaped, session.stop_strings)) if session is not None else ""
+    found["stop"] = "\n".join(map(_escape, session.stop_strings)) if session is not None else ""
     found["system"] = (session.system if session is not None else chosen.system) or ""
     return {**found, "theme": chosen.theme, "ui": chosen.ui}
 
@@ -79,7 +79,7 @@ def read(written: Mapping[str, str], defaults: Sampling) -> Form:
     except LocalqError as error:
         errors["max_tokens"] = error
     try:
-        stop = stop_strings.validate([_unescaped(line) for line in written["stop"].split("\n") if line])
+        stop = stop_strings.validate([_unescape(line) for line in written["stop"].split("\n") if line])
     except LocalqError as error:
         errors["stop"] = error
     return Form(Sampling(**values), max_tokens, stop, written["system"].strip() or None, errors)
@@ -119,9 +119,9 @@ def _text(value: object, otherwise: object) -> str:
     return "" if value is None or value == otherwise else str(value)
 
 
-def _escaped(stop: str) -> str:
+def _escape(stop: str) -> str:
     return stop.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _unescaped(line: str) -> str:
+def _unescape(line: str) -> str:
     return re.sub(r"\\[nt\\]", lambda found: _ESCAPES[found[0]], line)

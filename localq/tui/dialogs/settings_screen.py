@@ -1,4 +1,4 @@
-"""The settings screen: sampling, stop strings, system prompt, theme. Applied together, and saved on request."""
+"""The settings screen: sampling, stop strings, system prompt, theme; applied together."""
 
 from __future__ import annotations
 

@@ -32,11 +32,7 @@ class CardLine(Instrument):
 def _held(reading: Reading) -> tuple[str | tuple[str, str], ...]:
     if reading.held_by is None:
         return (f"clocks {UNKNOWN}",)
-    return (
-        (("limited by " + ", ".join(reading.held_by), "$warning"),)
-        if reading.held_by
-        else ("clocks not limited",)
-    )
+    return (("limited by " + ", ".join(reading.held_by), "$warning"),) if reading.held_by else ("clocks not limited",)
 
 
 def _figure(value: float | None, form: str) -> str:

@@ -1,4 +1,4 @@
-"""Kernel times of a decode step: a bar for each operation, with its share and its share of the bandwidth.
+"""Kernel times of a decode step: a bar for each operation, its share and bandwidth.
 
 From `profile_step()`, taken while no reply runs. Below the bars: their sum compared with the measured step, the host
 gap of a token, and during a reply the current time of a token.

@@ -99,7 +99,7 @@ def graph(facts: InstrumentFacts, cells: int, width: int) -> list[Content]:
     for row in reversed(range(ROWS)):
         parts: list[tuple[str, str]] = [(f"{labels.get(row, ''):>{AXIS - 1}} ", "$text-muted")]
         parts += [_cell(bars[2 * i : 2 * i + 2], lines[2 * i : 2 * i + 2], row) for i in range(cells)]
-        found.append(line(width, *_joined(parts)))
+        found.append(line(width, *_join_spans(parts)))
     return found
 
 
@@ -141,7 +141,7 @@ def _labels(shown: tuple[float, float], top: float) -> dict[int, str]:
     return labels
 
 
-def _joined(parts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _join_spans(parts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Neighbours of one style joined."""
     found: list[tuple[str, str]] = []
     for text, style in parts:

@@ -1,4 +1,4 @@
-"""The app as its screens, dialogs and jobs see it: settings, the start of the conversation, leaving, the editor."""
+"""The app as its screens, dialogs and jobs see it: settings, start, quitting, the editor."""
 
 from __future__ import annotations
 

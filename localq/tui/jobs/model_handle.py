@@ -1,4 +1,4 @@
-"""`ModelHandle`: an open model as screens use it: its session, and loading, profiling and closing its engine."""
+"""`ModelHandle`: an open model as screens use it: session, loading, profiling, closing."""
 
 from __future__ import annotations
 

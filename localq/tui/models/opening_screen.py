@@ -82,7 +82,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         self._draw()
 
     @on(WatcherNotice)
-    def _told(self, message: WatcherNotice) -> None:
+    def _show_notice(self, message: WatcherNotice) -> None:
         message.stop()
         self._said.append(message.text)
         self._draw()

@@ -1,4 +1,4 @@
-"""The model picker: models on disk and models that fit the card, with the verdict of `fit` in each row."""
+"""The model picker: models on disk and models that fit the card, with the verdict of `fit`."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self._job.start()
 
     @on(WatcherNotice)
-    def _said(self, message: WatcherNotice) -> None:
+    def _show_notice(self, message: WatcherNotice) -> None:
         message.stop()
         self._words = message.text
         self._draw()

@@ -132,7 +132,7 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
             return
         room = self.query_one("#facts").scrollable_content_region.width
         facts = list(itertools.takewhile(bool, self._lines))
-        lines = [line for fact in facts for line in _wrapped(fact, room)] + self._lines[len(facts) :]
+        lines = [line for fact in facts for line in _wrap(fact, room)] + self._lines[len(facts) :]
         shown = self.query_one("#lines", Static)
         shown.styles.width = max(map(cell_len, lines))
         shown.update("\n".join(lines))
@@ -143,7 +143,7 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
         self.dismiss(None)
 
 
-def _wrapped(fact: str, room: int) -> list[str]:
+def _wrap(fact: str, room: int) -> list[str]:
     """A name and its value, wrapped below its beginning."""
     name, value = fact[: model_facts.NAME_CELLS], fact[model_facts.NAME_CELLS :]
     first, *more = textwrap.wrap(value, max(room - len(name), 10), break_on_hyphens=False) or [""]

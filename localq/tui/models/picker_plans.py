@@ -74,7 +74,7 @@ def plan_rows(outlook: Outlook, settings: Settings, every: bool = False) -> list
         rows = [_on_cpu(PickerRow(each.name, each.format, offer=each), outlook) for each in wanted]
         rows.sort(key=lambda row: (row.verdict != ON_CPU, _cpu_bytes(row.offer) if row.offer else 0))
         return [*found, *(row for row in rows if row.name not in here)]
-    fitted = fit_rows.sort([_fitted(each, outlook, settings) for each in known])
+    fitted = fit_rows.sort([_fit_row(each, outlook, settings) for each in known])
     rows = [_of_row(each) for each in (fitted if every else fit_rows.best_of_each(fitted))]
     return [*found, *(row for row in rows if row.name not in here)]
 
@@ -92,14 +92,14 @@ def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRo
     assert row.offer is not None
     if outlook.budget is None:
         return _on_cpu(row, outlook)
-    of_card = _of_row(_fitted(row.offer, outlook, settings))
+    of_card = _of_row(_fit_row(row.offer, outlook, settings))
     return replace(of_card, name=row.name, format=row.format, local=row.local)
 
 
 # ---- what fits
 
 
-def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> FitRow:
+def _fit_row(offer: Offer, outlook: Outlook, settings: Settings) -> FitRow:
     memory, wishes = Memory(outlook.budget or 0, 0), choose.wishes_of(settings)
     try:
         return fit_rows.row_of(offer, memory, wishes, outlook.machine)

@@ -1,4 +1,4 @@
-"""Coloured lines of code blocks. A growing block is coloured in parts; a finished part is not coloured again.
+"""Coloured lines of code blocks; a growing block is coloured in parts, each part once.
 
 A part ends after a line that leaves no string or comment open. That guess fails for embedded languages (a script in
 HTML), until the block has ended and is coloured as a whole.

@@ -1,4 +1,4 @@
-"""`CodeLines`: a widget that draws only visible lines; Textual redraws all of a growing text at every step."""
+"""`CodeLines`: draws visible lines only; Textual redraws all of a growing text at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ReplyText`: the text of a reply as Markdown, which grows while it streams; code blocks can be copied.
+"""`ReplyText`: a reply as Markdown that grows while it streams; code blocks can be copied.
 
 HTML is shown as text. A click on a link opens nothing; it posts a message, and the screen shows the address.
 """

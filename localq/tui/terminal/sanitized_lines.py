@@ -1,4 +1,4 @@
-"""The last filter before the terminal: no control character of a text is written, whatever a widget draws.
+"""The last filter before the terminal: no control character of a text is written.
 
 Names, titles, errors and messages reach widgets in many ways, and Textual removes only a few control characters, not
 ESC. Its own sequences for colours and positions are not affected.

@@ -1,4 +1,4 @@
-"""Base of the app and of its screens: terminal input and output, resizing, and recovery from a terminal of zero size.
+"""Base of the app and of its screens: input, output, resizing, terminals of zero size.
 
 A terminal that is too small for a moment leaves lists without height, a captured mouse and no focus.
 """
