@@ -115,7 +115,7 @@ class Sampling:
         for field, value in stated.items():
             allowed = (int,) if field == "top_k" else (int, float)
             if value is not None and type(value) not in allowed:
-                raise _damaged(f"{STATED[field]} is {str(value)[:40]}, which is not a valid number")
+                raise _damaged_error(f"{STATED[field]} is {str(value)[:40]}, which is not a valid number")
         if not config.get("do_sample", False):
             stated = {"repeat_penalty": stated["repeat_penalty"] or 1.0}
         else:  # transformers' class defaults when sampling
@@ -124,12 +124,12 @@ class Sampling:
         try:
             return cls(**{field: value for field, value in stated.items() if value is not None})
         except LocalqError as error:
-            raise _damaged(f"{STATED[error.what]}: {error.why[:80]}") from error
+            raise _damaged_error(f"{STATED[error.what]}: {error.why[:80]}") from error
 
 
 # Fields that generation_config.json may set -> their name there.
 STATED = {name: name for name in ("temperature", "top_k", "top_p", "min_p")} | {"repeat_penalty": "repetition_penalty"}
 
 
-def _damaged(why: str) -> LocalqError:
+def _damaged_error(why: str) -> LocalqError:
     return bad_file("generation_config.json", why, "Correct the file, or fetch the model again with `localq pull`.")

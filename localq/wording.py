@@ -96,13 +96,13 @@ def table_lines(
     found = []
     for line in lines:
         indent = start if beside else _BELOW
-        first, *more = _broken(line[-1], width - indent)
+        first, *more = _break_lines(line[-1], width - indent)
         found += [(aligned(line[:-1]) + gap + first).rstrip()] if beside else [aligned(line[:-1]).rstrip()]
         found += [" " * indent + each for each in (more if beside else (first, *more)) if each]
     return found
 
 
-def _broken(text: str, room: int) -> list[str]:
+def _break_lines(text: str, room: int) -> list[str]:
     return textwrap.wrap(text, max(room, 1), break_long_words=False, break_on_hyphens=False) or [""]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
     """A bar for fetching `name`; without a terminal one line if `announced`, with -q nothing."""
-    if quiet or not is_rich_terminal(sys.stderr) or _disabled():
+    if quiet or not is_rich_terminal(sys.stderr) or _is_disabled():
         if announced and not quiet:
             note(f"fetching {name}")
         yield lambda what, done, total: None
@@ -37,7 +37,7 @@ def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[On
         bar.close()
 
 
-def _disabled() -> bool:
+def _is_disabled() -> bool:
     """HF_HUB_DISABLE_PROGRESS_BARS, read as the hub's own client does."""
     return os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").lower() in ("1", "true", "yes", "on")
 

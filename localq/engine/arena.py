@@ -16,7 +16,7 @@ ALIGNMENT = 512  # bytes, as torch aligns
 
 def arena_bytes(sizes: list[int]) -> int:
     """Return the bytes of an arena for tensors of these sizes."""
-    return sum(_aligned(size) for size in sizes)
+    return sum(_align(size) for size in sizes)
 
 
 class Arena:
@@ -34,7 +34,7 @@ class Arena:
             left = self._bytes.numel() - self._used
             raise ValueError(f"arena: {left} bytes are left, {size} are needed for {list(shape)} of {dtype}")
         part = self._bytes[self._used : self._used + size]
-        self._used += _aligned(size)
+        self._used += _align(size)
         return part.view(dtype).view(shape)
 
     def copy(self, tensor: Tensor) -> Tensor:
@@ -42,5 +42,5 @@ class Arena:
         return self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -85,8 +85,8 @@ class KVCache:
             key_bits, value_bits = kv_bits.split(self.bits)
             _store(stored.k, stored.k_scales, k, positions, key_bits)
             _store(stored.v, stored.v_scales, v, positions, value_bits)
-            keys.copy_(_restored(stored.k, stored.k_scales, live, key_bits, self.dtype))
-            values.copy_(_restored(stored.v, stored.v_scales, live, value_bits, self.dtype))
+            keys.copy_(_restore(stored.k, stored.k_scales, live, key_bits, self.dtype))
+            values.copy_(_restore(stored.v, stored.v_scales, live, value_bits, self.dtype))
         return keys, values
 
     def clear(self, first: int = 0) -> None:
@@ -152,6 +152,6 @@ def _store(codes: Tensor, scales: Tensor | None, dense: Tensor, positions: Tenso
     scales.index_copy_(1, positions, new_scales)
 
 
-def _restored(codes: Tensor, scales: Tensor | None, live: int, bits: int, dtype: torch.dtype) -> Tensor:
+def _restore(codes: Tensor, scales: Tensor | None, live: int, bits: int, dtype: torch.dtype) -> Tensor:
     assert scales is not None
     return kv_codec.dequantize(codes[:, :live], scales[:, :live], bits, dtype)

@@ -59,7 +59,7 @@ def quantize(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     largest = blocks.abs().amax(-1, keepdim=True)
     if bits == 8:
         scale = (largest / 127).half()
-        codes = _no_nan(_divided(blocks, scale).round()).clamp(-127, 127) + 128
+        codes = _no_nan(_divide(blocks, scale).round()).clamp(-127, 127) + 128
     elif bits == 4:
         scale, codes = _best(blocks, largest)
     else:
@@ -82,7 +82,7 @@ def _blocks(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)).reshape(*x.shape[:-1], -1, BLOCK)
 
 
-def _divided(x: Tensor, scale: Tensor) -> Tensor:
+def _divide(x: Tensor, scale: Tensor) -> Tensor:
     """Return x / scale, 0 where the scale is 0."""
     return torch.where(scale == 0, torch.zeros_like(x), x * scale.float().reciprocal())
 
@@ -96,7 +96,7 @@ def _best(blocks: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
 
     def coded(span: float) -> tuple[Tensor, Tensor, Tensor]:
         scale = (largest / span).half()
-        codes = _no_nan((_divided(blocks, scale) * 0.5 + 7.5).round()).clamp(0, 15)
+        codes = _no_nan((_divide(blocks, scale) * 0.5 + 7.5).round()).clamp(0, 15)
         return (scale.float() * (2 * codes - 15) - blocks).square().sum(-1, keepdim=True), scale, codes
 
     error, scale, codes = coded(RANGES[0])

@@ -43,7 +43,7 @@ def patch(model: nn.Module) -> int:
             _SUBJECT, "the model has no Linear4bit", "Load it with BitsAndBytesConfig(load_in_4bit=True)."
         )
     forwards = {
-        path: _Forward(module, path) for path, module in found.items() if not isinstance(_replaced(module), _Forward)
+        path: _Forward(module, path) for path, module in found.items() if not isinstance(_own_forward(module), _Forward)
     }  # all are built before the first is installed
     for device in {module.get_parameter("weight").device for module in found.values()}:
         for line in selftest.ensure(device):
@@ -55,7 +55,7 @@ def patch(model: nn.Module) -> int:
 
 def unpatch(model: nn.Module) -> int:
     """Restore the forward of every patched `Linear4bit`; returns how many."""
-    patched = [module for module in model.modules() if isinstance(_replaced(module), _Forward)]
+    patched = [module for module in model.modules() if isinstance(_own_forward(module), _Forward)]
     for module in patched:
         del module.forward
     return len(patched)
@@ -68,7 +68,7 @@ class _Forward:
     """
 
     def __init__(self, module: Any, path: str) -> None:
-        if _replaced(module) is not None:
+        if _own_forward(module) is not None:
             raise usage_error(_SUBJECT, f"the forward of {path} is already replaced", "Remove its hooks first.")
         self._module, self._path = module, path
         self._matrix = _matrix(module, path)
@@ -104,7 +104,7 @@ class _Forward:
         return self._matrix
 
 
-def _replaced(module: nn.Module) -> object:
+def _own_forward(module: nn.Module) -> object:
     """Return the instance's own forward, None where it is the class's."""
     return module.__dict__.get("forward")
 

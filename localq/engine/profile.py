@@ -47,7 +47,7 @@ def profile_step(step: FusedStep, readback: Readback, ctx: int, position: int, g
     """
     position = clamp_position(position, ctx)
     launches = step.launches(greedy)
-    graph = _captured(step, lambda: step.run(greedy), position)
+    graph = _capture(step, lambda: step.run(greedy), position)
     step.state.rewind(position)
     step_us = _back_to_back_us(graph, min(STEADY, ctx - position - 1))
     step.state.rewind(position)
@@ -82,7 +82,7 @@ def group_by_operation(launches: Sequence[Launch], times_us: Sequence[float], li
     return tuple(rows.values())
 
 
-def _captured(step: FusedStep, enqueue: Callable[[], None], position: int) -> torch.cuda.CUDAGraph:
+def _capture(step: FusedStep, enqueue: Callable[[], None], position: int) -> torch.cuda.CUDAGraph:
     """Capture the launches of `enqueue` and replay them once at `position`, which uploads the graph."""
     graph = _graph(enqueue, step.state.token.device)
     step.state.rewind(position)
@@ -132,7 +132,7 @@ def _by_cupti(step: FusedStep, launches: Sequence[Launch], greedy: bool, replays
     marker = torch.zeros(1, dtype=torch.int8, device=step.state.token.device)
     position = int(step.state.position)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
-        graph = _captured(step, lambda: step.run(greedy), position)  # captured here, so that CUPTI sees it
+        graph = _capture(step, lambda: step.run(greedy), position)  # captured here, so that CUPTI sees it
         step.state.rewind(position)
         torch.cuda.synchronize()
         for launch in launches:
@@ -195,7 +195,7 @@ def _by_events(step: FusedStep, launches: Sequence[Launch], replays: int) -> lis
         events[-1].record()
 
     position = int(step.state.position)
-    graph = _captured(step, enqueue, position)
+    graph = _capture(step, enqueue, position)
     step.state.rewind(position)
     samples: list[list[float]] = [[] for _ in launches]
     for _ in range(replays):

@@ -178,7 +178,7 @@ class Snapshot:
             digest = bytearray(_HASH)
             self._read(memoryview(digest), offset + size)
             if digest != _hash(self._digest, block, content):
-                raise _damaged("a block does not match its hash")
+                raise _damaged_error("a block does not match its hash")
             data.write(block, buffer)
 
         with _reading():
@@ -188,26 +188,26 @@ class Snapshot:
         """Return the ids, the offset of the first block, and the hash of the header."""
         status, head = os.fstat(self._file), bytearray(16)
         if not stat.S_ISREG(status.st_mode):
-            raise _damaged("it is not a regular file")
+            raise _damaged_error("it is not a regular file")
         self._read(memoryview(head), 0)
         length = int.from_bytes(head[8:], "little")
         if head[:8] != MAGIC or length > MAX_HEADER:
-            raise _damaged("it is not a snapshot")
+            raise _damaged_error("it is not a snapshot")
         rest = bytearray(length + _HASH)
         self._read(memoryview(rest), 16)
         text, digest = bytes(rest[:length]), bytes(rest[length:])
         if hashlib.sha256(head + text).digest() != digest:
-            raise _damaged("the header does not match its hash")
-        ids = _matching_ids(_parsed(text), model, weights)
+            raise _damaged_error("the header does not match its hash")
+        ids = _matching_ids(_parse(text), model, weights)
         if status.st_size != 16 + len(rest) + _stored_bytes(CacheBlocks(model.cache, len(ids))):
-            raise _damaged("its size is wrong")
+            raise _damaged_error("its size is wrong")
         return ids, 16 + len(rest), digest
 
     def _read(self, into: memoryview, offset: int) -> None:
         while into:
             count = os.preadv(self._file, [into], offset)
             if not count:
-                raise _damaged("it is truncated")
+                raise _damaged_error("it is truncated")
             into, offset = into[count:], offset + count
 
 
@@ -217,9 +217,9 @@ def _matching_ids(header: dict[str, Any], model: LoadedModel, weights: str) -> l
         raise LocalqError(NOT_USED, f"its format is version {header.get('version')!r}, this localq writes {VERSION}")
     ids, theirs = header.get("ids"), header.get("fingerprint")
     if not isinstance(theirs, dict) or not isinstance(ids, list) or not ids:
-        raise _damaged("its header is malformed")
+        raise _damaged_error("its header is malformed")
     if any(type(id) is not int or not 0 <= id < model.vocab for id in ids):
-        raise _damaged("it contains tokens outside the vocabulary")
+        raise _damaged_error("it contains tokens outside the vocabulary")
     if len(ids) > model.ctx:
         raise LocalqError(NOT_USED, f"it has {len(ids)} tokens, the context length is {model.ctx}")
     ours = fingerprint(model, weights, len(ids))
@@ -231,11 +231,11 @@ def _matching_ids(header: dict[str, Any], model: LoadedModel, weights: str) -> l
     return ids
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parse(text: bytes) -> dict[str, Any]:
     try:
         return parse_object(text.decode(), NOT_USED)
     except UnicodeDecodeError as error:
-        raise _damaged("its header is malformed") from error
+        raise _damaged_error("its header is malformed") from error
 
 
 @contextlib.contextmanager
@@ -246,7 +246,7 @@ def _reading() -> Iterator[None]:
         raise LocalqError(NOT_USED, f"it cannot be read ({error.strerror})", "", ExitCode.DISK) from error
 
 
-def _damaged(why: str) -> LocalqError:
+def _damaged_error(why: str) -> LocalqError:
     return bad_file(NOT_USED, why)
 
 

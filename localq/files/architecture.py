@@ -83,7 +83,7 @@ class Architecture:
         outside = {} if tied is None else {"tie_word_embeddings": tied}
         stated = {key: value for key, value in text.items() if value is not None}
         try:
-            return _checked(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
+            return _check(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
         except KeyError as error:
             raise bad_file("config.json", f"{error} is missing", "Download the model again.") from error
 
@@ -212,7 +212,7 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
     )
 
 
-def _checked(arch: Architecture) -> Architecture:
+def _check(arch: Architecture) -> Architecture:
     """`arch`. Raises LocalqError (exit 8) for inconsistent numbers."""
     if arch.head_dim < 1 or arch.heads % arch.kv_heads:
         why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns do not fit together"

@@ -57,7 +57,7 @@ class Target:
 
 
 @functools.cache
-def _shipped() -> tuple[ModelEntry, ...]:
+def _shipped_entries() -> tuple[ModelEntry, ...]:
     return catalog_file.read(places.PACKAGE_DATA / "models.toml")
 
 
@@ -68,10 +68,10 @@ def load_catalogue() -> tuple[ModelEntry, ...]:
     """
     path = places.user_models_file()
     if not path.is_file():
-        return _shipped()
+        return _shipped_entries()
     own = catalog_file.read(path)
     replaced = {entry.name.casefold() for entry in own}
-    return (*own, *(entry for entry in _shipped() if entry.name.casefold() not in replaced))
+    return (*own, *(entry for entry in _shipped_entries() if entry.name.casefold() not in replaced))
 
 
 def is_repo(name: str) -> bool:

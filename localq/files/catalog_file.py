@@ -100,7 +100,7 @@ def _entry(path: Path, where: str, fields: Any) -> ModelEntry:
     if isinstance(fields, dict) and isinstance(fields.get("name"), str):
         where = fields["name"]
     known = {**_MODEL_KEYS}
-    values = _typed(path, where, fields, known, ("name", "arch", "source"))
+    values = _check_types(path, where, fields, known, ("name", "arch", "source"))
     licence = values.pop("licence", "")
     values.setdefault("title", values["name"])
     sources = tuple(
@@ -132,7 +132,7 @@ def _settings(path: Path, where: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arch(path: Path, where: str, fields: Any) -> Architecture:
-    values = _typed(path, where, fields, _ARCH_KEYS, _ARCH_REQUIRED)
+    values = _check_types(path, where, fields, _ARCH_KEYS, _ARCH_REQUIRED)
     if values["model_type"] not in MODEL_TYPES:
         raise _wrong(path, f"{where}.model_type", f"{values['model_type']!r} is not a known architecture")
     for key, value in values.items():
@@ -145,7 +145,7 @@ def _arch(path: Path, where: str, fields: Any) -> Architecture:
 
 
 def _source(path: Path, where: str, fields: Any, licence: str) -> Source:
-    values = _typed(path, where, fields, _SOURCE_KEYS, ("format",))
+    values = _check_types(path, where, fields, _SOURCE_KEYS, ("format",))
     values.setdefault("licence", licence)
     values["files"] = _strings(path, f"{where}.files", values.get("files", []))
     _strings(path, f"{where}.sha256", list(values.get("sha256", {}).values()))
@@ -161,7 +161,9 @@ def _source(path: Path, where: str, fields: Any, licence: str) -> Source:
     return source
 
 
-def _typed(path: Path, where: str, fields: Any, known: dict[str, type], required: tuple[str, ...]) -> dict[str, Any]:
+def _check_types(
+    path: Path, where: str, fields: Any, known: dict[str, type], required: tuple[str, ...]
+) -> dict[str, Any]:
     """Return `fields`. Raises LocalqError for an unknown or missing key, or a value of another type."""
     if not isinstance(fields, dict):
         raise _wrong(path, where, "must be a table")

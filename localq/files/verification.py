@@ -43,7 +43,7 @@ def check(model: LocalModel, on_file: OnFile) -> list[CheckedFile]:
         if model.where == "hub":
             return [*_of_cache(model, on_file), *_missing(model)]
         if model.where == "embedded":
-            return [_embedded(model.path, on_file)]
+            return [_check_embedded(model.path, on_file)]
         return [CheckedFile(path, path.stat().st_size, UNRECORDED) for path in _present(model.path)]
 
 
@@ -97,7 +97,7 @@ def _missing(model: LocalModel) -> Iterator[CheckedFile]:
         yield CheckedFile(model.path / name, 0, MISSING)
 
 
-def _embedded(path: Path, on_file: OnFile) -> CheckedFile:
+def _check_embedded(path: Path, on_file: OnFile) -> CheckedFile:
     """The state of an embedded model.
 
     Not `ours`: `pull` fetches it only if no file is there, so `rm` comes first.

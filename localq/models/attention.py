@@ -146,7 +146,7 @@ def attend(
         grouped = q.view(kv_heads, heads // kv_heads, head_dim)
         if softcap or span.bias is not None or sinks is not None:
             sunk = None if sinks is None else sinks.view(kv_heads, heads // kv_heads, 1)
-            return _scored(grouped, keys, values, span.bias, scale, softcap, sunk).view(1, heads * head_dim)
+            return _attend(grouped, keys, values, span.bias, scale, softcap, sunk).view(1, heads * head_dim)
         # Everything is visible, so the heads of a group can stand as the queries of one head.
         attended = F.scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scale)
         return attended.reshape(1, heads * head_dim)  # strided where a fused kernel of the GPU made it
@@ -180,7 +180,7 @@ def _with_sinks(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: floa
     return scaled
 
 
-def _scored(
+def _attend(
     q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, softcap: float, sinks: Tensor | None
 ) -> Tensor:
     """The definition, with the scores in memory: q [kv_heads, rows, head_dim], bias [1 or rows, span] or None.
@@ -204,7 +204,7 @@ def _scored(
 def _in_blocks(
     q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, softcap: float, sinks: Tensor | None
 ) -> Tensor:
-    """As `_scored` for q [kv_heads, groups, T, head_dim], some queries at a time -> [T, heads * head_dim]."""
+    """As `_attend` for q [kv_heads, groups, T, head_dim], some queries at a time -> [T, heads * head_dim]."""
     kv_heads, groups, tokens, head_dim = q.shape
     slots = keys.shape[1]
     rows = max(1, SCORE_BYTES // (kv_heads * groups * slots * 4))
@@ -217,6 +217,6 @@ def _in_blocks(
         count = block.shape[2]
         seen = bias[first : first + count].repeat(groups, 1)  # rows of the block, once per group
         sunk = None if sinks is None else sinks.view(kv_heads, groups, 1).repeat_interleave(count, 1)
-        part = _scored(block.reshape(kv_heads, groups * count, head_dim), keys, values, seen, scale, softcap, sunk)
+        part = _attend(block.reshape(kv_heads, groups * count, head_dim), keys, values, seen, scale, softcap, sunk)
         out[first : first + count] = part.view(kv_heads, groups, count, head_dim).permute(2, 0, 1, 3)
     return out.view(tokens, -1)

@@ -49,7 +49,7 @@ class Router(nn.Linear):
 class Experts(nn.Module):
     """E MLPs: gated(x gate_up^T + bias) down^T + bias, where gated is silu(gate) * up; a family may override it.
 
-    gate          the name of `gated` in the kernels: "silu", or "clamped" with its `alpha` and `limit`
+    gate          the name of `combine` in the kernels: "silu", or "clamped" with its `alpha` and `limit`
     interleaved   rows 2i of gate_up are of the gate and rows 2i + 1 of up; else the first half and the second
     """
 
@@ -68,7 +68,7 @@ class Experts(nn.Module):
         self.gate_up_proj_bias = nn.Parameter(torch.empty(self.count, rows)) if bias else None
         self.down_proj_bias = nn.Parameter(torch.empty(self.count, hidden)) if bias else None
 
-    def gated(self, gate_up: Tensor) -> Tensor:
+    def combine(self, gate_up: Tensor) -> Tensor:
         """gate_up [rows, 2 * width], which may be written over -> [rows, width]."""
         gate, up = gate_up.chunk(2, -1)
         return ACTIVATIONS["silu"](gate) * up
@@ -92,7 +92,7 @@ class Experts(nn.Module):
 
     def one(self, x: Tensor, expert: int) -> Tensor:
         """x [rows, hidden] -> the output of one expert [rows, hidden]."""
-        gated = self.gated(_product(x, self.gate_up_proj, self.gate_up_proj_bias, expert))
+        gated = self.combine(_product(x, self.gate_up_proj, self.gate_up_proj_bias, expert))
         return _product(gated, self.down_proj, self.down_proj_bias, expert)
 
 

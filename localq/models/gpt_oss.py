@@ -85,7 +85,7 @@ class ClampedExperts(Experts):
         assert isinstance(config, Config)
         self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
 
-    def gated(self, gate_up: Tensor) -> Tensor:
+    def combine(self, gate_up: Tensor) -> Tensor:
         """Clamp gate and up, and combine them."""
         gate = gate_up[:, 0::2].clamp(max=self.limit)
         up = gate_up[:, 1::2].clamp(-self.limit, self.limit)

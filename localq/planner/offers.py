@@ -140,7 +140,7 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
 
     Raises LocalqError (exit 2) for wishes that the shape does not support, and for an unavailable format.
     """
-    considered = tuple(_considered(offer, budget_bytes, wishes) for offer in of_entry(entry))
+    considered = tuple(_candidate(offer, budget_bytes, wishes) for offer in of_entry(entry))
     if only is not None:
         taken = next((each for each in considered if each.offer.format == only), None)
         if taken is None:
@@ -150,7 +150,7 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
     default = next(each for each in considered if each.offer.preferred)
     if default.usable:
         return Choice(default, "the default format, and it fits", considered)
-    if wishes.ctx and _considered(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
+    if wishes.ctx and _candidate(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
         return Choice(default, "the default format; it fits with a shorter context", considered)
     ready = [each for each in considered if each.usable and (each.here or not each.offer.is_calibrated)]
     if not ready:
@@ -163,7 +163,7 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
     return Choice(taken, why, considered)
 
 
-def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> FormatCandidate:
+def _candidate(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> FormatCandidate:
     from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does not need it
 
     plan = memory_plan.assess(

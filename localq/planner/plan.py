@@ -121,7 +121,7 @@ def assess(
     for placement in wishes.placements(arch):
         fixed = footprint.fixed_bytes(arch, format, scheme, weights, placement, itemsize)
         fixed["cuda_context"] = context_bytes
-        tried.append(_placed(arch, placement, budget_bytes, fixed, ctx, itemsize))
+        tried.append(_plan_placement(arch, placement, budget_bytes, fixed, ctx, itemsize))
         if tried[-1].fits and tried[-1].ctx >= target:
             break
     return replace(tried[-1], name=name, format=format, choice=_choice(wishes, tried[-1], target), arch=arch)
@@ -182,7 +182,7 @@ def _check(arch: Architecture, wishes: Wishes) -> None:
         raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
 
 
-def _placed(
+def _plan_placement(
     arch: Architecture,
     placement: Placement,
     budget_bytes: int | None,

@@ -108,13 +108,13 @@ def _layers(
         names = [prefix + suffix for suffix in bcq.suffixes]
         if not files.keys() >= set(names):
             return None
-        stored = in_memory({name: _stored(files[name], name) for name in names}, source.config)
+        stored = in_memory({name: _stored_tensor(files[name], name) for name in names}, source.config)
         return bcq.from_checkpoint(stored, prefix)
 
     return LayerCodes(model, streams, partial(maker_of, module), written)
 
 
-def _stored(path: Path, name: str) -> Tensor:
+def _stored_tensor(path: Path, name: str) -> Tensor:
     with safe_open(path, framework="pt") as file:
         found: Tensor = file.get_tensor(name)
     return found

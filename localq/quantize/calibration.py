@@ -178,10 +178,10 @@ def _pieces(text: str) -> Iterator[str]:
 
 def read_texts(paths: Sequence[Path]) -> Texts:
     """Read these files; `DEFAULT` stands for the packaged text. Raises LocalqError (exit 2)."""
-    return [_read(DEFAULT_TEXT if path == DEFAULT else path) for path in paths]
+    return [_read_file(DEFAULT_TEXT if path == DEFAULT else path) for path in paths]
 
 
-def _read(path: Path) -> str | ChatFile:
+def _read_file(path: Path) -> str | ChatFile:
     text = read_text(path)
     return parse_chats(text, path, OPTION) if path.suffix.lower() == SUFFIX else text
 

@@ -23,21 +23,21 @@ def release_while_quantizing(
     if shards is None:
         return lambda left: None
     shards.say = tell
-    shards.clean(shards.holding(_made(model, rest, numbers)))
-    return lambda left: shards.keep(shards.holding(_made(model, rest, left)))
+    shards.clean(shards.holding(_conversion_order(model, rest, numbers)))
+    return lambda left: shards.keep(shards.holding(_conversion_order(model, rest, left)))
 
 
 def release_while_measuring(shards: Shards | None, model: SourceModel, rest: Sequence[str], tell: Say) -> Release:
     """Keep the files on disk that `sensitivity.sensitivities` and the conversion after it read next."""
     if shards is None:
         return lambda left: None
-    made = list(_made(model, rest, range(model.layers + 2)))
+    made = list(_conversion_order(model, rest, range(model.layers + 2)))
     cleaned = False
 
     def release(left: Sequence[int]) -> None:
         nonlocal cleaned
-        now = shards.holding(_measured(model, left[:1]))
-        needed = shards.holding([*_measured(model, left), *made])[: max(AHEAD, len(now))]
+        now = shards.holding(_measuring_order(model, left[:1]))
+        needed = shards.holding([*_measuring_order(model, left), *made])[: max(AHEAD, len(now))]
         if not cleaned:
             shards.clean(needed)
             cleaned = True
@@ -47,7 +47,7 @@ def release_while_measuring(shards: Shards | None, model: SourceModel, rest: Seq
     return release
 
 
-def _made(model: SourceModel, rest: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
+def _conversion_order(model: SourceModel, rest: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
     """Tensors of the source, in reading order."""
     for number in numbers:
         layer = number - 1 if 0 < number <= model.layers else None
@@ -55,7 +55,7 @@ def _made(model: SourceModel, rest: Sequence[str], numbers: Iterable[int]) -> It
         yield from rest if number == 0 else ()
 
 
-def _measured(model: SourceModel, numbers: Iterable[int]) -> Iterator[str]:
+def _measuring_order(model: SourceModel, numbers: Iterable[int]) -> Iterator[str]:
     """The same for measuring, which reads a tied head again after the layers."""
     for number in numbers:
         layer = number - 1 if 0 < number <= model.layers else None

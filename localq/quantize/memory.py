@@ -142,7 +142,7 @@ class _LayerBytes:
             item * size for size in (columns**2, panel * (columns + panel), 2 * panel * columns)
         )
         owed = weight if group.writes else 0
-        kept = self._kept()
+        kept = self._kept_bytes()
         piece = self._largest_piece(rows, columns, 1)
         solving = (F64 if wide else 0) * piece + item * self._panel(rows, columns)
         codes = rows * columns // 2  # of 4 bits, the most
@@ -151,7 +151,7 @@ class _LayerBytes:
         finding = factor + max(factoring, inverting, metric if wide else 0)
         name = group.names[0]
         return {
-            f"statistics of {name}": self._lent(group) + 2 * metric + owed + self._read_by(group),
+            f"statistics of {name}": self._lent_bytes(group) + 2 * metric + owed + self._read_by(group),
             f"target of {name}": kept + 2 * weight + metric + max(metric, factor + max(factoring, solving)),
             f"search of {name}": kept + weight + metric + max(finding, metric + codes + left),
             f"codebooks of {name}": kept + weight + metric + again + codes + GATHERED * piece,
@@ -161,13 +161,13 @@ class _LayerBytes:
     def passing(self) -> int:
         """Both layers, or the parts of both that the MLP needs, and the activations of one window."""
         mlp = [name for group in groups_of(self.block)[2:] for name in group.names]
-        weights = self._kept() or 2 * F32 * self._weights(mlp)
+        weights = self._kept_bytes() or 2 * F32 * self._weights(mlp)
         return weights + F32 * self.tokens * (4 * self.hidden + 2 * self._columns(groups_of(self.block)[3]))
 
     def training(self, vocab: int) -> int:
         """The head and the streams of a batch; then logits, or fine-tuning without the source's layers."""
         streams = 3 * F32 * self.tokens * self.hidden * self.settings.joint_tuning.sequences
-        layer = self.tuning() - self._kept() + self._weights() // 2  # with codes of 4 bits, the most
+        layer = self.tuning() - self._kept_bytes() + self._weights() // 2  # with codes of 4 bits, the most
         logits = min(max(HEAD_BYTES, F32 * vocab), F32 * vocab * self.tokens)
         return F32 * vocab * self.hidden + streams + max(layer, LOGITS * logits)
 
@@ -182,21 +182,21 @@ class _LayerBytes:
             back += GATHERED * min(widest, linear_algebra.VALUES)
         attending = SCORES[self.device] * scores + 10 * stream + (middle if self.device == "cuda" else 0)
         held = max(attending, scores + 6 * middle + 8 * stream, back)
-        return self._kept() + 2 * product_dtype(torch.device(self.device)).itemsize * self._weights() + held
+        return self._kept_bytes() + 2 * product_dtype(torch.device(self.device)).itemsize * self._weights() + held
 
-    def _kept(self) -> int:
+    def _kept_bytes(self) -> int:
         """Bytes of weights that stay on the device."""
         return 0 if self.settings.on_host else 2 * F32 * self._weights()
 
-    def _lent(self, group: Group) -> int:
-        return self._kept() or 2 * F32 * self._weights(group.after)
+    def _lent_bytes(self, group: Group) -> int:
+        return self._kept_bytes() or 2 * F32 * self._weights(group.after)
 
     def _read_by(self, group: Group) -> int:
         """A window in both streams, their difference, and the inputs of the group."""
         inputs, stream = F32 * self.tokens * self._columns(group), F32 * self.tokens * self.hidden
-        return (3 if group.after else 2) * inputs + 4 * stream + (self._projected(group) if group.after else 0)
+        return (3 if group.after else 2) * inputs + 4 * stream + (self._projected_bytes(group) if group.after else 0)
 
-    def _projected(self, group: Group) -> int:
+    def _projected_bytes(self, group: Group) -> int:
         """Queries, keys and values in attention, before and after the rotary embedding."""
         return 0 if group.number == 3 else 2 * F32 * self.tokens * self._rows(groups_of(self.block)[0])
 

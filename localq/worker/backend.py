@@ -98,7 +98,7 @@ class TorchBackend:
             kv_bits=model.kv_bits,
             embed=model.embed,
             head=model.head_bits,
-            predicted=_predicted(model),
+            predicted=_predicted_ledger(model),
             host=_host(model),
             notes=list(engine.notes),
             gpu_uuid=device.device_uuid(model.device),
@@ -114,7 +114,7 @@ class TorchBackend:
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue the prompt of `request`."""
-        engine, stop_ids = self._loaded(), frozenset(request.stop_ids)
+        engine, stop_ids = self._loaded_engine(), frozenset(request.stop_ids)
         constraint = self._constraint(engine, request, stop_ids)
         return engine.generate(
             request.prompt, request.sampling, stop_ids, request.max_tokens, cancelled,
@@ -134,23 +134,23 @@ class TorchBackend:
 
     def profile(self, request: Profile) -> Profiled:
         """Time one decode step of the loaded model."""
-        return Profiled(self._loaded().profile_step(request.position, keep=request.keep).to_dict())
+        return Profiled(self._loaded_engine().profile_step(request.position, keep=request.keep).to_dict())
 
     def save_cache(self, request: SaveCache) -> CacheSaved:
         """Write the KV cache to a file."""
-        return CacheSaved(self._loaded().save_cache(Path(request.path), self._weights))
+        return CacheSaved(self._loaded_engine().save_cache(Path(request.path), self._weights))
 
     def restore_cache(self, request: RestoreCache) -> CacheRestored:
         """Restore the KV cache from a file."""
-        return CacheRestored(self._loaded().restore_cache(Path(request.path), self._weights))
+        return CacheRestored(self._loaded_engine().restore_cache(Path(request.path), self._weights))
 
-    def _loaded(self) -> Engine:
+    def _loaded_engine(self) -> Engine:
         if self._engine is None:
             raise LocalqError("engine process", "no model is loaded", "Load one first.", ExitCode.USAGE)
         return self._engine
 
 
-def _predicted(model: LoadedModel) -> dict[str, int]:
+def _predicted_ledger(model: LoadedModel) -> dict[str, int]:
     """Return the planned ledger; on the CPU scratch memory is freed after every pass and not counted."""
     planned = model.plan.ledger.components
     return planned if model.device.type == "cuda" else {**planned, "scratch": 0}

@@ -128,12 +128,12 @@ class EngineClient:
             if isinstance(event, Loading) and on_event is not None:
                 on_event(event)
             elif isinstance(event, Loaded):
-                return self._confirmed(request, event)
+                return self._confirm(request, event)
             elif isinstance(event, Failed) and event.id is None:
                 raise self._failure(event)
         raise AssertionError("replies end only by raising")
 
-    def _confirmed(self, request: Load, loaded: Loaded) -> Loaded:
+    def _confirm(self, request: Load, loaded: Loaded) -> Loaded:
         self._loaded = loaded
         try:
             self._recovery.confirm(request, loaded, self._canary)

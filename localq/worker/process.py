@@ -83,7 +83,7 @@ class EngineProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(wait_s)
                 break
-        self._heard_out()
+        self._join_readers()
 
     def code(self) -> int:
         """Return the exit code after all output is read; a process that does not end is killed."""
@@ -92,9 +92,9 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        self._heard_out()
+        self._join_readers()
         return code
 
-    def _heard_out(self) -> None:
+    def _join_readers(self) -> None:
         for reader in self._readers:
             reader.join(KILL_S)

@@ -51,7 +51,7 @@ class Recovery:
     def after(self, death: LocalqError, on_gpu: bool) -> LocalqError:
         """Record the death of the process; returns the error to raise: `death`, or that the GPU is lost."""
         self._died, self._on_gpu = True, self._on_gpu or on_gpu
-        return (self._gone(str(death)) if on_gpu else None) or death
+        return (self._device_error(str(death)) if on_gpu else None) or death
 
     def permit(self, request: Load) -> Load:
         """Return what a new process loads. Raises LocalqError where none may start now."""
@@ -62,10 +62,10 @@ class Recovery:
             wait = f"Wait {RESTART_S - (now - self._restarted):.0f} s; the conversation is safe."
             why = f"it failed again within {RESTART_S:.0f} s of a restart"
             raise LocalqError("engine process", why, f"{wait} `localq doctor` shows what is wrong.")
-        if self._on_gpu and (gone := self._gone()) is not None:
+        if self._on_gpu and (gone := self._device_error()) is not None:
             raise gone
         self._restarted = now
-        return self._pinned(request)
+        return self._pin(request)
 
     def confirm(self, request: Load, loaded: Loaded, canary: Callable[[], CanaryResult]) -> None:
         """Confirm the load of `request`: on a GPU run the canary and, after a death, compare it.
@@ -81,14 +81,14 @@ class Recovery:
             self._reference = _Reference(request, loaded, outcome)
         self._died = self._on_gpu = False
 
-    def _gone(self, cause: str = "") -> LocalqError | None:
+    def _device_error(self, cause: str = "") -> LocalqError | None:
         why = self._lost()
         if not why:
             return None
         step = "Restart the machine, or re-seat the card; `localq chat --continue` resumes the conversation."
         return LocalqError("GPU", f"it is lost: {why}{f' (after {cause})' if cause else ''}", step, ExitCode.NO_DEVICE)
 
-    def _pinned(self, request: Load) -> Load:
+    def _pin(self, request: Load) -> Load:
         """Return `request` with the choices of the earlier load: the same memory, and the same bits for the canary."""
         known = self._reference
         if known is None or known.request != request:

@@ -120,7 +120,7 @@ class Server:
             except LocalqError as error:
                 self.send(Failed(error.to_dict(), id))
             except Exception as error:  # a bug must not end the process; its traceback goes to the log
-                self._unexpected(error, id)
+                self._report_unexpected(error, id)
             else:
                 continue
             finally:
@@ -160,7 +160,7 @@ class Server:
                 self.send(Tokens(request.id, batch, stats))
             self._cancelled.discard(request.id)
 
-    def _unexpected(self, error: Exception, id: int | None) -> None:
+    def _report_unexpected(self, error: Exception, id: int | None) -> None:
         traceback.print_exc()
         cause = f"{type(error).__name__}: {first_line(error)}"
         if is_device_fault(error):

@@ -259,7 +259,7 @@ def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
         with open_checkpoint(open_model(whole)) as checkpoint:
             return bcq.from_checkpoint(checkpoint, prefix) if names[0] in checkpoint.tensors else None
 
-    monkeypatch.setattr(binary_layers, "_packed", lambda *given: pytest.fail("searched again"))
+    monkeypatch.setattr(binary_layers, "_quantize_group", lambda *given: pytest.fail("searched again"))
     with open_checkpoint(uneven) as checkpoint, torch.inference_mode():
         made = binary_layers.LayerCodes(
             *open_streams(TEXT, uneven, checkpoint), lambda prefix: bcq.of_scheme("q2g32"), written
@@ -289,13 +289,13 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
         with pytest.raises(KeyboardInterrupt):
             by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT))
     searched: list[str] = []
-    search = binary_layers._packed
+    search = binary_layers._quantize_group
 
     def told(*given: Any) -> list[bcq.Packed]:
         searched.append(given[4])
         return search(*given)
 
-    monkeypatch.setattr(binary_layers, "_packed", told)
+    monkeypatch.setattr(binary_layers, "_quantize_group", told)
     by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT))
     assert set(searched) == {"model.layers.1."}
     files = sorted(path.name for path in whole.glob("*.safetensors"))

@@ -43,7 +43,7 @@ def test_on_a_gpu_memory_of_the_host_is_told_besides(tmp_path, embed):
     table = model.plan.ledger.components["embedding"]  # of the plan for the device, in f32
     assert table > 0
     assert found == ({"embedding": table} if embed == "host" else {})
-    assert backend._predicted(model) == model.plan.ledger.components
+    assert backend._predicted_ledger(model) == model.plan.ledger.components
 
 
 def test_life_of_an_engine_process(tmp_path, monkeypatch):

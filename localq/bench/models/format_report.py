@@ -154,17 +154,20 @@ def columns(table: FormatTable) -> tuple[list[str], list[list[str]]]:
     """Return headers and cells of the measured rows; columns without a number are omitted."""
     every: list[tuple[str, Callable[[FormatLine], str]]] = [
         ("format", lambda line: line.name),
-        ("bits/weight", lambda line: _shown(line.bits_per_weight, 1, ".3f")),
-        ("weights MB", lambda line: _shown(line.weights_bytes, 1e-6, ",.1f")),
-        (f"{table.decode} tok/s", lambda line: ("~" if line.extrapolated else "") + _shown(line.tok_per_s, 1, ".1f")),
-        ("x fp16", lambda line: _shown(line.speedup_over_fp16, 1, ".2f")),
-        ("bandwidth", lambda line: _shown(line.share_of_roof, 1, ".0%")),
-        (f"{table.prefill} tok/s", lambda line: _shown(line.prefill_tok_per_s, 1, ",.0f")),
-        ("memory GiB", lambda line: _shown(line.memory_bytes, 2**-30, ".2f")),
-        ("perplexity", lambda line: _shown(line.perplexity, 1, ".3f")),
-        ("KL", lambda line: _shown(line.kl, 1, ".4f")),
-        ("top-1", lambda line: _shown(line.top1, 1, ".1%")),
-        ("quantize s", lambda line: _shown(line.quantize_s, 1, ",.1f")),
+        ("bits/weight", lambda line: _cell_text(line.bits_per_weight, 1, ".3f")),
+        ("weights MB", lambda line: _cell_text(line.weights_bytes, 1e-6, ",.1f")),
+        (
+            f"{table.decode} tok/s",
+            lambda line: ("~" if line.extrapolated else "") + _cell_text(line.tok_per_s, 1, ".1f"),
+        ),
+        ("x fp16", lambda line: _cell_text(line.speedup_over_fp16, 1, ".2f")),
+        ("bandwidth", lambda line: _cell_text(line.share_of_roof, 1, ".0%")),
+        (f"{table.prefill} tok/s", lambda line: _cell_text(line.prefill_tok_per_s, 1, ",.0f")),
+        ("memory GiB", lambda line: _cell_text(line.memory_bytes, 2**-30, ".2f")),
+        ("perplexity", lambda line: _cell_text(line.perplexity, 1, ".3f")),
+        ("KL", lambda line: _cell_text(line.kl, 1, ".4f")),
+        ("top-1", lambda line: _cell_text(line.top1, 1, ".1%")),
+        ("quantize s", lambda line: _cell_text(line.quantize_s, 1, ",.1f")),
     ]
     kept = [
         (name, cell)
@@ -189,7 +192,7 @@ def _below(table: FormatTable) -> list[str]:
     return [*lines, ", ".join(facts), *table.notes]
 
 
-def _shown(value: float | None, scale: float, form: str) -> str:
+def _cell_text(value: float | None, scale: float, form: str) -> str:
     return "-" if value is None else format(value * scale, form)
 
 

@@ -91,10 +91,10 @@ class _Formats:
     def run(self) -> FormatTable:
         on_cpu = self._device.type == "cpu"
         if on_cpu:
-            self._plain = self._guarded(Candidate(SIXTEEN), self._sixteen)
-        lines = [self._guarded(each, partial(self._line, each)) for each in self._asked.candidates]
+            self._plain = self._guard(Candidate(SIXTEEN), self._sixteen)
+        lines = [self._guard(each, partial(self._line, each)) for each in self._asked.candidates]
         if self._plain is None:
-            self._plain = self._guarded(Candidate(SIXTEEN), self._sixteen)
+            self._plain = self._guard(Candidate(SIXTEEN), self._sixteen)
         plain = self._with_reference(self._plain)
         if plain.tok_per_s is None and all(line.tok_per_s is None for line in lines):
             if self._stopped:
@@ -119,7 +119,7 @@ class _Formats:
 
     # ---- a format
 
-    def _guarded(self, each: Candidate, measured: Callable[[], FormatLine]) -> FormatLine:
+    def _guard(self, each: Candidate, measured: Callable[[], FormatLine]) -> FormatLine:
         """Measure a format; a failure becomes a row with its reason."""
         if each.reason:
             self._failures += [f"{each.format}: {each.reason}"] if each.failed else []
@@ -145,20 +145,20 @@ class _Formats:
         return defect(error)
 
     def _line(self, each: Candidate) -> FormatLine:
-        files, opened = self._opened(each)
+        files, opened = self._open(each)
         request = self._request(files, opened, self._asked.options, baseline=not self._tried and self._plain is None)
         report = model_bench.run(request, self._telling(each.format))
         self._tried = True
-        line = self._timed(each.format, _variant(each, files), report, OURS)
+        line = self._time(each.format, _variant(each, files), report, OURS)
         size = bits.size_of(files, str(report.conditions["head"]), lambda found: opened(found, self._device))
         line = replace(line, bits_per_weight=size.bits_per_weight, weights_bytes=size.weights_bytes,
                        quantize_s=each.seconds)  # fmt: skip
         if self._plain is None and report.row(BASELINE, self._decode) is not None:
-            self._plain = self._sized(self._timed(SIXTEEN, "", report, BASELINE), files)
+            self._plain = self._with_size(self._time(SIXTEEN, "", report, BASELINE), files)
         free_memory()
         return self._with_quality(line, files)
 
-    def _opened(self, each: Candidate) -> tuple[ModelFiles, sources.Opened]:
+    def _open(self, each: Candidate) -> tuple[ModelFiles, sources.Opened]:
         if each.path is None:
             return sources.random(f"{self._asked.name}@{each.format}", self._asked.plan.seed)
         return sources.from_files(each.path)
@@ -173,7 +173,7 @@ class _Formats:
     def _telling(self, format: str) -> OnState:
         return lambda text: self._on_state(f"{format}: {text}")
 
-    def _timed(self, format: str, variant: str, report: BenchReport, engine: str) -> FormatLine:
+    def _time(self, format: str, variant: str, report: BenchReport, engine: str) -> FormatLine:
         self._conditions = self._conditions or {k: v for k, v in report.conditions.items() if k != "format"}
         self._notes += report.notes
         decode, prefill = report.row(engine, self._decode), report.row(engine, self._prefill)
@@ -206,10 +206,10 @@ class _Formats:
                 return dequantized(open_checkpoint(found), device, dtype)
 
         report = model_bench.run(self._request(files, opened, options), self._telling(SIXTEEN))
-        line = self._sized(self._timed(SIXTEEN, "", report, OURS), files)
+        line = self._with_size(self._time(SIXTEEN, "", report, OURS), files)
         return replace(line, variant="" if self._device.type == "cpu" else str(report.conditions["dtype"]))
 
-    def _sized(self, line: FormatLine, files: ModelFiles) -> FormatLine:
+    def _with_size(self, line: FormatLine, files: ModelFiles) -> FormatLine:
         return replace(line, bits_per_weight=bits.UNQUANTIZED, weights_bytes=bits.dense_bytes(files))
 
     def _with_reference(self, line: FormatLine) -> FormatLine:

@@ -151,7 +151,7 @@ class _ModelBench:
     def ours(self, options: LoadOptions) -> LoadedModel:
         """Measure localq, then the engines that can run on its loaded tensors."""
         request = self.request
-        model = self._loaded(request.files, options, lambda files: request.opened(files, self.device))
+        model = self._load(request.files, options, lambda files: request.opened(files, self.device))
         eager = self._eager_ids(model)
         engine = Engine(model)
         self.notes += engine.notes
@@ -164,15 +164,15 @@ class _ModelBench:
         beside = TRANSFORMERS in request.against and is_plain(model)
         if beside and self.device.type == "cpu":  # in turn, because the host's speed drifts
             with self.noting(TRANSFORMERS):
-                timed |= self._timed({OURS: subject, TRANSFORMERS: self._transformers(model, request.files, ids)})
-        timed = timed or self._timed({OURS: subject})
+                timed |= self._time({OURS: subject, TRANSFORMERS: self._transformers(model, request.files, ids)})
+        timed = timed or self._time({OURS: subject})
         rows = rows_of(OURS, model.format, timed[OURS], self.roof, model)  # before the profiler takes memory
         gap = self._host_gap(engine, request.plan.headline)
         self.rows += [replace(row, host_gap_us=gap if row.case.generate else None) for row in rows]
         if beside and self.device.type != "cpu":
-            timed |= self._guarded(TRANSFORMERS, lambda: self._transformers(model, request.files, ids))
+            timed |= self._guard(TRANSFORMERS, lambda: self._transformers(model, request.files, ids))
         if BITSANDBYTES in request.against:
-            timed |= self._guarded(BITSANDBYTES, lambda: self._bitsandbytes(model, ids))
+            timed |= self._guard(BITSANDBYTES, lambda: self._bitsandbytes(model, ids))
         for name, format in ((TRANSFORMERS, short_name(model.dtype)), (BITSANDBYTES, "nf4")):
             self.rows += rows_of(name, format, timed.get(name, []), self.roof)
         return model
@@ -186,7 +186,7 @@ class _ModelBench:
             head="16", force=False,
         )  # fmt: skip
         try:
-            self._timed_plain(
+            self._time_plain(
                 request.files,
                 options,
                 lambda files: dequantized(request.opened(files, self.device), self.device, dtype),
@@ -199,7 +199,7 @@ class _ModelBench:
             return
         free_memory()
         layers = int(request.files.text_config["num_hidden_layers"])
-        timed, pair = extrapolate(layers, lambda count: self._timed_cut(count, options, dtype))
+        timed, pair = extrapolate(layers, lambda count: self._time_cut(count, options, dtype))
         how = f"from cuts of {pair[0]} and {pair[1]} of its {layers} layers, on random weights"
         self.notes.append(f"16 bit does not fit: extrapolated {how}")
         for name, measured in timed.items():
@@ -207,43 +207,41 @@ class _ModelBench:
 
     # ---- parts
 
-    def _timed_cut(self, layers: int, options: LoadOptions, dtype: torch.dtype) -> Timed:
+    def _time_cut(self, layers: int, options: LoadOptions, dtype: torch.dtype) -> Timed:
         config = {**with_layers(self.request.files.config, layers), "dtype": name_of(dtype)}
         config.pop("quantization_config", None)
         files = ModelFiles(path=Path(), kind="safetensors", config=config, name=self.request.files.name)
-        return self._timed_plain(files, options, lambda each: checkpoint(each, "fp16", self.device, self._seed))
+        return self._time_plain(files, options, lambda each: checkpoint(each, "fp16", self.device, self._seed))
 
-    def _timed_plain(
+    def _time_plain(
         self, files: ModelFiles, options: LoadOptions, opened: Callable[[ModelFiles], Checkpoint], whole: bool = False
     ) -> Timed:
-        """Load a model, time it as `_timed_on` does, and free it."""
-        timed = self._timed_on(self._loaded(files, options, opened), files, whole)
+        """Load a model, time it as `_time_on` does, and free it."""
+        timed = self._time_on(self._load(files, options, opened), files, whole)
         free_memory()
         return timed
 
-    def _timed_on(self, model: LoadedModel, files: ModelFiles, whole: bool) -> Timed:
+    def _time_on(self, model: LoadedModel, files: ModelFiles, whole: bool) -> Timed:
         """Time localq and transformers on plain weights; whole: not a cut, so rows are added at once."""
         engine, format, timed = Engine(model), short_name(model.dtype), Timed()
         ids = measure.greedy_ids(engine, self._seed)
         if self.request.baseline:
-            timed |= self._timed({BASELINE: EngineSubject(engine, self._seed)})
+            timed |= self._time({BASELINE: EngineSubject(engine, self._seed)})
             if whole:
                 self.rows += rows_of(BASELINE, format, timed[BASELINE], self.roof, model)
         if TRANSFORMERS in self.request.against:
-            timed |= self._guarded(TRANSFORMERS, lambda: self._transformers(model, files, ids))
+            timed |= self._guard(TRANSFORMERS, lambda: self._transformers(model, files, ids))
             if whole:
                 self.rows += rows_of(TRANSFORMERS, format, timed.get(TRANSFORMERS, []), self.roof)
         return timed
 
-    def _loaded(
-        self, files: ModelFiles, options: LoadOptions, opened: Callable[[ModelFiles], Checkpoint]
-    ) -> LoadedModel:
+    def _load(self, files: ModelFiles, options: LoadOptions, opened: Callable[[ModelFiles], Checkpoint]) -> LoadedModel:
         self._on_state(f"loading {files.name}")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         return load(files, options, opened=opened)
 
-    def _timed(self, subjects: dict[str, Subject]) -> Timed:
+    def _time(self, subjects: dict[str, Subject]) -> Timed:
         return measure.measure(
             subjects,
             self.request.plan,
@@ -275,23 +273,23 @@ class _ModelBench:
     def _transformers(self, model: LoadedModel, files: ModelFiles, ids: list[int]) -> Subject:
         self._on_state("preparing transformers")
         reference, static = rivals.transformers_model(model, files), self.device.type == "cuda"
-        return self._compared(TRANSFORMERS, rivals.Transformers(reference, model.ctx, self._seed, static), model, ids)
+        return self._compare(TRANSFORMERS, rivals.Transformers(reference, model.ctx, self._seed, static), model, ids)
 
     def _bitsandbytes(self, model: LoadedModel, ids: list[int]) -> Subject:
         self._on_state("preparing bitsandbytes")
         reference = rivals.bitsandbytes_model(model, self.request.files)
-        return self._compared(BITSANDBYTES, rivals.Transformers(reference, model.ctx, self._seed, False), model, ids)
+        return self._compare(BITSANDBYTES, rivals.Transformers(reference, model.ctx, self._seed, False), model, ids)
 
-    def _compared(self, name: str, subject: rivals.Transformers, model: LoadedModel, ids: list[int]) -> Subject:
+    def _compare(self, name: str, subject: rivals.Transformers, model: LoadedModel, ids: list[int]) -> Subject:
         prompt = measure.prompt(measure.CHECK_PROMPT, model.vocab, self._seed)
         self.same_tokens[name] = measure.common_prefix(ids, subject.generate(prompt, measure.CHECK_TOKENS)[1])
         return subject
 
-    def _guarded(self, name: str, made: Callable[[], Subject]) -> Timed:
+    def _guard(self, name: str, made: Callable[[], Subject]) -> Timed:
         """Time another engine; a failure becomes a note."""
         timed = Timed()
         with self.noting(name):
-            timed |= self._timed({name: made()})
+            timed |= self._time({name: made()})
         if self.device.type == "cuda":
             torch.compiler.reset()  # frees the memory of its graphs
         return timed

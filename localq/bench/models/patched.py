@@ -68,7 +68,7 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
         free_memory()
         print(f"{name}: {layers} layers of {size.hidden} x {size.intermediate}", file=out)
         try:
-            sizes[name] = _measured(name, random_model(size, layers, device), roof, tokens, repeat, out)
+            sizes[name] = _measure(name, random_model(size, layers, device), roof, tokens, repeat, out)
         except Exception as error:  # mostly foreign code: report its own text
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             failures.append(f"{name}: {type(error).__name__}: {first[:200]}")
@@ -80,7 +80,7 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
     return result
 
 
-def _measured(name: str, model: Any, roof: float, tokens: int, repeat: int, out: TextIO) -> dict[str, Any]:
+def _measure(name: str, model: Any, roof: float, tokens: int, repeat: int, out: TextIO) -> dict[str, Any]:
     found: dict[str, Any] = {"end_to_end": [end_to_end(model, batch, tokens, repeat, out) for batch in BATCHES]}
     if name in KERNEL_SIZES:
         found["kernels"] = kernel_rows(model, model.device, roof, out)
@@ -110,11 +110,11 @@ def random_model(size: ModelSize, layers: int, device: torch.device) -> Any:
         for path, module in list(layer.named_modules()):
             if isinstance(module, nn.Linear):
                 parent, _, leaf = path.rpartition(".")
-                setattr(layer.get_submodule(parent), leaf, _quantized(module, device))
+                setattr(layer.get_submodule(parent), leaf, _quantize(module, device))
     return model
 
 
-def _quantized(module: nn.Linear, device: torch.device) -> nn.Module:
+def _quantize(module: nn.Linear, device: torch.device) -> nn.Module:
     from bitsandbytes.nn.modules import Linear4bit, Params4bit  # a rival that need not be there
 
     linear: Any = Linear4bit(  # type: ignore[no-untyped-call]  # bitsandbytes' gap
@@ -223,4 +223,4 @@ def _copy(module: Any) -> nn.Module:
 
     plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
     plain.weight = nn.Parameter(dequantize_4bit(module.weight.data, module.weight.quant_state), requires_grad=False)
-    return _quantized(plain, module.weight.device)
+    return _quantize(plain, module.weight.device)

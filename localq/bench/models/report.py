@@ -68,15 +68,15 @@ class BenchRow:
             "ms_per_token": round(1e3 / self.tok_per_s, 4),
             "time_to_first_token_ms": first,
             "bytes_per_token": self.bytes_per_token,
-            "share_of_roof": _rounded(self.share_of_roof, 4),
-            "joules_per_token": _rounded(self.joules_per_token, 4),
+            "share_of_roof": _round(self.share_of_roof, 4),
+            "joules_per_token": _round(self.joules_per_token, 4),
             "peak_vram_bytes": self.peak_vram_bytes,
             "process_vram_bytes": self.process_vram_bytes,
-            "host_gap_us": _rounded(self.host_gap_us, 2),
-            "predicted_tok_per_s": _rounded(self.predicted_tok_per_s, 2),
+            "host_gap_us": _round(self.host_gap_us, 2),
+            "predicted_tok_per_s": _round(self.predicted_tok_per_s, 2),
             "repetitions": len(self.samples),
             "extrapolated": self.extrapolated,
-            **{f"held_down_for_{cause}": _rounded(self.held_down.get(cause), 3) for cause in power.POLICIES},
+            **{f"held_down_for_{cause}": _round(self.held_down.get(cause), 3) for cause in power.POLICIES},
         }
 
 
@@ -168,11 +168,11 @@ class BenchReport:
         return {
             "schema": SCHEMA,
             "model": self.model,
-            "speedup_over_fp16": _rounded(self.speedup(BASELINE, self.headline), 3),
+            "speedup_over_fp16": _round(self.speedup(BASELINE, self.headline), 3),
             "fp16_extrapolated": any(row.extrapolated for row in self.rows if row.engine == BASELINE),
             "speedups": {
                 case.name: {
-                    name: _rounded(value, 3) for name in self.rivals if (value := self.speedup(name, case)) is not None
+                    name: _round(value, 3) for name in self.rivals if (value := self.speedup(name, case)) is not None
                 }
                 for case in cases
             },
@@ -221,20 +221,20 @@ def _cells(row: BenchRow, report: BenchReport) -> list[str]:
         f"{row.tok_per_s:.1f}",
         "-" if row.extrapolated else f"{min(row.samples):.1f}-{max(row.samples):.1f}",
         f"{1e3 / row.tok_per_s:.3f}",
-        _shown(row.first_token_s, 1e3, ".1f"),
-        _shown(row.bytes_per_token, 1e-6, ".1f"),
-        _shown(row.share_of_roof, 1, ".0%"),
-        about + _shown(factor, 1, ".2f"),
-        _shown(memory, 2**-30, ".2f"),
-        _shown(row.joules_per_token, 1, ".3f"),
+        _cell_text(row.first_token_s, 1e3, ".1f"),
+        _cell_text(row.bytes_per_token, 1e-6, ".1f"),
+        _cell_text(row.share_of_roof, 1, ".0%"),
+        about + _cell_text(factor, 1, ".2f"),
+        _cell_text(memory, 2**-30, ".2f"),
+        _cell_text(row.joules_per_token, 1, ".3f"),
     ]
 
 
-def _shown(value: float | None, scale: float, form: str) -> str:
+def _cell_text(value: float | None, scale: float, form: str) -> str:
     return "-" if value is None else format(value * scale, form)
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
+def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 

@@ -78,7 +78,7 @@ def run(request: EvaluationRequest, on_progress: OnProgress = lambda stage, done
     if model.device.type == "cuda":  # the budget is the model's: the evaluation comes on top
         torch.cuda.set_per_process_memory_fraction(1.0, model.device)
     try:
-        found = _judged(request, model, reference, gptq, llamacpp, on_progress)
+        found = _judge(request, model, reference, gptq, llamacpp, on_progress)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -111,7 +111,7 @@ def run(request: EvaluationRequest, on_progress: OnProgress = lambda stage, done
     }
 
 
-def _judged(
+def _judge(
     request: EvaluationRequest,
     model: LoadedModel,
     reference: LoadedModel | None,

@@ -86,7 +86,7 @@ class Tally:
         for first in range(0, len(targets), rows):
             part = slice(first, first + rows)
             known = None if reference is None else reference[part]
-            self._sums += torch.stack(_judged(logits[part], targets[part], known)).cpu()
+            self._sums += torch.stack(_judge(logits[part], targets[part], known)).cpu()
         self._tokens += len(targets)
 
     def scores(self, compared: bool) -> Scores:
@@ -104,7 +104,7 @@ def _exp(nll: float) -> float:
         raise LocalqError("model", why, "The weights are damaged, or overflow in this --dtype.") from None
 
 
-def _judged(logits: Tensor, targets: Tensor, reference: Tensor | None) -> list[Tensor]:
+def _judge(logits: Tensor, targets: Tensor, reference: Tensor | None) -> list[Tensor]:
     """Return the summands of `Tally`, over T: f64 [] each."""
     ours = torch.log_softmax(logits.double(), -1)
     nll = -ours.gather(1, targets[:, None]).sum()

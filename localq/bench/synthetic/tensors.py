@@ -42,13 +42,13 @@ def sample_specs(shapes: Mapping[str, tuple[int, int]], module: ModuleType, sche
     """The tensors of matrices [out, in] in the format `module`, by full name: what its `sample` makes."""
     found: dict[str, TensorSpec] = {}
     for path, shape in shapes.items():
-        matrix = Matrix(path, partial(_stored, module, path, shape, scheme))
+        matrix = Matrix(path, partial(_stored_tensors, module, path, shape, scheme))
         described = module.layout(*shape, scheme)
         found |= {path + suffix: TensorSpec(info(*each), matrix) for suffix, each in described.items()}
     return found
 
 
-def _stored(
+def _stored_tensors(
     module: ModuleType, path: str, shape: tuple[int, int], scheme: str, seed: int, device: torch.device
 ) -> dict[str, Tensor]:
     return {

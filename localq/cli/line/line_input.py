@@ -35,7 +35,7 @@ class Reader:
 
     def __call__(self) -> str:
         """Read one message."""
-        return _joined_lines(self._line)
+        return _join_lines(self._line)
 
     def _line(self, continued: bool) -> str:
         prompt = CONTINUED if continued else PROMPT
@@ -57,16 +57,16 @@ class Reader:
         self._stack.close()
 
 
-def _joined_lines(read: Callable[[bool], str]) -> str:
+def _join_lines(read: Callable[[bool], str]) -> str:
     r"""One message: a line, lines that end in a backslash, or text between triple quotes."""
     line = read(False)
     try:
-        return _continued(line, lambda: read(True))
+        return _read_continuation(line, lambda: read(True))
     except KeyboardInterrupt:
         raise InputDiscarded from None  # the earlier lines
 
 
-def _continued(line: str, more: Callable[[], str]) -> str:
+def _read_continuation(line: str, more: Callable[[], str]) -> str:
     if line.strip().startswith('"""'):
         rest = line.strip()[3:]
         lines: list[str] = []

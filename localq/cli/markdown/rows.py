@@ -61,14 +61,14 @@ class _Paragraph(Paragraph):
     """A paragraph, wrapped by `wrap`."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from _wrapped(self.text, options)
+        yield from _wrap(self.text, options)
 
 
 class _Heading(Heading):
     """A heading, always left-aligned."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from _wrapped(self.text, options)
+        yield from _wrap(self.text, options)
 
 
 class _Quote(BlockQuote):
@@ -180,7 +180,7 @@ class Renderer:
         return "".join(row)
 
 
-def _wrapped(text: Text, options: ConsoleOptions) -> Iterable[Text]:
+def _wrap(text: Text, options: ConsoleOptions) -> Iterable[Text]:
     for row in wrap(text, options.max_width):
         row.no_wrap, row.overflow = True, "ignore"
         yield row

@@ -28,7 +28,7 @@ def _breaks(line: str, columns: int) -> list[int]:
             found.append(place)
             column = 0
         if shown > columns and "://" not in part:
-            rows = list(_folded(part, columns))
+            rows = list(_fold(part, columns))
             found += [place + begin for begin, _ in rows[1:]]
             column = rows[-1][1]
         else:
@@ -62,7 +62,7 @@ def _attaches_to_previous(letter: str) -> bool:
     return is_mark or unicodedata.category(letter) in ("Mn", "Me", "Mc", "Pe", "Pf", "Po")
 
 
-def _folded(part: str, columns: int) -> Iterator[tuple[int, int]]:
+def _fold(part: str, columns: int) -> Iterator[tuple[int, int]]:
     """(start, columns) of each row of one long word."""
     begin, column = 0, 0
     for place, letter in enumerate(part.rstrip(" ")):

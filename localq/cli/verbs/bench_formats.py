@@ -59,9 +59,9 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
     from localq.bench.models import format_list
 
     wanted_made = format_list.to_make(arguments.make)
-    found = None if arguments.synthetic else _found(arguments, settings, wanted_made)
+    found = None if arguments.synthetic else _find_candidates(arguments, settings, wanted_made)
     candidates = found.candidates if found else format_list.random()
-    name = found.name if found else _catalogued(arguments.model)
+    name = found.name if found else _catalogue_name(arguments.model)
     text = None if arguments.synthetic or arguments.windows == 0 else _text(arguments.windows)
     from localq.bench.models import format_report, formats  # torch loads only now
     from localq.cli.progress import run_bar
@@ -80,7 +80,7 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
         raise LocalqError("bench --formats", why, "Report this as a bug.")
 
 
-def _found(arguments: Arguments, settings: Settings, wanted: tuple[str, ...]) -> FormatCandidates:
+def _find_candidates(arguments: Arguments, settings: Settings, wanted: tuple[str, ...]) -> FormatCandidates:
     from localq.bench.models import format_list
 
     assert arguments.model is not None
@@ -89,7 +89,7 @@ def _found(arguments: Arguments, settings: Settings, wanted: tuple[str, ...]) ->
     return format_list.make(found, wanted, note, None, settings.offline)
 
 
-def _catalogued(name: str) -> str:
+def _catalogue_name(name: str) -> str:
     """The catalogue model whose shape random weights have. Raises LocalqError (exit 4) for any other."""
     from localq.files import catalog
 

@@ -90,7 +90,7 @@ def gather() -> SystemFacts:
             "cache": _folder(places.cache_dir()),
             "config": _folder(places.config_file().parent),
         },
-        embedded=_embedded(),
+        embedded=_embedded_models(),
         settings=in_force,
         settings_error=settings_error,
         selftest=_selftest(first, nvml, found),
@@ -122,7 +122,7 @@ def _folder(path: Path) -> Folder:
         return Folder(path, None)
 
 
-def _embedded() -> dict[str, bool]:
+def _embedded_models() -> dict[str, bool]:
     sources = {
         entry.name: source for entry in catalog.load_catalogue() for source in entry.sources if source.kind == "pypi"
     }

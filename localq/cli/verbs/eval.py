@@ -86,12 +86,12 @@ def eval(
     settings = options.load_settings(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )
-    raw, name = _read(text)
+    raw, name = _read_text(text)
     loading = replace(budget.load_options(settings, "", force=force), ctx=ctx)
     from localq.bench import plot as plots  # start-up cost: not for --help
 
     plots.check_target(plot)
-    files, rival = _opened(models, against, settings, quiet)
+    files, rival = _open_models(models, against, settings, quiet)
     with _progress(quiet) as on_progress:
         from localq.bench.models.speed import speed_test  # torch loads only now
         from localq.bench.quality import comparison
@@ -121,7 +121,7 @@ def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int,
         raise failed[0]
 
 
-def _opened(
+def _open_models(
     models: list[str], against: str | None, settings: Settings, quiet: bool
 ) -> tuple[list[ModelFiles], ModelFiles | None]:
     """The files of all models, and those of the model to compare with."""
@@ -149,7 +149,7 @@ def _report(results: list[dict[str, Any]], failed: list[LocalqError], models: in
         stdout_table(headers, rows, right=frozenset(range(2, len(headers))))
 
 
-def _read(text: str | None) -> tuple[bytes, str]:
+def _read_text(text: str | None) -> tuple[bytes, str]:
     """The bytes of `--text` and their name. Raises LocalqError (exit 2) for an unreadable file."""
     if text == "-":
         return sys.stdin.buffer.read(), "stdin"

@@ -39,7 +39,7 @@ def prune(
     if dry_run or not found:
         note(f"{human_bytes(total)} could be freed" if found else "nothing to remove")
         freed, found = 0, found if dry_run else []
-    elif yes or _confirmed(total):
+    elif yes or _confirm(total):
         freed = sum(
             snapshot_files.free(each) if isinstance(each, snapshot_files.UnusedFile) else hub_leftovers.remove(each)
             for each in found
@@ -54,7 +54,7 @@ def prune(
     return ExitCode.OK
 
 
-def _confirmed(total: int) -> bool:
+def _confirm(total: int) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise usage_error("localq prune", "no terminal to confirm at", "Use --yes to remove without confirmation.")
     return typer.confirm(f"Remove all of this ({human_bytes(total)})?", err=True)

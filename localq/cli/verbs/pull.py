@@ -64,7 +64,7 @@ def pull(
         _check(target, revision)
     settings = options.load_settings(offline=offline, vram=vram)
     if revision is None:
-        targets = [_chosen(each, settings, quiet) for each in name]
+        targets = [_choose_target(each, settings, quiet) for each in name]
     if dry_run:
         return _plans(targets, revision, settings, force, json)
     missing = [each for each in targets if revision is not None or _here(each) is None]
@@ -115,7 +115,7 @@ def _check(target: catalog.Target, revision: str | None) -> None:
         raise usage_error("--revision", f"{target.name} does not come from the hub", "Remove the option.")
 
 
-def _chosen(name: str, settings: Settings, quiet: bool) -> catalog.Target:
+def _choose_target(name: str, settings: Settings, quiet: bool) -> catalog.Target:
     """The target that `localq chat` would load for this name."""
     from localq.planner import pull_report  # start-up cost: a wrong name fails without it
 

@@ -135,12 +135,16 @@ class _Conversion:
         with _progress(self.quiet) as on_progress:
             files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
             if not on_text:
-                return self._converted(files, self._weighing(files, text, asked) if weighed else None, on_progress)
+                return self._convert_by_tensor(
+                    files, self._weighing(files, text, asked) if weighed else None, on_progress
+                )
         if ready is not None and not asked.best:
             return self._around(files, ready)
         return self._on_text(files, text, asked, ready)
 
-    def _converted(self, files: ModelFiles, weighing: CalibrationText | None, on_progress: OnProgress | None) -> Path:
+    def _convert_by_tensor(
+        self, files: ModelFiles, weighing: CalibrationText | None, on_progress: OnProgress | None
+    ) -> Path:
         """Convert each matrix alone, in one pass over the weights."""
         from localq.quantize import by_tensor  # torch loads only now
         from localq.quantize.bits import binary_mixture

@@ -27,7 +27,7 @@ def rm(
 
     found = {str(model.path): model for each in name for model in local_models.matching(each)}
     models = list(found.values())
-    if not yes and not _confirmed(models):
+    if not yes and not _confirm(models):
         note("nothing removed")
         return ExitCode.FAILURE
     freed = 0
@@ -42,7 +42,7 @@ def rm(
     return ExitCode.OK
 
 
-def _confirmed(models: list[LocalModel]) -> bool:
+def _confirm(models: list[LocalModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise usage_error("localq rm", "no terminal to confirm at", "Use --yes to remove without confirmation.")
     from localq.files.local_models import paths_of

@@ -161,7 +161,9 @@ class ExpertPieces:
         One matrix at a time is on the host.
         """
         experts, *_ = self.shape(held.checkpoint)
-        return [[_placed(self.pieces[at, part], held, place, device) for part in self.parts] for at in range(experts)]
+        return [
+            [_place_linear(self.pieces[at, part], held, place, device) for part in self.parts] for at in range(experts)
+        ]
 
 
 def find(checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Decoder) -> dict[str, ExpertPieces]:
@@ -176,7 +178,7 @@ def find(checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Dec
         leaf = next(leaf for leaf, parts in PARTS.items() if part in parts)
         if piece is not None:
             found.setdefault(f"{path}.{leaf}", {})[expert, part] = piece
-    return {name: _joined(checkpoint, name, pieces) for name, pieces in found.items()}
+    return {name: _join(checkpoint, name, pieces) for name, pieces in found.items()}
 
 
 def _prefixes(
@@ -205,7 +207,7 @@ def _piece(tensors: Mapping[str, Any], prefix: str) -> ExpertPiece | None:
     return ExpertPiece(prefix, (f"{prefix}.weight",), None) if f"{prefix}.weight" in tensors else None
 
 
-def _placed(
+def _place_linear(
     piece: ExpertPiece, held: SharedTensors, place: Callable[[Tensor], Tensor], device: torch.device
 ) -> SlabLinear:
     packed = piece.module.from_checkpoint(held.checkpoint, piece.prefix)
@@ -213,7 +215,7 @@ def _placed(
     return linear.tile_()
 
 
-def _joined(checkpoint: Checkpoint, name: str, pieces: dict[tuple[int, str], ExpertPiece]) -> ExpertPieces:
+def _join(checkpoint: Checkpoint, name: str, pieces: dict[tuple[int, str], ExpertPiece]) -> ExpertPieces:
     shared: dict[str, None] = {}
     for piece in pieces.values():
         if piece.format is not None:

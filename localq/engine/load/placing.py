@@ -30,7 +30,7 @@ class Destinations:
                 self.dtype, copy=True, memory_format=torch.contiguous_format
             )  # it may be a view of the file
         if target == TABLE and self.placement.embed == "host":
-            return _pinned(stored.to(device="cpu", dtype=self.dtype))
+            return _pin(stored.to(device="cpu", dtype=self.dtype))
         if target in LARGE:
             return stored.to(self.dtype).to(self.device)
         return self.block(stored.to(self.dtype))
@@ -46,7 +46,7 @@ class Destinations:
         return tensor.to(self.device)
 
 
-def _pinned(table: Tensor) -> Tensor:
+def _pin(table: Tensor) -> Tensor:
     """Copy to pinned host memory, which the GPU reads directly."""
     try:
         return table.pin_memory()

@@ -76,7 +76,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     owned = {key for stack in assignment.stacks.values() for key in (*stack.keys, *stack.shared)}
     parameters = {parameter for parameter, _ in model.named_parameters()}
     for key in checkpoint.tensors:
-        entry = None if key in owned else _quantized(checkpoint, key)
+        entry = None if key in owned else _quantized_source(checkpoint, key)
         if entry is None:
             continue
         owned.update(entry.keys, entry.shared)
@@ -95,7 +95,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     return assignment
 
 
-def _quantized(checkpoint: Checkpoint, key: str) -> QuantizedSource | None:
+def _quantized_source(checkpoint: Checkpoint, key: str) -> QuantizedSource | None:
     found = owner(checkpoint.tensors, key)
     if found is None:
         return None

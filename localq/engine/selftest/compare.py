@@ -1,7 +1,7 @@
 """Comparison of results in the self-test: within the roundings of 16 bit, or bit for bit.
 
-Bounds follow from the arithmetic: a result may differ from fp64 by its own rounding and those of its inputs, so by a few
-units of the last place of the sum of magnitudes. Anything worse is a wrong table, lane or index, not rounding.
+Bounds follow from the arithmetic: a result may differ from fp64 by its own rounding and those of its inputs, so by a
+few units of the last place of the sum of magnitudes. Anything worse is a wrong table, lane or index, not rounding.
 """
 
 from __future__ import annotations

@@ -39,16 +39,16 @@ def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = No
     tensor = model.tensors.get(name)
     if tensor is None:
         raise bad_file(str(model.path), f"it has no tensor {name!r}", "Download the file again.")
-    values = _dequantized(model, tensor, map_file(model) if data is None else data)
+    values = _dequantize(model, tensor, map_file(model) if data is None else data)
     if model.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
-        return _unpermuted(model, values, model.config[key])
+        return _unpermute(model, values, model.config[key])
     if model.architecture in OFFSET_NORMS and name.endswith("norm.weight"):
         return values - values.dtype.type(1)
     return values
 
 
-def _dequantized(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _dequantize(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) -> NDArray[np.float32]:
     import numpy as np
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
@@ -57,7 +57,7 @@ def _dequantized(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) 
         kind = GGMLQuantizationType(tensor.type)
         block, block_bytes = GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
-        raise _unsupported(model, tensor, f"number {tensor.type}") from None
+        raise _unsupported_error(model, tensor, f"number {tensor.type}") from None
     *rows, columns = tensor.shape
     if columns % block:
         raise bad_file(
@@ -75,13 +75,13 @@ def _dequantized(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) 
         return np.asarray(data).view(stored).astype(np.float32)
     try:
         with np.errstate(all="ignore"):  # a NaN scale shows up in the logits, which are checked
-            joined = np.asarray(data).reshape(_joined(math.prod(rows), columns, shape[-1]))
+            joined = np.asarray(data).reshape(_joined_shape(math.prod(rows), columns, shape[-1]))
             return dequantize(joined, kind).astype(np.float32, copy=False).reshape(tensor.shape)
     except NotImplementedError:
-        raise _unsupported(model, tensor, kind.name) from None
+        raise _unsupported_error(model, tensor, kind.name) from None
 
 
-def _joined(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
+def _joined_shape(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
     """The shape in which `dequantize` gets the rows: several rows joined into one, up to `_JOINED` values.
 
     It handles 16 rows at a time, and short rows cost half of its time in overhead. Blocks are independent of rows.
@@ -92,7 +92,7 @@ def _joined(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
     return rows // together, together * row_bytes
 
 
-def _unpermuted(model: GgufModel, values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def _unpermute(model: GgufModel, values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Undo the interleaving of the two halves of every head's rows: [heads, half, 2] -> [heads, 2, half]."""
     if values.shape[0] % (2 * heads):
         raise bad_file(
@@ -102,6 +102,6 @@ def _unpermuted(model: GgufModel, values: NDArray[np.float32], heads: int) -> ND
     return values.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(values.shape)
 
 
-def _unsupported(model: GgufModel, tensor: GgufTensor, kind: str) -> LocalqError:
+def _unsupported_error(model: GgufModel, tensor: GgufTensor, kind: str) -> LocalqError:
     why = f"tensor {tensor.gguf_name!r} has type {kind}, which cannot be dequantized"
     return LocalqError(str(model.path), why, "Use a file of another type, such as Q8_0 or Q4_K.", ExitCode.FAILURE)

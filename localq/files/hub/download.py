@@ -179,7 +179,7 @@ class _Transfer:
                 self._restart()
                 others += 1
                 if others > 1:
-                    raise self._changed() from error
+                    raise self._changed_error() from error
             except LocalqError:
                 raise
             except Exception as error:
@@ -190,11 +190,11 @@ class _Transfer:
                 if isinstance(error, _UnusableError) or hub_errors.status_of(error) == 416:
                     self._restart()
                 elif not (isinstance(error, _ShortError) or hub_errors.breaks_off(error)):
-                    raise self._translated(error) from error
+                    raise self._translate(error) from error
                 failures = failures + 1 if self.part.at <= most else 1
                 most = max(most, self.part.at)
                 if failures >= TRIES:
-                    raise self._translated(error) from error
+                    raise self._translate(error) from error
                 time.sleep(hub_errors.pause_after_s(error, hub_errors.PAUSES_S[failures - 1]))
 
     def _receive(self) -> None:
@@ -233,11 +233,11 @@ class _Transfer:
         self.on_bytes(-self.part.at)
         self.part.restart()
 
-    def _changed(self) -> LocalqError:
+    def _changed_error(self) -> LocalqError:
         why = f"{self.file.name} was downloaded twice, and its hash differs from the one on the hub"
         return bad_file(self.listing.repo, why, "The download was removed. Try again later, or use another revision.")
 
-    def _translated(self, error: Exception) -> Exception:
+    def _translate(self, error: Exception) -> Exception:
         if isinstance(error, _UnusableError | _ShortError):
             return hub_errors.no_hub(self.listing.repo, str(error))
         return hub_errors.translate(error, self.listing.repo, self.listing.commit, self.file.name)

@@ -38,7 +38,7 @@ def find() -> list[Leftover]:
     with disk.disk_errors(places.hub_cache()):
         parts = [part for part in download_parts.unfinished_parts(places.downloads_dir()) if not part.busy]
         begun = [Leftover(part.path, part.bytes, UNFINISHED, part.repo, part) for part in parts]
-        return [*begun, *_unused(hub_records.users())]
+        return [*begun, *_unused_files(hub_records.users())]
 
 
 def remove(leftover: Leftover) -> int:
@@ -49,21 +49,21 @@ def remove(leftover: Leftover) -> int:
     with disk.disk_errors(leftover.path):
         if leftover.part is not None:
             return download_parts.remove(leftover.part)
-        if leftover.path.resolve() in _used(leftover.path.parent.parent):
+        if leftover.path.resolve() in _used_files(leftover.path.parent.parent):
             return 0
         leftover.path.unlink(missing_ok=True)
         hub_records.forget(hub_records.users(), leftover.repo, leftover.path.name)
         return leftover.bytes
 
 
-def _used(folder: Path) -> set[Path]:
+def _used_files(folder: Path) -> set[Path]:
     """The files that the snapshots of a repository's `folder` link to."""
     return {path.resolve() for path in (folder / "snapshots").rglob("*")}
 
 
-def _unused(store: Store) -> Iterator[Leftover]:
+def _unused_files(store: Store) -> Iterator[Leftover]:
     for repo, folder in hub_cache.repos().items():
-        used = _used(folder)
+        used = _used_files(folder)
         for blob in sorted((folder / "blobs").glob("*")):
             if not hub_cache.is_content_id(blob.name) or blob.is_symlink() or blob.resolve() in used:
                 continue

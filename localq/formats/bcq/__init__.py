@@ -11,9 +11,10 @@ P.bias    dense, [out]                   where the Linear has one
 weight[r, c] = sum over planes b of (+ or - alphas[r, b, c // g]) + alphas[r, q, c // g] if there is a zero point
 
 The terms are added one by one to an f32 zero, planes in their order, and the sum is rounded once, to the wanted dtype:
-every device gives the same bits. q (1 + 16 / g) bits per weight, 16 / g more with zero points. The shapes state
-the scheme: g is the one of the five that gives this number of groups, or, of one group, the row. Scales are finite and of
-either sign. No other project publishes this layout, so config.json's quantization_config has `quant_method` "localq_bcq".
+every device gives the same bits. q (1 + 16 / g) bits per weight, 16 / g more with zero points. The shapes state the
+scheme: g is the one of the five that gives this number of groups, or, of one group, the row. Scales are finite and of
+either sign. No other project publishes this layout, so the quantization_config of config.json has `quant_method`
+"localq_bcq".
 
 Quantizing is `formats.bcq.solve`, on a text `quantize.binary`; at load codes and scales are put into the order of the
 kernels (`formats.bcq.tiles`).

@@ -82,14 +82,14 @@ def load() -> Measurements:
                   for key, rows in body["products"].items()},
         variants={key: Variant(**fields) for key, fields in body["variants"].items()},
         attention=tuple(tuple(row[:4]) for row in body["attention"]["rows"]),
-        perplexity_ratio={_named(name): entry["value"] / entry["reference"]
+        perplexity_ratio={_split_name(name): entry["value"] / entry["reference"]
                           for name, entry in body["perplexity"].items()},
         quality_notes=dict(body["quality_notes"]),
         **step,
     )  # fmt: skip
 
 
-def _named(name: str) -> tuple[str, str]:
+def _split_name(name: str) -> tuple[str, str]:
     """Model and format of NAME@FORMAT."""
     model, _, format = name.partition("@")
     return model, format

@@ -40,7 +40,7 @@ def least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) 
     best, least = (0.0, 0.0, 0.0), float(len(values))
     for size in (1, 2, 3):
         for chosen in combinations((2, 1, 0), size):  # among equal fits, prefer the term of bytes
-            found = _solved([[row[index] for index in chosen] for row in scaled])
+            found = _solve([[row[index] for index in chosen] for row in scaled])
             if found is None or min(found) < 0:
                 continue
             full = [0.0, 0.0, 0.0]
@@ -52,7 +52,7 @@ def least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) 
     return best
 
 
-def _solved(rows: list[list[float]]) -> list[float] | None:
+def _solve(rows: list[list[float]]) -> list[float] | None:
     """x that minimizes |`rows` x - 1|, by the normal equations; None if they have no unique solution."""
     size = len(rows[0])
     table = [[sum(r[i] * r[j] for r in rows) for j in range(size)] + [sum(r[i] for r in rows)] for i in range(size)]
@@ -197,7 +197,7 @@ def _head(arch: Architecture, head: str, machine: Machine) -> float:
 
 def launch_us(kernel: str, rows: int, columns: int, variant: Variant, machine: Machine) -> float:
     """Microseconds of a product with a matrix [rows, columns], from measurements of `kernel`."""
-    cost, moved = fit_cost(kernel), _moved(rows, columns, variant)
+    cost, moved = fit_cost(kernel), _moved_bytes(rows, columns, variant)
     off = fit_residual(kernel, rows, columns)
     return off * (cost.gather_us if _gathers(variant) else cost.us)(columns, moved, machine)
 
@@ -207,7 +207,7 @@ def _gathers(variant: Variant) -> bool:
     return variant.format != INT8 and format_facts.of(variant.format).gathered_bytes(1, 1, variant.scheme) > 0
 
 
-def _moved(rows: int, columns: int, variant: Variant) -> int:
+def _moved_bytes(rows: int, columns: int, variant: Variant) -> int:
     """Bytes of one measured product: of the weights, or of the gathered sectors."""
     if variant.format == INT8:
         return rows * columns
@@ -245,7 +245,9 @@ def _points(kernel: str) -> list[tuple[float, ...]]:
     known = measurements.load()
     variant = known.variant(kernel)
     rate = known.gather_bytes_per_s if _gathers(variant) else known.read_bytes_per_s
-    return [(1.0, columns, 1e6 * _moved(out, columns, variant) / rate) for out, columns, _ in known.products[kernel]]
+    return [
+        (1.0, columns, 1e6 * _moved_bytes(out, columns, variant) / rate) for out, columns, _ in known.products[kernel]
+    ]
 
 
 @functools.cache

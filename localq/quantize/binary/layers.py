@@ -86,7 +86,7 @@ def _take_through(
         if known.keys() == before.keys():
             packed = [known[root + name] for name in group.names]
         else:
-            packed = _packed(group, block, made, streams, root, maker_of)
+            packed = _quantize_group(group, block, made, streams, root, maker_of)
         for name, linear, each in zip(group.names, group_linears(made, group), packed, strict=True):
             linear.weight.data = bcq.dequantize(each.to(streams.device), torch.float32)
             found[root + name] = each
@@ -104,13 +104,13 @@ def _take_through(
     return found
 
 
-def _packed(
+def _quantize_group(
     group: Group, block: Block, made: Block, streams: Streams, root: str, maker_of: MakerOf
 ) -> list[bcq.Packed]:
     """Quantize the matrices of a group, which read one input; on the CPU."""
     linears = group_linears(block, group)
     weight = torch.cat([linear.weight for linear in linears])
-    statistics = _gathered(group, linears[0], block, made, streams)
+    statistics = _group_statistics(group, linears[0], block, made, streams)
     metric = statistics.finish(weight, CORRECTION)
     if not bool(torch.isfinite(weight).all()):
         why = "on the calibration text the model computes non-finite values"
@@ -131,7 +131,7 @@ def _own(rows: bcq.Packed) -> bcq.Packed:
     return bcq.Packed(rows.codes.clone(), rows.scales.clone())
 
 
-def _gathered(group: Group, first: nn.Linear, block: Block, made: Block, streams: Streams) -> Statistics:
+def _group_statistics(group: Group, first: nn.Linear, block: Block, made: Block, streams: Streams) -> Statistics:
     """Return the input statistics of a group."""
     step = streams.step
     statistics = Statistics(first.in_features, first.out_features if group.writes else 0, streams.device)

@@ -54,7 +54,7 @@ def encode(weight: Tensor, metric: Tensor, maker: bcq.Maker, turns: int = TURNS)
     cuts = [slice(first, min(first + size, columns)) for first in range(0, columns, size)]
     with damp_in_place(metric, DAMPING):
         feedback = factor(metric, 1).feedback
-        parts = [_chosen(weight[some], maker, cuts, feedback, metric, turns) for some in _pieces(rows, columns)]
+        parts = [_encode_rows(weight[some], maker, cuts, feedback, metric, turns) for some in _pieces(rows, columns)]
     numbers, scales = (torch.cat(each) for each in zip(*parts, strict=True))
     packed = bcq.packed(numbers, scales, maker.planes)
     return EncodedMatrix(packed, _loss(weight, packed, metric))
@@ -64,7 +64,7 @@ def _pieces(rows: int, columns: int) -> list[slice]:
     return pieces(rows, FINER * columns)
 
 
-def _chosen(
+def _encode_rows(
     weight: Tensor, maker: bcq.Maker, cuts: list[slice], feedback: Tensor, metric: Tensor, turns: int
 ) -> tuple[Tensor, Tensor]:
     """Encode some rows: numbers u8 [rows, in], scales f16 [rows, layers, groups]."""

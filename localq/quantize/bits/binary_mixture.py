@@ -90,7 +90,7 @@ def choose_format(
     with torch.no_grad():
         model = SourceModel(source, checkpoint, family, budget.text.device, seed=0, rotated=False)
         schemes = bit_mixture.load_or_choose(
-            out, task, model.layers, lambda log: _chosen(model, budget, log, on_progress, say)
+            out, task, model.layers, lambda log: _choose_schemes(model, budget, log, on_progress, say)
         )
     makers: dict[str, bcq.Maker] = {}
     for layer, row in enumerate(schemes):
@@ -99,7 +99,9 @@ def choose_format(
     return MixedFormat(makers)
 
 
-def _chosen(model: SourceModel, budget: BitBudget, log: SensitivityLog, on_progress: OnProgress, say: Say) -> Schemes:
+def _choose_schemes(
+    model: SourceModel, budget: BitBudget, log: SensitivityLog, on_progress: OnProgress, say: Say
+) -> Schemes:
     steps = 3 * model.layers
     windows = [budget.text.windows[index] for index in spread_indices(len(budget.text.windows), WINDOWS)]
 

@@ -69,8 +69,8 @@ def encode(
         with damp_in_place(metric, effort.damping):
             books = fit_codebooks(weight, metric, codes, books, scales, effort.steps)
             books = [Codebook(book.stride, _sixteen(book.codewords)) for book in books]
-            scales = _positive(_fitted_scales(weight, codes, books, metric, scales))
-        loss = float(_lost(weight, codes, books, metric, scales) / whole)
+            scales = _positive(_fit_scales(weight, codes, books, metric, scales))
+        loss = float(_loss(weight, codes, books, metric, scales) / whole)
         if best is None or loss < best.loss:
             best = EncodedMatrices(tuple(codes), tuple(books), scales, loss)
         on_stage("search" if found else "codebooks")
@@ -84,11 +84,11 @@ def search_codes(
     """Search codes u8 [rows, positions] of each codebook for weight f32 [rows, in] with row scales f32 [rows, 1]."""
     rows, columns = weight.shape
     cuts = pieces(rows, columns, 2)  # a row is a block of threads: fewer rows would leave a large GPU idle
-    parts = [_chosen(weight[cut] / scales[cut], found, books, effort) for cut in cuts]
+    parts = [_search_scaled(weight[cut] / scales[cut], found, books, effort) for cut in cuts]
     return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
-def _chosen(left: Tensor, found: Factor, books: Sequence[Codebook], effort: Effort) -> list[Tensor]:
+def _search_scaled(left: Tensor, found: Factor, books: Sequence[Codebook], effort: Effort) -> list[Tensor]:
     """`search_codes` for scaled rows, which are overwritten."""
     rows, columns = left.shape
     step = found.white.shape[1]
@@ -103,7 +103,7 @@ def _chosen(left: Tensor, found: Factor, books: Sequence[Codebook], effort: Effo
     return [torch.cat(parts, 1) for parts in zip(*blocks, strict=True)]
 
 
-def _fitted_scales(
+def _fit_scales(
     weight: Tensor, codes: Sequence[Tensor], books: Sequence[Codebook], metric: Tensor, before: Tensor
 ) -> Tensor:
     """Fit row scales f32 [rows, 1] by least squares; `before` where the fit is not positive."""
@@ -117,7 +117,7 @@ def _fitted_scales(
     return torch.where(scales > 0, scales, before)
 
 
-def _lost(weight: Tensor, codes: Sequence[Tensor], books: Sequence[Codebook], metric: Tensor, scales: Tensor) -> Tensor:
+def _loss(weight: Tensor, codes: Sequence[Tensor], books: Sequence[Codebook], metric: Tensor, scales: Tensor) -> Tensor:
     """Return trace(E H E^T)."""
     lost = torch.zeros((), device=weight.device)
     for rows in pieces(*weight.shape):

@@ -100,7 +100,7 @@ def train(
         )
         for step in range(len(losses), tuning.steps):
             on_step(step, tuning.steps)
-            chosen = _chosen(texts.count, tuning.sequences, seed, step)
+            chosen = _choose_sequences(texts.count, tuning.sequences, seed, step)
             losses.append(_step(blocks, trained, texts, ending, chosen))
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * (1 + math.cos(math.pi * step / tuning.steps)) / 2
@@ -120,7 +120,7 @@ def _attention(device: torch.device) -> list[SDPBackend]:
     return [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if device.type == "cpu" else [SDPBackend.MATH]
 
 
-def _chosen(count: int, most: int, seed: int, step: int) -> list[int]:
+def _choose_sequences(count: int, most: int, seed: int, step: int) -> list[int]:
     """Return the sequences of a step; the order is shuffled again for every pass over the text."""
     size = min(count, most)
     found = []

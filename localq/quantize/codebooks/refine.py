@@ -29,7 +29,7 @@ def fit_codebooks(
 ) -> list[Codebook]:
     """Improve `books` by `steps` steps; weight f32 [rows, in], scales f32 [rows, 1]."""
     squares = scales.square()
-    heights = [_used(each, squares) * metric.diagonal().mean() for each in codes]
+    heights = [_uses(each, squares) * metric.diagonal().mean() for each in codes]
     weights = [height + RIDGE * height.mean() for height in heights]  # of the preconditioner
 
     def product(values: list[Tensor]) -> list[Tensor]:
@@ -38,10 +38,10 @@ def fit_codebooks(
         def rows_of(rows: slice) -> Tensor:
             return decode([each[rows] for each in codes], held, weight.shape[1]).mul_(squares[rows]) @ metric
 
-        return _gathered(rows_of, weight.shape, codes, books)
+        return _adjoint_by_rows(rows_of, weight.shape, codes, books)
 
     values = [book.codewords for book in books]
-    aim = _gathered(lambda rows: (weight[rows] * scales[rows]) @ metric, weight.shape, codes, books)
+    aim = _adjoint_by_rows(lambda rows: (weight[rows] * scales[rows]) @ metric, weight.shape, codes, books)
     rest = [wanted - got for wanted, got in zip(aim, product(values), strict=True)]
     scaled = [each / height for each, height in zip(rest, weights, strict=True)]
     way, size = scaled, _dot(rest, scaled)
@@ -78,10 +78,10 @@ def decode(codes: Sequence[Tensor], books: Sequence[Codebook], columns: int) -> 
 
 def adjoint(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Codebook]) -> list[Tensor]:
     """Apply the adjoint of decoding: matrix f32 [rows, in] -> f32 [256, length] of each codebook."""
-    return _gathered(lambda rows: matrix[rows], matrix.shape, codes, books)
+    return _adjoint_by_rows(lambda rows: matrix[rows], matrix.shape, codes, books)
 
 
-def _gathered(
+def _adjoint_by_rows(
     rows_of: Callable[[slice], Tensor], shape: Sequence[int], codes: Sequence[Tensor], books: Sequence[Codebook]
 ) -> list[Tensor]:
     """`adjoint` for a matrix of this shape whose rows `rows_of` computes."""
@@ -107,7 +107,7 @@ def _gather(total: Tensor, matrix: Tensor, numbers: Tensor, book: Codebook) -> N
         sums.squeeze(1).index_add_(0, used, added.squeeze(1))
 
 
-def _used(numbers: Tensor, squares: Tensor) -> Tensor:
+def _uses(numbers: Tensor, squares: Tensor) -> Tensor:
     """Return f32 [256, 1]: uses of each codeword, weighted by the squared row scales."""
     counts = torch.zeros(ENTRIES, 1, device=numbers.device)
     alone = Codebook(1, counts)  # a weight for each position

@@ -114,7 +114,7 @@ def output_projection_input(block: Block, x: Tensor, step: Pass) -> Tensor:
 
 def after_attention(block: Block, x: Tensor, step: Pass) -> Tensor:
     """Return the stream after attention."""
-    return x + _normed(block.norms().after_attention, block.self_attn(attention_input(block, x), step))
+    return x + _norm(block.norms().after_attention, block.self_attn(attention_input(block, x), step))
 
 
 def mlp_input(block: Block, x: Tensor) -> Tensor:
@@ -132,10 +132,10 @@ def down_projection_input(block: Block, x: Tensor) -> Tensor:
 
 def after_mlp(block: Block, x: Tensor) -> Tensor:
     """Return the stream after the block; x: the stream after attention."""
-    return x + _normed(block.norms().after_mlp, block.mlp(mlp_input(block, x)))
+    return x + _norm(block.norms().after_mlp, block.mlp(mlp_input(block, x)))
 
 
-def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+def _norm(norm: nn.Module | None, x: Tensor) -> Tensor:
     return x if norm is None else norm(x)
 
 

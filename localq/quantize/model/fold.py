@@ -60,7 +60,7 @@ def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
     readers_of_mlp, writers = _ends_of(mlp)
     for norm, readers in ((norms.before_attention, attention.inputs()), (norms.before_mlp, readers_of_mlp)):
         for reader in readers:
-            _read(plain_linear(reader), norm.weight, turn)
+            _rotate_reader(plain_linear(reader), norm.weight, turn)
         _reset(norm)
     for writer in (attention.o_proj, *writers):
         _write(plain_linear(writer), turn)
@@ -104,7 +104,7 @@ def plain_linear(module: nn.Module) -> nn.Linear:
     return module
 
 
-def _read(reader: nn.Linear, norm: Tensor, turn: Tensor) -> None:
+def _rotate_reader(reader: nn.Linear, norm: Tensor, turn: Tensor) -> None:
     """Rotate a linear that reads the normed stream, with the norm folded in."""
     reader.weight.data = _times(reader.weight.data.float() * norm.float(), turn).to(reader.weight.dtype)
 

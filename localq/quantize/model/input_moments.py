@@ -86,7 +86,7 @@ def load_or_measure(
     if path.is_file():  # written atomically
         return load_file(path, device=str(text.device))
     with torch.inference_mode():
-        found = _measured(text, source, checkpoint, on_progress)
+        found = _measure(text, source, checkpoint, on_progress)
     write_file(path, save({name: each.clone() for name, each in found.items()}))
     return {name: each.to(text.device) for name, each in found.items()}
 
@@ -104,7 +104,7 @@ def open_streams(text: CalibrationText, source: ModelFiles, checkpoint: Checkpoi
     return model, Streams(model.model, rows, text.device)
 
 
-def _measured(
+def _measure(
     text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint, on_progress: OnProgress
 ) -> dict[str, Tensor]:
     model, streams = open_streams(text, source, checkpoint)

@@ -72,7 +72,7 @@ def sensitivities(
     if point is None:
         before(way)
         rows = begin()
-        point = log.begin(rows, _traced(rows, model.layers), model.layers)
+        point = log.begin(rows, _count_traced(rows, model.layers), model.layers)
     model.model.make_tables(len(point.rows[0]), device)
     streams = Streams(model.model, point.rows, device)
     if not point.back:
@@ -96,7 +96,7 @@ def reading_order(layers: int) -> list[int]:
     return [*range(layers + 2), *range(layers, 0, -1)]
 
 
-def _traced(text: list[Tensor], layers: int) -> int:
+def _count_traced(text: list[Tensor], layers: int) -> int:
     """Return the number of windows whose layer inputs are stored."""
     return min(TRACED, len(text), max(1, HELD_BYTES // (layers * 4 * text[0].numel())))
 
@@ -110,7 +110,7 @@ def _forward_layer(
     feedback: bool,
 ) -> None:
     """Run the text through a layer, and log its inputs and energies."""
-    read = [x.clone() for x in streams.full[: _traced(streams.full, model.layers)]]
+    read = [x.clone() for x in streams.full[: _count_traced(streams.full, model.layers)]]
     energies = _forward(model.block(layer), layer, streams, settings, feedback)
     log.record_layer(layer, read, energies, streams.full)
 
@@ -118,7 +118,7 @@ def _forward_layer(
 def _start_backward(model: SourceModel, streams: Streams, log: SensitivityLog) -> MeasuringState:
     """Compute the gradients after the last layer, where the backward pass starts."""
     ending, text = make_ending(model.model, *model.ending(), streams.device), streams.full
-    traced = text[: _traced(text, model.layers)]
+    traced = text[: _count_traced(text, model.layers)]
     slopes = [_slope_of_end(ending, x, seed) for seed, x in enumerate(traced)]
     point = MeasuringState(slopes, model.layers - 1, back=True)
     log.reach(point)

@@ -55,14 +55,14 @@ def plan_shards(groups: Iterable[dict[str, TensorInfo]], shard_bytes: int = SHAR
         bins[-1].update(group)
         used += size
     if len(bins) == 1:
-        return [Shard(SINGLE_NAME, _ordered(bins[0]))]
+        return [Shard(SINGLE_NAME, _order(bins[0]))]
     return [
-        Shard(f"model-{index:05d}-of-{len(bins):05d}.safetensors", _ordered(tensors))
+        Shard(f"model-{index:05d}-of-{len(bins):05d}.safetensors", _order(tensors))
         for index, tensors in enumerate(bins, 1)
     ]
 
 
-def _ordered(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+def _order(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Wide types first, so that every tensor is aligned to its own type within the file; then by name."""
     return dict(sorted(tensors.items(), key=lambda item: (-getattr(torch, item[1].dtype).itemsize, item[0])))
 
@@ -77,9 +77,9 @@ class ShardWriter:
         self._folder = folder
         self._shards, self._drafts = shards, drafts
         self._job = job
-        self._finished = self._verified(load_state(folder))
+        self._finished = self._verify(load_state(folder))
 
-    def _verified(self, state: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    def _verify(self, state: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return the recorded shards of this job whose files match their record."""
         if state is None or state.get("job") != self._job:
             return {}

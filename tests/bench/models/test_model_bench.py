@@ -152,7 +152,7 @@ def test_a_rival_that_fails_is_a_note(tmp_path):
     bench = model_bench._ModelBench(
         request(make_checkpoint(tmp_path), plan.make("0", "8", "0")), CPU, 1e9, lambda text: None
     )
-    assert bench._guarded("transformers", lambda: broken(None, None)) == {}
+    assert bench._guard("transformers", lambda: broken(None, None)) == {}
     assert bench.notes == ["transformers not measured: RuntimeError: no compiler"]
 
 

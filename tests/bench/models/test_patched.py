@@ -45,7 +45,7 @@ def test_a_size_that_fails_is_named_and_the_others_go_on(monkeypatch):
 
     monkeypatch.setattr(patched, "SIZES", {"8B": TINY, "70B": patched.ModelSize(1, 1, 1, 1)})
     monkeypatch.setattr(patched, "random_model", made)
-    monkeypatch.setattr(patched, "_measured", lambda *given: {"end_to_end": []})
+    monkeypatch.setattr(patched, "_measure", lambda *given: {"end_to_end": []})
     monkeypatch.setattr(patched.devices, "pick", lambda word: DeviceChoice(torch.device("cpu")))
     monkeypatch.setattr(patched.roofline, "read_bytes_per_s", lambda device: 1e12)
     out = io.StringIO()

@@ -125,11 +125,11 @@ def test_the_divergence_falls_the_codes_stay_and_a_stopped_training_goes_on(mode
 
 
 def test_every_text_is_read_before_one_is_read_again() -> None:
-    seen = [number for step in range(7) for number in joint_training._chosen(COUNT, 3, 5, step)]
+    seen = [number for step in range(7) for number in joint_training._choose_sequences(COUNT, 3, 5, step)]
     for begin in range(0, 3 * COUNT, COUNT):
         assert sorted(seen[begin : begin + COUNT]) == list(range(COUNT))
     assert seen[:COUNT] != seen[COUNT : 2 * COUNT]
-    assert sorted(joint_training._chosen(2, 4, 5, 1)) == [0, 1]  # fewer texts than a step would have
+    assert sorted(joint_training._choose_sequences(2, 4, 5, 1)) == [0, 1]  # fewer texts than a step would have
 
 
 def test_what_would_end_further_away_is_left_as_it_was(tmp_path) -> None:
