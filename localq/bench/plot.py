@@ -72,9 +72,9 @@ def spots(points: Sequence[tuple[float, float]], sides: tuple[str, str], heights
     return [*lines, f"{'':>10} +{'-' * COLUMNS}", f"{'':>11} {sides[0]}{sides[1]:>{COLUMNS - len(sides[0])}}"]
 
 
-def legend(said: Sequence[str]) -> list[str]:
+def legend(lines: Sequence[str]) -> list[str]:
     """Return the legend of the letters of `spots`."""
-    return [f"  {letter}  {each}" for letter, each in zip(itertools.cycle(LETTERS), said, strict=False)]
+    return [f"  {letter}  {each}" for letter, each in zip(itertools.cycle(LETTERS), lines, strict=False)]
 
 
 def _place(value: float, values: Sequence[float], cells: int) -> int:

@@ -99,7 +99,7 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
 
 
 def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
-    """The description of a tensor that is yet to be made."""
+    """The description of a tensor of this type and shape."""
     nbytes = dtype.itemsize
     for size in shape:
         nbytes *= size

@@ -17,17 +17,17 @@ Release = Callable[[Sequence[int]], None]  # called before each step, with the s
 
 
 def release_while_quantizing(
-    shards: Shards | None, model: SourceModel, rest: Sequence[str], numbers: Sequence[int], tell: Say
+    shards: Shards | None, model: SourceModel, rest: Sequence[str], numbers: Sequence[int], say: Say
 ) -> Release:
     """Keep the files on disk that these steps read next; `rest`: tensors that are copied with the embedding."""
     if shards is None:
         return lambda left: None
-    shards.say = tell
+    shards.say = say
     shards.clean(shards.holding(_conversion_order(model, rest, numbers)))
     return lambda left: shards.keep(shards.holding(_conversion_order(model, rest, left)))
 
 
-def release_while_measuring(shards: Shards | None, model: SourceModel, rest: Sequence[str], tell: Say) -> Release:
+def release_while_measuring(shards: Shards | None, model: SourceModel, rest: Sequence[str], say: Say) -> Release:
     """Keep the files on disk that `sensitivity.sensitivities` and the conversion after it read next."""
     if shards is None:
         return lambda left: None
@@ -43,7 +43,7 @@ def release_while_measuring(shards: Shards | None, model: SourceModel, rest: Seq
             cleaned = True
         shards.keep(needed)
 
-    shards.say = tell
+    shards.say = say
     return release
 
 

@@ -267,7 +267,7 @@ class EngineClient:
         if process is None:
             return LocalqError("engine process", "not running", _NEXT)
         code = process.code()
-        said, on_gpu = last_message(self._log), self._on_gpu
+        last, on_gpu = last_message(self._log), self._on_gpu
         self.close()
-        why = f"ended ({exit_reason(code)})" + (f": {said}" if said else "")
+        why = f"ended ({exit_reason(code)})" + (f": {last}" if last else "")
         return self._recovery.after(LocalqError("engine process", why, _NEXT), on_gpu)

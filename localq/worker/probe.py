@@ -25,14 +25,14 @@ def why_lost(seconds: float = SECONDS, command: Sequence[str] = COMMAND) -> str:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
     )
     try:
-        said, _ = process.communicate(timeout=seconds)
+        answer, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for a lost device cannot be killed
             process.communicate(timeout=REAP_S)
         return f"the driver does not respond within {seconds:g} s"
     try:
-        return str(json.loads(said)["lost"])
+        return str(json.loads(answer)["lost"])
     except (ValueError, KeyError, TypeError):
         return f"querying the driver ended with {exit_reason(process.returncode)}"
 

@@ -147,7 +147,7 @@ class _Formats:
     def _line(self, each: Candidate) -> FormatLine:
         files, opened = self._open(each)
         request = self._request(files, opened, self._asked.options, baseline=not self._tried and self._plain is None)
-        report = model_bench.run(request, self._telling(each.format))
+        report = model_bench.run(request, self._state_of(each.format))
         self._tried = True
         line = self._time(each.format, _variant(each, files), report, OURS)
         size = bits.size_of(files, str(report.conditions["head"]), lambda found: opened(found, self._device))
@@ -170,7 +170,7 @@ class _Formats:
             files, opened, replace(options, name=files.name), self._asked.plan, (), baseline
         )
 
-    def _telling(self, format: str) -> OnState:
+    def _state_of(self, format: str) -> OnState:
         return lambda text: self._on_state(f"{format}: {text}")
 
     def _time(self, format: str, variant: str, report: BenchReport, engine: str) -> FormatLine:
@@ -205,7 +205,7 @@ class _Formats:
             def opened(found: ModelFiles, device: torch.device) -> Any:
                 return dequantized(open_checkpoint(found), device, dtype)
 
-        report = model_bench.run(self._request(files, opened, options), self._telling(SIXTEEN))
+        report = model_bench.run(self._request(files, opened, options), self._state_of(SIXTEEN))
         line = self._with_size(self._time(SIXTEEN, "", report, OURS), files)
         return replace(line, variant="" if self._device.type == "cpu" else str(report.conditions["dtype"]))
 

@@ -55,7 +55,7 @@ def parts(format: str, model: Decoder, seed: int) -> dict[str, TensorSpec]:
 
 
 def changes(format: str, model: Decoder, dtype: str) -> dict[str, Any]:
-    """What config.json says besides the shape; dtype: "float16" or "bfloat16".
+    """Entries of config.json that change with the format; dtype: "float16" or "bfloat16".
 
     Raises LocalqError (exit 2) for a type that the format has no models of.
     """

@@ -18,7 +18,7 @@ SPREAD = 0.1  # scales lie within this share of their mean
 _BIG = 2**16  # elements; smaller tensors are made on the CPU
 _SLAB = 2**25  # elements
 
-# (shape, type, generator) -> the tensor, on the device of the generator where nothing else is said
+# (shape, type, generator) -> the tensor, on the device of the generator by default
 Recipe = Callable[[tuple[int, ...], torch.dtype, Generator], Tensor]
 
 
@@ -32,7 +32,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that is yet to be made: what it is, and how; or the matrix that it is of."""
+    """Type and shape of a tensor, and its recipe or the matrix that it belongs to."""
 
     info: TensorInfo
     make: Recipe | Matrix

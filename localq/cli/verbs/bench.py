@@ -312,14 +312,14 @@ def _measure(request: BenchRequest, mode: str, arguments: _CommonArguments) -> N
     from localq.bench import plot
     from localq.bench.models import model_bench, report, step
 
-    with progress.run_bar(request.plan.repetitions + 1, arguments.quiet) as tell:
+    with progress.run_bar(request.plan.repetitions + 1, arguments.quiet) as count_run:
         if mode == "profile":
             out = sys.stderr if arguments.output == "json" else sys.stdout
-            result = step.run(request, out, tell)
+            result = step.run(request, out, count_run)
             if arguments.output == "json":
                 print_json(result)
             return
-        measured = model_bench.run(request, tell)
+        measured = model_bench.run(request, count_run)
     report.write(measured, arguments.output, sys.stdout, sys.stderr)
     if arguments.plot is not None:
         bars = [

@@ -67,9 +67,9 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
     from localq.cli.progress import run_bar
 
     loading = replace(budget.load_options(settings, name, force=arguments.force), ctx=arguments.ctx)
-    with run_bar(plan.repetitions + 1, arguments.quiet) as tell:
+    with run_bar(plan.repetitions + 1, arguments.quiet) as count_run:
         wanted = formats.FormatsRequest(name, found.base if found else None, candidates, loading, plan, text)
-        table = formats.run(wanted, tell)
+        table = formats.run(wanted, count_run)
     format_report.write(table, arguments.output, sys.stdout, sys.stderr)
     if arguments.plot is not None:
         format_report.draw(table, arguments.plot, sys.stderr)

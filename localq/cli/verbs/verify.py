@@ -35,9 +35,9 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
     if not models:
         note("no models yet: `localq pull smollm2-135m` fetches one")
     found = []
-    with _progress(models, quiet) as tell:
+    with _progress(models, quiet) as on_file:
         for model in models:
-            found.append((model, verification.check(model, tell)))
+            found.append((model, verification.check(model, on_file)))
     if json:
         print_json({"models": [_fields(model, checked) for model, checked in found]})
     else:
@@ -87,9 +87,9 @@ def _progress(models: list[LocalModel], quiet: bool) -> Iterator[OnFile]:
     with Progress(*columns, console=stderr_console(), transient=True) as bar:
         task, before = bar.add_task("", total=sum(model.bytes for model in models)), 0
 
-        def tell(what: str, size: int) -> None:
+        def on_file(what: str, size: int) -> None:
             nonlocal before
             bar.update(task, description=what, advance=before)
             before = size
 
-        yield tell
+        yield on_file

@@ -197,8 +197,8 @@ def _divergence(ending: Ending, x: Tensor, aim: Tensor, count: int) -> tuple[flo
     for begin in range(0, len(x), rows):
         with torch.no_grad():
             wanted = torch.log_softmax(logits(ending, aim[begin : begin + rows]), -1)
-        said = torch.log_softmax(logits(ending, leaf[begin : begin + rows]), -1)
-        loss = F.kl_div(said, wanted, reduction="sum", log_target=True) / (len(x) * count)
+        given = torch.log_softmax(logits(ending, leaf[begin : begin + rows]), -1)
+        loss = F.kl_div(given, wanted, reduction="sum", log_target=True) / (len(x) * count)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     assert leaf.grad is not None

@@ -97,7 +97,7 @@ class ConversationJobs(Vertical):
         if job is not None:
             self.start(job)
 
-    @work(thread=True, group="telling")
+    @work(thread=True, group="side")
     def run_aside(self, job: Callable[[], str]) -> None:
         """Run something that does not use the session in a thread; show its notice."""
         try:

@@ -34,7 +34,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
         super().__init__(classes=turn.role)
         self.turn = turn
         self._thought, self._thinking = sanitize(turn.thought), False
-        self._said = False  # some text has arrived
+        self._has_text = False  # some text has arrived
         self._pointed = False
         self._collapsed = True
 
@@ -44,7 +44,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
 
         yield Static(self._headline(), classes="headline")
         if self.turn.role == "user":
-            yield Static(Content(truncate(sanitize(self.turn.text))), classes="said")
+            yield Static(Content(truncate(sanitize(self.turn.text))), classes="message")
             return
         if self._thought:
             yield self._folded()
@@ -81,7 +81,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
     @property
     def is_empty(self) -> bool:
         """Whether no text has arrived."""
-        return not self._said and not self._thought and not self.turn.text
+        return not self._has_text and not self._thought and not self.turn.text
 
     def show(self, turn: DrawnTurn) -> None:
         """Update number, version or end of the same text."""
@@ -102,7 +102,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
             if self._thinking:
                 self._thinking = False
                 await self._draw_thought()
-            self._said = True
+            self._has_text = True
             await self.query_one(ReplyText).append(text)
 
     async def end(self, turn: DrawnTurn) -> None:

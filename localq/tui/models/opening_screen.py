@@ -57,7 +57,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
             yield Static("", id="stage", markup=False)
             yield Static("", id="bar", markup=False)
             yield Static("", id="detail", markup=False)
-            yield Static("", id="said", markup=False)
+            yield Static("", id="notices", markup=False)
             yield Static("", id="error", markup=False)
             with Horizontal(id="buttons"):
                 yield Button("Stop", id="leave", compact=True)
@@ -84,7 +84,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
     @on(WatcherNotice)
     def _show_notice(self, message: WatcherNotice) -> None:
         message.stop()
-        self._said.append(message.text)
+        self._notices.append(message.text)
         self._draw()
 
     @on(Job.Ended)
@@ -125,7 +125,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
 
     def _begin(self) -> None:
         self.error = None
-        self._lines, self._said = TransferLines(), list[str]()
+        self._lines, self._notices = TransferLines(), list[str]()
         self._job = Job(self.name_wanted, self.work, self.post_message, self.discard)
 
     def _start(self) -> None:
@@ -140,7 +140,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         stage = f"Stopping. Press {leave} again to go back without waiting." if stopping else lines.stage
         for name, text in (
             ("stage", "" if failed else stage), ("bar", "" if failed else bar(lines.share)),
-            ("detail", "" if failed else lines.detail), ("said", "\n".join(self._said)),
+            ("detail", "" if failed else lines.detail), ("notices", "\n".join(self._notices)),
             ("error", _words(self.error)),
         ):  # fmt: skip
             shown = self.query_one(f"#{name}", Static)
