@@ -16,7 +16,7 @@ from torch import Tensor
 
 from localq.bench.kernels import triton_rivals
 from localq.bench.kernels.table import BITSANDBYTES, NOT_INSTALLED, Rival
-from localq.bench.kernels.timing import Bench, guarded, installed
+from localq.bench.kernels.timing import Bench, guard, is_installed
 from localq.formats import nf4
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.nf4.kernel import Nf4Operand
@@ -52,7 +52,7 @@ def row_by_row(matrix: Nf4Operand) -> Nf4Operand:
 
 
 def _bitsandbytes_products(bench: Bench, x: Tensor, copies: Copies) -> Rival:
-    if not installed(BITSANDBYTES):
+    if not is_installed(BITSANDBYTES):
         return Rival(BITSANDBYTES, None, NOT_INSTALLED)
     from bitsandbytes import matmul_4bit  # type: ignore[attr-defined]  # a rival that need not be there
 
@@ -67,16 +67,16 @@ def _bitsandbytes_products(bench: Bench, x: Tensor, copies: Copies) -> Rival:
 
 def bitsandbytes_products(bench: Bench, x: Tensor, copies: Copies, exact: Tensor) -> Rival:
     """One call a matrix."""
-    return guarded(BITSANDBYTES, lambda: _bitsandbytes_products(bench, x, copies))
+    return guard(BITSANDBYTES, lambda: _bitsandbytes_products(bench, x, copies))
 
 
 def bitsandbytes_weights(bench: Bench, pairs: Sequence[tuple[Any, Tensor]], reference: Tensor) -> list[Rival]:
     """Its own dequantization."""
-    return [guarded(BITSANDBYTES, lambda: _bitsandbytes_weights(bench, pairs))]
+    return [guard(BITSANDBYTES, lambda: _bitsandbytes_weights(bench, pairs))]
 
 
 def _bitsandbytes_weights(bench: Bench, pairs: Sequence[tuple[Any, Tensor]]) -> Rival:
-    if not installed(BITSANDBYTES):
+    if not is_installed(BITSANDBYTES):
         return Rival(BITSANDBYTES, None, NOT_INSTALLED)
     from bitsandbytes.functional import dequantize_4bit  # a rival that need not be there
 
@@ -88,12 +88,12 @@ def _bitsandbytes_weights(bench: Bench, pairs: Sequence[tuple[Any, Tensor]]) -> 
 def triton_weights(bench: Bench, pairs: Sequence[tuple[Any, Tensor]], reference: Tensor) -> list[Rival]:
     """Three plain kernels."""
     matrices = [(linear.operand(), out) for linear, out in pairs]
-    return [guarded(name, partial(_triton, bench, name, matrices, reference)) for name in triton_rivals.VARIANTS]
+    return [guard(name, partial(_triton, bench, name, matrices, reference)) for name in triton_rivals.VARIANTS]
 
 
 def _triton(bench: Bench, name: str, pairs: Sequence[tuple[Nf4Operand, Tensor]], reference: Tensor) -> Rival:
     """One of the three variants; one whose weights are more than a rounding off is not timed."""
-    if not installed("triton"):
+    if not is_installed("triton"):
         return Rival(name, None, NOT_INSTALLED)
     dequantize = triton_rivals.VARIANTS[name]
     matrix, out = pairs[0]
@@ -114,7 +114,7 @@ def _package(bench: Bench, name: str, launches: Sequence[Callable[[], Tensor]], 
 
 def aqlm_products(bench: Bench, x: Tensor, copies: Copies, exact: Tensor) -> Rival:
     """The package aqlm."""
-    if not installed(AQLM):
+    if not is_installed(AQLM):
         return Rival(AQLM, None, NOT_INSTALLED)
 
     def measure() -> Rival:
@@ -123,12 +123,12 @@ def aqlm_products(bench: Bench, x: Tensor, copies: Copies, exact: Tensor) -> Riv
         kernel = get_forward_pass_kernel(copies[0][0].codebooks, False)
         return _package(bench, AQLM, [partial(kernel, x, *each.tensors(), None) for (each,) in copies], exact)
 
-    return guarded(AQLM, measure)
+    return guard(AQLM, measure)
 
 
 def vptq_products(bench: Bench, x: Tensor, copies: Copies, exact: Tensor) -> Rival:
     """The package vptq, whose products take 1 and 2 rows."""
-    if not installed(VPTQ):
+    if not is_installed(VPTQ):
         return Rival(VPTQ, None, NOT_INSTALLED)
 
     def measure() -> Rival:
@@ -143,7 +143,7 @@ def vptq_products(bench: Bench, x: Tensor, copies: Copies, exact: Tensor) -> Riv
         ]  # fmt: skip
         return _package(bench, VPTQ, calls, exact)
 
-    return guarded(VPTQ, measure) if x.shape[0] < 3 else Rival(VPTQ, None, "its products take 1 and 2 rows")
+    return guard(VPTQ, measure) if x.shape[0] < 3 else Rival(VPTQ, None, "its products take 1 and 2 rows")
 
 
 def _order(places: Tensor | None) -> Tensor | None:

@@ -46,7 +46,7 @@ class Bench:
         return Rival(name, self.time(launches))
 
 
-def guarded(name: str, made: Callable[[], Rival]) -> Rival:
+def guard(name: str, made: Callable[[], Rival]) -> Rival:
     """What `made` gives. A rival that fails is a note with its own words, and costs nothing of ours."""
     try:
         return made()
@@ -78,7 +78,7 @@ def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Whether a rival can be imported."""
     return importlib.util.find_spec(package) is not None
 
@@ -86,7 +86,7 @@ def installed(package: str) -> bool:
 def version_of(package: str) -> str | None:
     """Of a rival; None where it cannot be imported, "unknown" where it lies there without its metadata."""
     try:
-        return importlib.metadata.version(package) if installed(package) else None
+        return importlib.metadata.version(package) if is_installed(package) else None
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

@@ -59,7 +59,7 @@ def bench(monkeypatch):
     monkeypatch.setattr(attention, "kv_read", kv_read)
     monkeypatch.setattr(Bench, "copies", lambda bench, size: 2)
     monkeypatch.setattr(Bench, "time", lambda bench, launches: [each() for each in launches] and Timing(1.0, 1.0, 1.0))
-    monkeypatch.setattr(rivals, "installed", lambda package: False)
+    monkeypatch.setattr(rivals, "is_installed", lambda package: False)
     return Bench(torch.device("cpu"), 1, 1)
 
 
@@ -129,7 +129,7 @@ def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
         raise OSError("no compiler\nand more")
 
     monkeypatch.setattr(rivals, "_bitsandbytes_products", broken)
-    monkeypatch.setattr(rivals, "installed", lambda package: package == "triton")
+    monkeypatch.setattr(rivals, "is_installed", lambda package: package == "triton")
     monkeypatch.setitem(rivals.triton_rivals.VARIANTS, "triton fused", broken)
     monkeypatch.setitem(rivals.triton_rivals.VARIANTS, "triton two-step", lambda matrix, out: None)
     rows = [format_rows.cases(WORK, family)[0](bench) for family in ("nf4", "dequantize")]
@@ -143,7 +143,7 @@ def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
 def test_the_packages_own_products_are_checked_and_timed_beside_ours(bench, monkeypatch):
     for module in package_stand_ins.modules():
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(rivals, "installed", lambda package: True)
+    monkeypatch.setattr(rivals, "is_installed", lambda package: True)
     rows = {
         (row.what, row.rows): row for row in (case(bench) for case in format_rows.cases(WORK, "gather")) if row.rivals
     }
@@ -159,7 +159,7 @@ def test_the_packages_own_products_are_checked_and_timed_beside_ours(bench, monk
 def test_a_package_with_a_wrong_result_is_not_timed(bench, monkeypatch):
     for module in package_stand_ins.modules(broken=lambda result: result * 0):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(rivals, "installed", lambda package: True)
+    monkeypatch.setattr(rivals, "is_installed", lambda package: True)
     asked = [case for case in format_rows.cases(WORK, "gather") if isinstance(case, format_rows.FormatRow)]
     products = [case for case in asked if case.kernel.op in ("gather_gemv", "vptq_gemv") and case.timed.rows == 1]
     assert len(products) == 6
