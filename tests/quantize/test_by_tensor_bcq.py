@@ -264,7 +264,7 @@ def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
         made = binary_layers.LayerCodes(
             *open_streams(TEXT, uneven, checkpoint), lambda prefix: bcq.of_scheme("q2g32"), written
         )
-        again = made.packed("model.layers.1.mlp.up_proj")
+        again = made.codes("model.layers.1.mlp.up_proj")
     stored = written("model.layers.1.mlp.up_proj")
     assert stored is not None
     assert torch.equal(again.codes, stored.codes)
@@ -277,7 +277,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
     whole = by_tensor.convert(
         TensorwiseRequest(open_model(source), "bcq", tmp_path / "whole", shard_bytes=5_000, text=TEXT)
     )
-    out, packed = tmp_path / "out", binary_layers.LayerCodes.packed
+    out, packed = tmp_path / "out", binary_layers.LayerCodes.codes
 
     def stopped(layers: binary_layers.LayerCodes, prefix: str) -> bcq.Packed:
         if "layers.1.mlp" in prefix:
@@ -285,7 +285,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
         return packed(layers, prefix)
 
     with monkeypatch.context() as patch:
-        patch.setattr(binary_layers.LayerCodes, "packed", stopped)
+        patch.setattr(binary_layers.LayerCodes, "codes", stopped)
         with pytest.raises(KeyboardInterrupt):
             by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT))
     searched: list[str] = []
