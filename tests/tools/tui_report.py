@@ -155,7 +155,7 @@ async def answered(app: LocalqApp) -> Stats:
     session.clear()
     session.last = None
     await until(app, lambda: not conversation.busy, "the model to be free")
-    conversation.add_user(PROMPT)
+    conversation.send_message(PROMPT)
     await until(app, lambda: not conversation.busy, "a reply")
     if session.last is None:
         told = " ".join(str(each.render()) for each in app.chat.query("Notice.failed"))

@@ -88,9 +88,9 @@ def squeezellm_without_text(work: Work, out: Path) -> dict[str, float]:
 def unturned() -> Any:
     """No rotation at all: of the stream, of values, of inputs."""
     with (
-        mock.patch.object(fold, "foldable", return_value=False),
+        mock.patch.object(fold, "can_rotate_stream", return_value=False),
         mock.patch.object(fold, "_fold_values"),
-        mock.patch.object(by_layer, "inputs_rotated", return_value="none"),
+        mock.patch.object(by_layer, "rotate_mode", return_value="none"),
     ):
         yield
 
