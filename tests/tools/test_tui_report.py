@@ -28,7 +28,7 @@ def machine(monkeypatch, tmp_path):
 def report(client: TimedClient, tmp_path: Path, profile: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any]]:
     def made(settings: Settings) -> LocalqApp:
         app = chat_app(client, settings, profile)
-        client.shown = lambda: app.chat.instruments.can_be_seen
+        client.shown = lambda: app.chat.instruments.is_visible
         return app
 
     code = main([str(tmp_path / "out"), "--rounds", "2"], made)

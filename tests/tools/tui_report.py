@@ -141,9 +141,9 @@ async def measure(pilot: Pilot[Any], app: LocalqApp, rounds: int, say: Callable[
 async def show(pilot: Pilot[Any], app: LocalqApp, wanted: bool) -> None:
     """By the key, as a user does; with all that is asked for once they are seen."""
     panel = app.chat.instruments
-    if panel.can_be_seen != wanted:
+    if panel.is_visible != wanted:
         await pilot.press("f2")
-        await until(app, lambda: panel.can_be_seen == wanted, "the instruments")
+        await until(app, lambda: panel.is_visible == wanted, "the instruments")
     await until(app, lambda: not panel.facts.asked and not panel.facts.looking, "what they ask")
 
 
