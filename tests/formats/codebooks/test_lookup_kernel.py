@@ -114,7 +114,8 @@ def test_it_rotates_x_as_a_launch_before_it_would(columns, dtype):
         operand, x = make((out, columns), SCHEMES["s4l16"], out, "cuda"), inputs(1, columns, dtype, "cuda")
         signs = packed_signs(torch.rand(columns, generator=torch.Generator().manual_seed(out)) < 0.5).cuda()
         rotated = replace(operand.matrix, signs=signs)
-        norm = Norm((torch.rand(columns, device="cuda") + 0.5).to(dtype), 1e-5) if number else None
+        weight = torch.rand(columns, generator=torch.Generator().manual_seed(out + 1)) + 0.5
+        norm = Norm(weight.to(dtype).cuda(), 1e-5) if number else None
         got = vq_gemv(x, [rotated], norm=norm, out=torch.empty(1, out, device="cuda"))
         turned = rotate(x, signs) if norm is None else rotate(rmsnorm(x, norm, out=torch.empty_like(x)), signs)
         assert_as_good_as_naive(got.to(dtype), turned, operand.dense)
