@@ -1,6 +1,7 @@
 """What the instruments of the full-screen chat cost, and whether the profile of a step adds up. For a GPU.
 
-    python -m tests.tools.tui_report OUT [--model NAME] [--rounds N] [--tokens N] [--device cuda]
+    python -m tests.tools.tui_report OUT [--model NAME] [--rounds N] [--tokens N] [--device cuda] [--vram SIZE]
+        [--size 200x60] [--prompt TEXT]
 
 One run of the real app, without a terminal: the same prompt is answered greedily again and again, in turns without the
 instruments and with them (A-B-A-B). tok/s are the engine's, all tokens of a kind over all their seconds of decoding.
@@ -106,13 +107,13 @@ async def until(app: LocalqApp, condition: Callable[[], object], what: str) -> N
         await asyncio.sleep(LOOK_S)
 
 
-async def measure(pilot: Pilot[Any], app: LocalqApp, rounds: int, say: Callable[[str], None]) -> Outcome:
+async def measure(pilot: Pilot[Any], app: LocalqApp, rounds: int, prompt: str, say: Callable[[str], None]) -> Outcome:
     """Replies in turns, then the profile. Raises LocalqError where the model cannot be opened."""
     panel = app.chat.instruments
     await until(app, lambda: app.model is not None or app.error is not None, "the model")
     if app.error is not None:
         raise app.error
-    await answered(app)  # warms it up
+    await answered(app, prompt)  # warms it up
     loaded = app.model.session.loaded if app.model is not None else None
     assert loaded is not None
     outcome = Outcome(loaded.device, loaded.device_name, Arm(), Arm())
@@ -120,7 +121,7 @@ async def measure(pilot: Pilot[Any], app: LocalqApp, rounds: int, say: Callable[
         arm, is_shown = (outcome.shown, True) if turn % 2 else (outcome.without, False)
         await show(pilot, app, is_shown)
         began, busy = time.perf_counter(), time.process_time()
-        stats = await answered(app)
+        stats = await answered(app, prompt)
         share = (time.process_time() - busy) / (time.perf_counter() - began)
         arm.add(stats)
         kind = "with instruments" if is_shown else "without"
@@ -147,15 +148,15 @@ async def show(pilot: Pilot[Any], app: LocalqApp, wanted: bool) -> None:
     await until(app, lambda: not panel.facts.asked and not panel.facts.looking, "what they ask")
 
 
-async def answered(app: LocalqApp) -> Stats:
-    """Of a reply to the prompt, in an empty conversation."""
+async def answered(app: LocalqApp, prompt: str = PROMPT) -> Stats:
+    """Of a reply to `prompt`, in an empty conversation."""
     conversation = app.chat.conversation
     assert app.model is not None
     session = app.model.session
     session.clear()
     session.last = None
     await until(app, lambda: not conversation.busy, "the model to be free")
-    conversation.send_message(PROMPT)
+    conversation.send_message(prompt)
     await until(app, lambda: not conversation.busy, "a reply")
     if session.last is None:
         told = " ".join(str(each.render()) for each in app.chat.query("Notice.failed"))
@@ -163,12 +164,15 @@ async def answered(app: LocalqApp) -> Stats:
     return session.last.stats
 
 
-def run(app: LocalqApp, rounds: int, picture: Path, say: Callable[[str], None]) -> Outcome:
+def run(
+    app: LocalqApp, rounds: int, picture: Path, say: Callable[[str], None], size: tuple[int, int] = SIZE,
+    prompt: str = PROMPT,
+) -> Outcome:  # fmt: skip
     """The app, from its start to its end."""
 
     async def main() -> Outcome:
-        async with app.run_test(size=SIZE) as pilot:
-            outcome = await measure(pilot, app, rounds, say)
+        async with app.run_test(size=size) as pilot:
+            outcome = await measure(pilot, app, rounds, prompt, say)
             picture.write_text(app.export_screenshot(), encoding="utf-8")
             return outcome
 
@@ -186,18 +190,29 @@ def main(arguments: Sequence[str] | None = None, made: Callable[[Settings], Loca
     parser.add_argument("--rounds", type=int, default=10, help="replies of each kind")
     parser.add_argument("--tokens", type=int, default=1024, help="of a reply, at most")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--vram", help="GPU memory to use at most, as for `localq chat`")
+    parser.add_argument("--size", default="x".join(map(str, SIZE)), help="columns and rows of the screen")
+    parser.add_argument("--prompt", default=PROMPT)
     asked = parser.parse_args(arguments)
     asked.out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
-        model=asked.model, device=asked.device, max_tokens=asked.tokens, temperature=0.0, save=False, offline=True
+        model=asked.model,
+        device=asked.device,
+        max_tokens=asked.tokens,
+        temperature=0.0,
+        save=False,
+        offline=True,
+        vram=asked.vram,
     )
     out = sys.stdout  # an app that runs has another
+    columns, rows = map(int, asked.size.split("x"))
+    size = (columns, rows)
 
     def say(line: str) -> None:
         print(line, file=out, flush=True)
 
     try:
-        outcome = run(made(settings), asked.rounds, asked.out / "instruments.svg", say)
+        outcome = run(made(settings), asked.rounds, asked.out / "instruments.svg", say, size, asked.prompt)
     except LocalqError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
