@@ -63,7 +63,7 @@ def expand_mentions(text: str) -> ExpandedMessage:
         try:
             attached[name] = read_attachment(Path(name))
         except LocalqError as error:
-            notices.append(f"@{sanitize(name)} is not attached: {error.why}")
+            notices.append(f"could not attach @{sanitize(name)}: {error.why}")
             continue
         notices.append(f"attached {attached[name].summary}")
     plain = _ESCAPED.sub("@", text)
@@ -127,7 +127,7 @@ class _Walk:
                 for entry in entries:
                     self.looked_at += 1
                     if self.looked_at > LOOKED_AT:
-                        why = f"the pattern visits more than {LOOKED_AT:,} files"
+                        why = f"the pattern would scan more than {LOOKED_AT:,} files"
                         raise usage_error("/glob", why, "Use a narrower pattern.")
                     found.append(entry)
         except OSError:

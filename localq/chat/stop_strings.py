@@ -15,7 +15,7 @@ def validate(strings: Sequence[str]) -> tuple[str, ...]:
         raise usage_error("--stop", f"too many stop strings ({len(strings)})", f"Give at most {MOST}.")
     for string in strings:
         if not 0 < len(string) <= LONGEST:
-            why = f"a stop string has 1 to {LONGEST} characters, this one {len(string)}"
+            why = f"a stop string must be 1 to {LONGEST} characters long; this one has {len(string)}"
             raise usage_error("--stop", why, 'Example: --stop "###".')
     return tuple(strings)
 

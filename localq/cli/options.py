@@ -277,7 +277,7 @@ DryAllowedLength = Annotated[
 XtcProbability = Annotated[
     float | None,
     typer.Option(
-        "--xtc-probability", help="XTC: how often it acts; 0 = never, 1 = always.", rich_help_panel=help_page.ADVANCED
+        "--xtc-probability", help="XTC: chance per token; 0 = never, 1 = always.", rich_help_panel=help_page.ADVANCED
     ),
 ]
 XtcThreshold = Annotated[

@@ -48,7 +48,7 @@ def next_mask(constraint: Constraint, vocab: int) -> Tensor:
         raise ValueError(f"mask is {found}, must be torch.int32 ({mask_words(vocab)},) on the CPU")
     last = (1 << (vocab - 1) % 32 + 1) - 1  # the bits of the last word that mean a token
     if not (mask[:-1].any() or int(mask[-1]) & last):
-        why = "no token is allowed here, and the reply is not complete"
+        why = "the grammar allows no next token, but the reply is incomplete"
         raise LocalqError("grammar", why, "The model's vocabulary cannot express it; relax the grammar.")
     return mask
 

@@ -147,7 +147,7 @@ _INT4: dict[str, Any] = {
     "unpack_bytes": 64 * MIB,
     "speed_key": _int4_key,
 }
-_GATHERS = "slow, gathers its codewords"  # from L2, mostly 16 times the bytes of the codes
+_GATHERS = "slow: reads its codebook at random"  # from L2, mostly 16 times the bytes of the codes
 
 _RECORDS = (
     Format("bf16", full_precision=True, experts="together", **_PLAIN),
@@ -318,7 +318,7 @@ def why_unsupported(arch: Architecture, format: str) -> str | None:
 
 
 NO_SEARCH_OF_EXPERTS = "gate and up of its experts alternate and have biases, which 2-bit experts do not support"
-NO_WEIGHING_OF_EXPERTS = "experts of a mixture are not weighed on a text"
+NO_WEIGHING_OF_EXPERTS = "MoE experts cannot be weighted with a calibration text"
 
 
 def one_by_one(arch: Architecture, format: str) -> bool:

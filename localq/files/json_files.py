@@ -41,7 +41,7 @@ def inside(folder: Path, name: str) -> Path | None:
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links (pathlib, Python < 3.13)
         raise bad_file(str(path), f"the link is broken ({type(error).__name__})", DAMAGED) from error
     if not resolved.is_relative_to(root):
-        raise bad_file(str(path), "a link out of the model folder", "Replace the link by the file.")
+        raise bad_file(str(path), "a link that points outside the model folder", "Replace the link with the file.")
     if not stat.S_ISREG(mode):
         raise bad_file(str(path), "not a regular file", DAMAGED)
     return resolved
@@ -75,7 +75,7 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_file(what, f"holds a JSON {type(value).__name__}, not an object", DAMAGED)
     if _HALF.search(text) and not _is_text(json.dumps(value, ensure_ascii=False)):
-        raise bad_file(what, "holds half a character (a lone surrogate)", DAMAGED)  # cannot be encoded as UTF-8
+        raise bad_file(what, "contains invalid text (an unpaired surrogate)", DAMAGED)  # cannot be encoded as UTF-8
     return value
 
 

@@ -178,7 +178,7 @@ def _check(arch: Architecture, wishes: Wishes) -> None:
         step = "Use 16." if wishes.embed != "host" or not arch.tied else "Use 16, with --embed device."
         raise usage_error("--head", why, step)
     if wishes.embed == "host" and arch.tied and wishes.head == "16":
-        why = "the embedding of this model is also its head, which the GPU reads in full for every token"
+        why = "this model's embedding is also its output head, which the GPU reads in full for every token"
         raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
 
 

@@ -67,10 +67,10 @@ def test_a_chat_keeps_its_grammar_and_takes_another(environment):
     result = localq(environment, "chat", "--regex", "[0-9]{3}!", "--no-stats", stdin=lines)
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(r"([0-9]{3}!\n){2}[xyz]{4}\n", result.stdout), result.stdout
-    assert "answers follow regex [0-9]{3}!\n" in result.stderr
+    assert "answers are now constrained by regex [0-9]{3}!\n" in result.stderr
     assert "[1: cannot read it" in result.stderr
     assert "Write /grammar json" in result.stderr
-    assert "answers follow gbnf root ::= [xyz]{4}\n" in result.stderr
+    assert "answers are now constrained by gbnf root ::= [xyz]{4}\n" in result.stderr
     result = localq(environment, "chat", "--continue", "--no-stats", stdin="Hi\n/grammar off\n/grammar\n")
     assert re.fullmatch(r"[xyz]{4}\n", result.stdout), result.stdout
     assert "no grammar" in result.stderr

@@ -182,7 +182,7 @@ def test_bits_in_between_are_a_mixture() -> None:
     assert quantize_bcq.mixture("bcq", "3", "64", None) is None
     assert quantize_bcq.mixture("vq2", "2.3", None, None) is None
     for given in (("bcq", "3.25", "64", None), ("bcq", "3.25", None, True)):
-        with pytest.raises(LocalqError, match="picks the group of every sub-layer"):
+        with pytest.raises(LocalqError, match="chooses each sub-layer's group size"):
             quantize_bcq.mixture(*given)
 
 

@@ -120,7 +120,7 @@ def test_a_file_that_is_no_file_of_the_folder_is_not_opened(tmp_path, name):
     (tmp_path / "secret.json").write_text((folder / "tokenizer.json").read_text())
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(tmp_path / "secret.json")
-    with pytest.raises(LocalqError, match="out of the model folder"):
+    with pytest.raises(LocalqError, match="points outside the model folder"):
         Tokenizer.load(files)
     (folder / name).unlink()
     os.mkfifo(folder / name)

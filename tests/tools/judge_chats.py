@@ -63,7 +63,7 @@ def held_out(model: LoadedModel, tokenizer: Tokenizer, most: int) -> list[Turn]:
 
 
 def judged(model: LoadedModel, full: LoadedModel, turns: Sequence[Turn]) -> tuple[float, float, int]:
-    """Share of the same first choice, mean KL in nats, and over how many tokens."""
+    """Share of the same top token, mean KL in nats, and over how many tokens."""
     top1 = kl = count = 0.0
     for turn in turns:
         read = Windows([turn.prompt + turn.answer], len(turn.prompt) - 1)
@@ -91,7 +91,7 @@ def main() -> None:
     for path in asked.models:
         model = opened(path, asked.device)
         top1, kl, count = judged(model, full, turns)
-        lines.append(f"{path.name}: same first choice {top1:.1%}, KL {kl:.4f} nats a token, over {count} tokens")
+        lines.append(f"{path.name}: same top token {top1:.1%}, KL {kl:.4f} nats a token, over {count} tokens")
         replies = answers(model, [turn.prompt for turn in turns], tokenizer.stop_ids, asked.tokens)
         said.append([tokenizer.decode(ids) for ids in replies])
     names = ["full weights", *(path.name for path in asked.models)]

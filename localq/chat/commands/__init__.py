@@ -142,9 +142,9 @@ def set_grammar(session: ChatSession, argument: str, host: Host) -> str:
         warnings = grammar.check(wanted)
         session.grammar = wanted
         session.try_save()
-        return "\n".join([f"answers follow {wanted}", *warnings])
+        return "\n".join([f"answers are now constrained by {wanted}", *warnings])
     session.try_save()
-    return f"answers follow {session.grammar}" if session.grammar else "no grammar"
+    return f"answers are now constrained by {session.grammar}" if session.grammar else "no grammar"
 
 
 _LISTED_TOO = {"think": set_think, "grammar": set_grammar}  # settings of /set that have their own commands

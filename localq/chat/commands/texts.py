@@ -181,7 +181,7 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
         lines.append(each.summary)
     size = sum(len(text.encode()) for text in attached)
     if size > MOST_TEXT_BYTES:
-        why = f"{len(attached)} files have {human_bytes(size)} together, more than {human_bytes(MOST_TEXT_BYTES)}"
+        why = f"the {len(attached)} files total {human_bytes(size)}, over the limit of {human_bytes(MOST_TEXT_BYTES)}"
         raise usage_error("/glob", why, "Give a narrower pattern.")
     session.attached += attached
     return "\n".join([*lines, f"{len(attached)} files attached to your next message"])

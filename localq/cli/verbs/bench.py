@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
-_MODEL_HELP = "As for chat. --synthetic: a catalogue name. --kernels: also shapes, 4096x4096,28672x8192."
+_MODEL_HELP = "Any model that `chat` accepts. --synthetic: a catalogue name. --kernels: also shapes, such as 4096x4096."
 _SYNTHETIC = "Random weights in MODEL's architecture; fetch nothing."
 _ONLY = (
     "--kernels: some of nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
     "search, step."
 )
 _AGAINST = "transformers (default), bitsandbytes, none."
-_PLOT = "Plot bandwidth shares to NAME.png; - = terminal."
+_PLOT = "Plot the bandwidth used to NAME.png; - = terminal."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[
     str,

@@ -55,7 +55,8 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
         word = "--make" if arguments.make else "--max-windows"
         raise usage_error("bench", f"{word} has no effect on random weights", "Remove it.")
     if not any(case.generate for case in plan.cases):
-        raise usage_error("-n", "the table needs decode tests, and 0 skips them", "Give a number of tokens.")
+        why = "the table needs at least one decode test, but 0 skips them all"
+        raise usage_error("-n", why, "Give a number of tokens.")
     from localq.bench.models import format_list
 
     wanted_made = format_list.to_make(arguments.make)

@@ -207,7 +207,7 @@ def _kernels_text(facts: SystemFacts) -> str:
 
 def _selftest_text(verdict: SelftestResult | None) -> str:
     if verdict is None:
-        return "not run yet for this GPU, driver and build; the first load runs it"
+        return "not run yet on this GPU, driver and build; it runs when you first load a model"
     return f"failed: wrong results from {verdict.failed}" if verdict.failed else "passed"
 
 

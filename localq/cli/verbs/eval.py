@@ -80,7 +80,7 @@ def eval(
 ) -> None:
     """Measure perplexity and distance from a reference.
 
-    Several models make a table. `--against reference` then means the weights of the first model.
+    With several models, prints a table; `--against reference` then compares with the first model's weights.
     """
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
@@ -173,13 +173,13 @@ def _print(result: dict[str, Any]) -> None:
         rows += [
             ("perplexity, reference", f"{result['perplexity_reference']:.4f}", against),
             ("KL from the reference", f"{result['kl']:.3e}", "nats per token, mean"),
-            ("same first choice", f"{result['top1']:.2%}", ""),
+            ("same top token", f"{result['top1']:.2%}", ""),
         ]
     if result["decode_tokens"]:
         steps = f"{result['decode_tokens']} single-token steps against prefill"
         rows += [
             ("KL of decode", f"{result['decode_kl']:.3e}", steps),
-            ("same first choice", f"{result['decode_top1']:.2%}", ""),
+            ("same top token", f"{result['decode_top1']:.2%}", ""),
         ]
     counted = "all quantized matrices" if result["bits_per_weight"] < UNQUANTIZED else "not quantized"
     rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", counted))

@@ -42,7 +42,7 @@ GpuName = Annotated[
 Bandwidth = Annotated[
     float | None,
     typer.Option(
-        "--bandwidth", min=1.0, max=1e6, metavar="GB/S", help="Read bandwidth for the speed prediction.",
+        "--bandwidth", min=1.0, max=1e6, metavar="GB/S", help="Memory bandwidth to assume for the prediction.",
         rich_help_panel=help_page.CARD,
     ),
 ]  # fmt: skip

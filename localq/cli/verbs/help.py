@@ -46,7 +46,7 @@ VARIABLES = (
     ("ESCDELAY", "milliseconds the full screen waits for the rest of a key after ESC (default 50)"),
     ("VISUAL, EDITOR", "your editor"),
     ("PAGER, LESS", "pager for long tables; PAGER=cat prints them"),
-    ("DO_NOT_TRACK", "no effect: localq reports nothing"),
+    ("DO_NOT_TRACK", "no effect: localq sends no telemetry"),
 )
 
 

@@ -69,8 +69,8 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder.
 
-    nf4 and mxfp4 need no calibration. bcq and squeezellm use a text to weight errors; vq2 and aqlm2x8 calibrate on it
-    for minutes to hours. After an interruption, the same command resumes.
+    nf4 and mxfp4 need no calibration. bcq and squeezellm weight errors by a text; vq2 and aqlm2x8 calibrate on one,
+    which takes minutes to hours. After an interruption, the same command resumes.
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""

@@ -34,7 +34,7 @@ def mixture(format: str, bits: str | None, group: str | None, zero_points: bool 
     if format != FORMAT or bits is None or not re.fullmatch(r"[1-5]\.\d{1,2}", bits):
         return None
     if group is not None or zero_points:
-        why = f"--bits {bits} is a mixture, which picks the group of every sub-layer and has no zero points"
+        why = f"--bits {bits} is a mixture: it chooses each sub-layer's group size itself and uses no zero points"
         raise usage_error("--zero-points" if group is None else "--group", why, "Remove it, or use whole bits.")
     return float(bits)
 

@@ -50,7 +50,7 @@ Seed = Annotated[
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip
-_LAYERS = "vq2: reuse layers of the same SOURCE."
+_LAYERS = "vq2: reuse layers already quantized from SOURCE."
 Layers = Annotated[
     Path | None,
     typer.Option("--layers", metavar="FOLDER", help=_LAYERS, rich_help_panel=help_page.ADVANCED),

@@ -121,7 +121,7 @@ class _Request:
 def _converse(settings: Settings, request: _Request) -> int:
     """No prompt at a terminal: start a chat."""
     if request.think_out is not None:
-        why, step = "without a prompt this opens a chat, which writes no such file", "Give a prompt."
+        why, step = "without a prompt this opens a chat, which does not write this file", "Give a prompt."
         raise usage_error("--think-out", why, step)
     from localq.chat import open_conversation  # start-up cost: only a chat needs it
     from localq.cli.verbs.chat import start_chat

@@ -30,7 +30,7 @@ DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 LINEARS = tuple(format for format, module in FORMATS.items() if not hasattr(module, "join"))
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameter -> its parts, by rows
 _PIECE = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.(.+)")
-_AGAIN = "Download the model again; if the error stays, its files do not belong together."
+_AGAIN = "Download the model again; if the error persists, its files do not match each other."
 
 
 @dataclass(frozen=True)

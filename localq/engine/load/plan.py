@@ -83,7 +83,8 @@ def _check_host_memory(plan: memory_plan.Plan, name: str, force: bool, dtype: to
     free = psutil.virtual_memory().available
     if plan.ledger.total > free and not force:
         why = (
-            f"needs {human_bytes(plan.ledger.total)} of RAM with a context of {plan.ctx}, {human_bytes(free)} are free"
+            f"needs {human_bytes(plan.ledger.total)} of RAM with a context of {plan.ctx}, "
+            f"but only {human_bytes(free)} is free"
         )
         step = f"--dtype bfloat16 needs half. Or: {LESS}" if dtype == torch.float32 else LESS
         raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)

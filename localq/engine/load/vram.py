@@ -82,7 +82,7 @@ class VramBudget:
         idle = reserved - torch.cuda.memory_allocated(self.device)
         taken = reserved + context + graphs
         if self.hard and taken > self.budget + self.others:
-            why = f"it takes {human_bytes(taken)}, but {human_bytes(self.budget + self.others)} are allowed"
+            why = f"it needs {human_bytes(taken)}, but only {human_bytes(self.budget + self.others)} is allowed"
             raise LocalqError(
                 name, why, "Allow more (--vram), or use a shorter context (--ctx).", ExitCode.DOES_NOT_FIT
             )

@@ -26,7 +26,7 @@ from localq.models.decoder import Decoder
 from localq.models.experts import Router
 
 HEAD_FORMATS = ("nf4",)  # a head in another format is dequantized: `placement` plans for no other
-_AGAIN = "Download the model again; if the error stays, its files do not belong together."
+_AGAIN = "Download the model again; if the error persists, its files do not match each other."
 
 
 @dataclass(frozen=True)

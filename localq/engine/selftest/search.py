@@ -42,7 +42,7 @@ class Known:
         """What is wrong with the result of a search; empty where nothing is."""
         codes, errors, tails = self.search(beam)
         if not torch.equal(codes, self.codes):
-            return f"{int((codes != self.codes).sum())} codes are not those that the weights were made of"
+            return f"{int((codes != self.codes).sum())} codes differ from the ones the weights were built from"
         for name, got, expected in (("errors", errors, self.errors), ("tails", tails, self.left)):
             off = float((got - expected).abs().max())
             if not off <= 1e-4:

@@ -48,14 +48,14 @@ def why_not(model: Decoder) -> str:
     """Why the kernels cannot run a step of `model` (whose weights are in place); empty when they can."""
     config, dtype = model.config, model.norm.weight.dtype
     if dtype not in HALF_TYPES:
-        return f"there are none for {str(dtype).removeprefix('torch.')}"
+        return f"no kernel supports {str(dtype).removeprefix('torch.')}"
     if reason := attention.why_not(config.heads, config.kv_heads, config.head_dim):
         return reason
     table = model.embed_tokens.weight
     if not (table.is_cuda or table.is_pinned()):
         return "the embedding table is in pageable memory"
     if not _readable(head_operand(model), dtype):
-        return "none reads the head"
+        return "no kernel reads the head"
     for block in model.layers:
         assert isinstance(block, Block)
         part: nn.Module = block.mlp
@@ -64,7 +64,7 @@ def why_not(model: Decoder) -> str:
             return reason
         for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *of_mlp):
             if not _readable(operand(module), dtype):
-                return f"none reads a Linear{_format_of(module)} of {module.in_features} columns"
+                return f"no kernel reads a Linear{_format_of(module)} of {module.in_features} columns"
     return ""
 
 

@@ -42,16 +42,17 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
     router, experts = mixture.router, mixture.experts
     if experts.count > expert_kernel.MOST_EXPERTS or router.active > expert_kernel.MOST_CHOSEN:
         most = f"at most {expert_kernel.MOST_CHOSEN} of {expert_kernel.MOST_EXPERTS}"
-        return f"there are none for {router.active} of {experts.count} experts ({most})"
+        return f"no kernel supports {router.active} active of {experts.count} experts ({most})"
     for part in (experts.gate_up_proj, experts.down_proj):
         if (stack := stack_of(part)) is None:
-            return "none reads experts in this format"
+            return "no kernel reads experts in this format"
         try:
             stacks.check_stack("experts", stack, dtype, router.weight.device)
         except ValueError as error:
-            return f"none reads these {error}"
+            return f"no kernel reads these {error}"
         if part is experts.down_proj and not expert_kernel.has_room(stack, router.active):
-            return f"none has room for the inputs of {router.active} experts of {stacks.shape_of(stack)[2]} columns"
+            columns = stacks.shape_of(stack)[2]
+            return f"no kernel has room for the inputs of {router.active} experts of {columns} columns"
     return _why_not_turned(experts)
 
 
@@ -59,8 +60,8 @@ def _why_not_turned(experts: Experts) -> str:
     """The experts of a layer share what goes into gate and up, and how it is rotated before down."""
     opened, closed = (_signs(part) for part in (experts.gate_up_proj, experts.down_proj))
     if opened != (None, True):
-        return "none rotates what goes into gate and up of experts"
-    return "" if closed[1] else "none rotates what goes into each expert in a way of its own"
+        return "no kernel rotates what goes into gate and up of experts"
+    return "" if closed[1] else "no kernel applies a separate rotation to each expert's input"
 
 
 def _signs(part: nn.Parameter | PackedStack) -> tuple[Tensor | None, bool]:

@@ -224,7 +224,7 @@ class _Transfer:
             return self.part.at == 0
         match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
         if match is None or int(match[1]) != self.part.at:
-            raise _UnusableError(f"the answer for {self.file.name} has other bytes than requested")
+            raise _UnusableError(f"the server sent a different byte range of {self.file.name} than requested")
         if int(match[3]) != self.part.size:
             raise _OtherContentError
         return True

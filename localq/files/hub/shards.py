@@ -224,7 +224,7 @@ def _claim(cache: Path) -> IO[bytes]:
     try:
         empty = not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
         if not empty and not (cache / MARK).is_file():
-            why = "localq would download to this folder and then delete it, but did not create it"
+            why = "localq would download here and delete the folder afterwards, but did not create this folder"
             raise usage_error(str(cache), why, "Move it, or give another --out.")
         cache.mkdir(parents=True, exist_ok=True)
         mark = (cache / MARK).open("ab")

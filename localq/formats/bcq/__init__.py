@@ -118,8 +118,7 @@ def quantize(
     shape that the format cannot take and for weights that are not finite.
     """
     if weight.dim() != 2 or weight.shape[1] % EIGHT or not weight.numel():
-        raise bad_file("weight", f"binary codes take matrices with a multiple of {EIGHT} columns, not "
-                                 f"{list(weight.shape)}")  # fmt: skip
+        raise bad_file("weight", f"bcq needs a column count divisible by {EIGHT}; this matrix is {list(weight.shape)}")
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise bad_file("weight", f"binary codes take 16-bit and 32-bit floats, not {weight.dtype}")
     if not bool(torch.isfinite(weight).all()):

@@ -72,11 +72,12 @@ class Roof:
         return stats.tokens_per_s / self.tokens_per_s(stats.context_used - stats.generated_tokens // 2)
 
     def text(self, stats: Stats) -> str:
-        """The share that a reply reached, such as "81% of what 936 GB/s allow"; empty if its speed is unknown."""
+        """Such as "81% of the speed that 936 GB/s would allow"; empty if the reply's speed is unknown."""
         if not stats.tokens_per_s:
             return ""
         rated = " (rated)" if self.bandwidth.source == RATED else ""
-        return f"{self.share(stats):.0%} of what {self.bandwidth.bytes_per_s / 1e9:,.0f} GB/s{rated} allow"
+        gb_per_s = self.bandwidth.bytes_per_s / 1e9
+        return f"{self.share(stats):.0%} of the speed that {gb_per_s:,.0f} GB/s{rated} would allow"
 
 
 def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, idle: int = 0) -> Reads | None:

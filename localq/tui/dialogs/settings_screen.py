@@ -25,7 +25,7 @@ from localq.tui.dialogs.settings_form import CHOICES, LINES, NAMES, Form
 from localq.tui.keys import active_key, bindings
 from localq.tui.terminal.terminal_app import TerminalScreen
 
-_STOP_HELP = "stop strings, one a line; write \\n for a line end"
+_STOP_HELP = "stop strings, one per line; write \\n for a newline"
 
 
 class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):

@@ -77,7 +77,7 @@ class ForceScreen(QuestionScreen):
     """Confirms opening a model that does not fit, with the reason."""
 
     def __init__(self, row: PickerRow) -> None:
-        question = f"Open {row.full_name} although it does not fit by the plan?"
+        question = f"Open {row.full_name} even though the plan says it does not fit?"
         risk = "It may run out of memory while loading, or later."
         super().__init__(question, f"The plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open", "Cancel")
 

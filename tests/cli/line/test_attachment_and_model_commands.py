@@ -59,7 +59,7 @@ def test_files_named_with_an_at_go_before_the_message(own_folder):
     assert expand_mentions("\\@a.txt is a name").text == "@a.txt is a name"
     binary = expand_mentions("what is @data.bin")
     assert binary.text == "what is @data.bin"
-    assert binary.notices == ("@data.bin is not attached: not a text file",)
+    assert binary.notices == ("could not attach @data.bin: not a text file",)
 
 
 def test_a_message_of_a_front_end_takes_files_along(own_folder):
@@ -90,7 +90,7 @@ def test_glob_reads_all_that_fit_and_names_what_is_no_text(own_folder):
         command(session, "/glob *.md")
     (own_folder / "big1.log").write_text("x" * 600_000)
     (own_folder / "big2.log").write_text("x" * 600_000)
-    with pytest.raises(LocalqError, match="together, more than"):
+    with pytest.raises(LocalqError, match="over the limit of"):
         command(session, "/glob *.log")
     assert session.attached == []
 
@@ -106,7 +106,7 @@ def test_glob_looks_at_a_limited_number_of_names_and_follows_no_links_to_folders
         assert command(session, f"/glob {pattern}").endswith("1 files attached to your next message"), pattern
     assert "sub/again/a.py" in command(session, "/glob sub/again/*.py")
     monkeypatch.setattr(attachments, "LOOKED_AT", 2)
-    with pytest.raises(LocalqError, match="the pattern visits more than 2 files"):
+    with pytest.raises(LocalqError, match="the pattern would scan more than 2 files"):
         command(session, "/glob **/*.zzz")
 
 

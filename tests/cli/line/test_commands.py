@@ -117,7 +117,7 @@ def test_everything_that_set_lists_can_be_set_with_it(start):
     for name in listed:
         assert talk.says(f"/set {name}")[1]
     assert talk.says("/set grammar regex [ab]+") == talk.says("/grammar regex [ab]+")
-    assert talk.says("/set grammar")[1] == "answers follow regex [ab]+\n"
+    assert talk.says("/set grammar")[1] == "answers are now constrained by regex [ab]+\n"
     assert talk.refuses("/set think on") == talk.refuses("/think on")
     assert "stop, think, grammar" in talk.refuses("/set nothing 1")
 

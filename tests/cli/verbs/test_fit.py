@@ -95,7 +95,7 @@ def test_what_is_asked_of_memory_is_planned_or_refused_row_by_row(capsys):
     assert (row["head"], row["embed"]) == ("8", "host")
     (row,) = fit_json(capsys, "smollm2-135m@nf4", "--vram", "8", "--embed", "host", "--head", "16")["rows"]
     assert (row["fits"], row["ctx_max"]) == (False, 0)
-    assert "is also its head" in row["reason"]
+    assert "is also its output head" in row["reason"]
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_too_little_host_memory_names_the_smaller_type(
     published: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, half: bool
 ) -> None:
     monkeypatch.setattr(load_plan.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
-    with pytest.raises(LocalqError, match="are free") as caught:
+    with pytest.raises(LocalqError, match="is free") as caught:
         load(open_model(published), LoadOptions(device="cpu", dtype=dtype))
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
     assert ("--dtype bfloat16" in caught.value.next_step) is half
@@ -268,7 +268,7 @@ def test_inputs_of_experts_that_shared_memory_has_no_room_for_take_no_kernels(
     monkeypatch.setattr("localq.formats.experts.kernel.WIDEST", 384)
     mixture, width = model.layers[1].mlp, model.config.expert_width
     why = fused_experts.why_not(mixture, torch.bfloat16)
-    assert why == f"none has room for the inputs of {mixture.router.active} experts of {width} columns"
+    assert why == f"no kernel has room for the inputs of {mixture.router.active} experts of {width} columns"
 
 
 def test_a_step_of_launches_over_packed_experts_gives_the_same_logits(

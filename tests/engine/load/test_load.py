@@ -137,7 +137,7 @@ def test_too_little_host_memory_is_a_load_time_answer(checkpoint, monkeypatch):
         available = 10_000
 
     monkeypatch.setattr(load_plan.psutil, "virtual_memory", Memory)
-    with pytest.raises(LocalqError, match=r"10\.0 kB are free") as caught:
+    with pytest.raises(LocalqError, match=r"but only 10\.0 kB is free") as caught:
         load(open_model(checkpoint), CPU)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
 

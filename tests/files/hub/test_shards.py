@@ -30,7 +30,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left(hub, tmp_path):
     mine = tmp_path / "out.source" / "thesis.tex"
     mine.parent.mkdir()
     mine.write_text("years")
-    with pytest.raises(LocalqError, match="did not create it") as caught:
+    with pytest.raises(LocalqError, match="did not create this folder") as caught:
         hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
     assert caught.value.exit_code == ExitCode.USAGE
     assert mine.read_text() == "years"

@@ -29,7 +29,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("/set top_k 3", "top_k = 3"),
     ("/set", "top_k = 3"),
     ("/think", "think = auto"),
-    ("/grammar regex a+", "answers follow regex a+"),
+    ("/grammar regex a+", "answers are now constrained by regex a+"),
     ("/grammar off", "no grammar"),
     ("/tokens", "prompt: "),
     ("/show prompt", "<system>Be brief<user>hey<assistant>seven"),
