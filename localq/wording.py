@@ -14,6 +14,7 @@ from localq.stats import Stats
 # The stage in words; bytes, layers or steps done, and in total (0: not counted).
 OnProgress = Callable[[str, int, int], None]
 Say = Callable[[str], None]  # one line for the user
+DOWNLOADING = "downloading"  # prefix of a stage that waits for a file, whose name follows
 
 _LEAST_BESIDE, _BELOW = 24, 4  # least width of a wrapped last column; its indent where it moves below the others
 _UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}

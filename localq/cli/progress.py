@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from localq.chat.terminal.transfer_rate import LEAP_BYTES
 from localq.cli.output import is_rich_terminal, note, stderr_console
-from localq.wording import OnProgress
+from localq.wording import DOWNLOADING, OnProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -118,7 +118,6 @@ def case_bar(quiet: bool) -> Callable[[str, int, int], AbstractContextManager[An
     return show
 
 
-WAITING = "fetching"  # prefix of the activity while a download blocks the work
 LINE_EVERY_S = 60.0
 LEAST_SHARE = 0.02  # of the work, before an estimate is given
 
@@ -136,7 +135,7 @@ class Remaining:
     def seconds(self, what: str, done: int, total: int) -> float | None:
         """Seconds left; None while it is too early for an estimate."""
         now = self._clock()
-        if what.startswith(WAITING) and self._what:  # the wait is part of the work
+        if what.startswith(DOWNLOADING) and self._what:  # the wait is part of the work
             what = self._what
         if what != self._what:
             self._what, self._started, self._first = what, now, done

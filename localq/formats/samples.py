@@ -38,10 +38,10 @@ class Random:
         drawn = torch.randn(shape, dtype=torch.float32, device=self.device, generator=self._generator)
         return drawn.mul_(deviation).to(dtype)
 
-    def scales(self, mean: float, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-        """Positive numbers around `mean`."""
+    def scales(self, mean: float, *shape: int, dtype: torch.dtype = torch.float16, spread: float = SPREAD) -> Tensor:
+        """Positive numbers within the share `spread` of `mean`."""
         drawn = torch.rand(shape, device=self.device, generator=self._generator)
-        return drawn.mul_(2 * SPREAD).add_(1 - SPREAD).mul_(mean).to(dtype)
+        return drawn.mul_(2 * spread).add_(1 - spread).mul_(mean).to(dtype)
 
     def permutation(self, count: int) -> Tensor:
         """0 .. count - 1 in random order, i16: the bits of a u16."""

@@ -60,7 +60,7 @@ def sample(
     """Choose from logits f32 [vocab]: the id, or -1 if a logit is not finite, goes to `chosen`, the id or 0 to `token`.
 
     chosen, token, position i64 [1]. `softcap` > 0: softcap * tanh(logits / softcap) first. `adjusted`: the logits went
-    through `logit_adjust.adjust`, and the penalty with them. The token is marked as seen, step and position go up by one.
+    through `logit_adjust.adjust`, with the penalty. The token is marked as seen, step and position go up by one.
     `greedy`, `adjusted` and `xtc` of the state are host decisions; all other settings are read from the device when the
     kernels run, so one captured graph serves them all. The same bits every time. Bound by latency.
     """

@@ -39,11 +39,11 @@ from localq.quantize.output.shards import Shard, ShardWriter, plan_shards, start
 from localq.quantize.request import LayerwiseRequest, config_changes, layerwise_task, open_source, source_note
 from localq.quantize.settings import ConversionSettings, QuantizedLayer, Tuning, rotate_mode
 from localq.quantize.target import target_format
-from localq.wording import OnProgress, Say
+from localq.wording import DOWNLOADING, OnProgress, Say
 
 # Stages: layers quantized, finished layers run through, and before both the sensitivities of a mixture.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "resuming", "measuring sensitivity"
-FETCHING, TRAINING = "downloading", "training all layers"  # FETCHING is followed by a file name
+TRAINING = "training all layers"
 QUANTIZING_FIRST = f"{QUANTIZING} (then {TRAINING})"  # the time left is not the whole
 
 
@@ -178,7 +178,7 @@ class _LayerwiseConversion:
 
         source = (request.shards, model, self._rest)
         release = fetch_order.release_while_measuring(
-            *source, lambda what: on_progress(f"{FETCHING} {what}", done, total)
+            *source, lambda what: on_progress(f"{DOWNLOADING} {what}", done, total)
         )
         rows = partial(self._embedded, spread_indices(len(request.windows)))
         prices = sensitivities(model, rows, request.device, self._settings, log, before)
@@ -220,7 +220,7 @@ class _LayerwiseConversion:
         units = sorted({*range(last + 1 if last else 0), *wanted})  # the text runs through every layer before the last
         source = (self._request.shards, self._model, self._rest)
         release = fetch_order.release_while_quantizing(
-            *source, units, lambda what: on_progress(f"{FETCHING} {what}", done, total)
+            *source, units, lambda what: on_progress(f"{DOWNLOADING} {what}", done, total)
         )
         written = joint_output.LayerFiles(self._model, self._target, writer.folder, files, self._request.source.config)
         for at, unit in enumerate(units):

@@ -92,7 +92,7 @@ def _format_module(source: ModelFiles, format: str) -> ModuleType:
 def _task(request: TensorwiseRequest, jobs: list[TensorJob]) -> dict[str, Any]:
     budget, text = request.budget, request.text
     facts = budget.facts if budget is not None else [] if text is None else text.facts
-    settings = [request.shard_bytes, *facts]
+    settings = [request.shard_bytes, request.source.config, *facts]
     return conversion_task(request.source, request.format, [job.outputs for job in jobs], settings)
 
 

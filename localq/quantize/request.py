@@ -86,11 +86,15 @@ class LayerwiseRequest:
 def layerwise_task(request: LayerwiseRequest, layout: Sequence[dict[str, TensorInfo]]) -> dict[str, Any]:
     """Return what identifies a layer-by-layer conversion: its source, text and settings, and its output `layout`."""
     text = hashlib.sha256(json.dumps([list(window) for window in request.windows]).encode()).hexdigest()
-    effort = [asdict(each) for each in (request.effort, request.tuning, request.joint_tuning)]
+    # The first name of a field stays in the fingerprint, so that conversions begun by earlier builds are resumed.
+    effort = [
+        {"books" if name == "codebooks" else name: value for name, value in asdict(each).items()}
+        for each in (request.effort, request.tuning, request.joint_tuning)
+    ]
     settings = [*effort, request.correction, request.seed, request.device.type, request.bits]
     settings += [request.layers.sha256] if request.layers else []
     facts = source_facts(request.source) if request.shards is None else request.shards.facts
-    return conversion_task(request.source, request.format, layout, [text, settings], facts)
+    return conversion_task(request.source, request.format, layout, [text, settings, request.source.config], facts)
 
 
 def open_source(request: LayerwiseRequest) -> Checkpoint:

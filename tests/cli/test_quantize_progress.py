@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localq.cli import progress
+from localq.wording import DOWNLOADING
 
 
 def test_the_rest_is_told_at_the_pace_of_its_own_kind() -> None:
@@ -29,7 +30,7 @@ def test_what_is_waited_for_counts_to_the_work() -> None:
     remaining = progress.Remaining(lambda: now)
     assert remaining.seconds("quantizing", 0, 1000) is None
     now = 30.0
-    assert remaining.seconds("fetching a file", 100, 1000) == pytest.approx(270)
+    assert remaining.seconds(f"{DOWNLOADING} a file", 100, 1000) == pytest.approx(270)
     now = 50.0
     assert remaining.seconds("quantizing", 100, 1000) == pytest.approx(450)
 

@@ -40,7 +40,7 @@ def _matrix(case: Case, device: torch.device, seed: int) -> tuple[VqOperand, Ten
 
 def gate_up(device: torch.device) -> None:
     """With a norm."""
-    x, factor = normal(1, COLUMNS, seed=7).to(HALF), (0.1 + 0.01 * normal(COLUMNS, seed=8)).to(HALF)
+    x, factor = normal(1, COLUMNS, seed=7).to(HALF), (1 + 0.1 * normal(COLUMNS, seed=8)).to(HALF)
     wide = (x.double() * torch.rsqrt(x.double().square().mean() + EPS) * factor.double())[0]
     chosen, norm = torch.tensor(CHOSEN, dtype=torch.int32, device=device), Norm(factor.to(device), EPS)
     for stack, dense in _stacks(2, device):

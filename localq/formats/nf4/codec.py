@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.errors import bad_file
-from localq.formats.samples import SPREAD, Random
+from localq.formats.samples import Random
 
 BLOCK = 64
 NESTED_BLOCK = 256
@@ -164,7 +164,7 @@ def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
     """Random weights [out, in] of about unit gain: every code, equally often; double-quantized."""
     (out, columns), random = shape, Random(seed, device)
     blocks, unit = out * columns // BLOCK, unit_absmax(shape[1])
-    nested = random.scales(SPREAD * unit, math.ceil(blocks / NESTED_BLOCK), dtype=torch.float32)
+    nested = random.scales(0.4 * unit, math.ceil(blocks / NESTED_BLOCK), dtype=torch.float32, spread=0.5)
     codes, absmax = random.codes(out, columns // 2), random.codes(blocks)  # of a map that spans -1 to 1
     tables = (dynamic_map().to(device), torch.tensor(unit, device=device))
     return Packed(codes, absmax, nested, *tables, shape, torch.float16)

@@ -170,7 +170,8 @@ class Linear(SlabLinear):
 
     def operand(self) -> VptqOperand | None:
         """The buffers; None for layouts that the product does not read."""
-        return self._operand if vptq_kernel.reads(self._operand) else None
+        operand = self._operand
+        return operand if vptq_kernel.reads(operand) else None
 
     @property
     def _operand(self) -> VptqOperand:

@@ -47,12 +47,12 @@ def conversion_task(
     settings: Sequence[Any],
     facts: Any = None,
 ) -> dict[str, Any]:
-    """Return what identifies a conversion: source files, output layout, settings, and the version of localq.
+    """Return what identifies a conversion: source files, output layout, settings, localq's version.
 
     Only the same conversion is resumed. facts: those of the source where its files are not on disk.
     """
     tensors = [[name, part.dtype, list(part.shape)] for group in layout for name, part in group.items()]
-    described = [source_facts(source) if facts is None else facts, tensors, *settings, source.config]
+    described = [source_facts(source) if facts is None else facts, tensors, *settings]
     return {
         "source": source.name,
         "format": format,
