@@ -34,7 +34,7 @@ def screen(tmp_path, monkeypatch):
 def test_a_table_that_is_longer_than_the_screen_goes_through_it(screen, capfd):
     kept = screen(10)
     assert kept.startswith("FRX\nvariable ")
-    assert kept.endswith("reports nothing\n")
+    assert kept.endswith("sends no telemetry\n")
     assert capfd.readouterr().out == ""
     assert screen(200) == ""
     assert "LOCALQ_NOPROJECT" in capfd.readouterr().out

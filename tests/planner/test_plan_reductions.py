@@ -41,7 +41,7 @@ def test_the_table_of_a_tied_model_moves_only_with_a_head_of_its_own():
     assert Wishes(embed="device").placements(shape) == [Placement(), Placement(8), Placement("k8v4"), Placement(4)]
     assert Wishes(embed="host").placements(shape)[0] == Placement(16, "host", "8")
     assert Wishes(head="8").placements(shape)[:2] == [Placement(head="8"), Placement(16, "host", "8")]
-    with pytest.raises(LocalqError, match="also its head") as raised:
+    with pytest.raises(LocalqError, match="also its output head") as raised:
         memory_plan.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(embed="host", head="16"))
     assert raised.value.exit_code == ExitCode.USAGE
 

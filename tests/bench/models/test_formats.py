@@ -291,7 +291,7 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
         (["--formats"], "no model given"),
         (["--formats", "x", "--synthetic", "--make", "nf4"], "--make has no effect on random"),
         (["--formats", "x", "--synthetic", "--max-windows", "1"], "--max-windows has no effect on random"),
-        (["--formats", "x", "-n", "0"], "needs decode tests"),
+        (["--formats", "x", "-n", "0"], "at least one decode test"),
         (["--formats", "x", "--make", "fp8"], "cannot make 'fp8'"),
         (["--formats", "--kernels"], "different benchmarks"),
         (["--formats", "x", "--against", "none"], "--against has no effect with --formats"),
