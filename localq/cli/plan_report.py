@@ -41,7 +41,7 @@ class Report:
 
     @property
     def decisions(self) -> list[explain.Line]:
-        """Decisions besides the format: context, KV cache, embedding, head."""
+        """Decisions other than the format: context, KV cache, embedding, head."""
         taken = self.choice.taken
         wishes = choose.wishes_of(self.settings)
         return explain.lines(taken.plan, wishes, taken.offer.arch, self.budget, taken.offer.scheme)

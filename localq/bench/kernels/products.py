@@ -20,7 +20,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Inputs:
-    """x [rows, in] and what the form of the product needs besides, all in the dtype of x."""
+    """x [rows, in] and the other inputs of the product's form, all in the dtype of x."""
 
     x: Tensor
     norm: Norm | None

@@ -1,7 +1,7 @@
 """Keys in kitty's keyboard protocol, translated to the sequences that terminals send without it.
 
 The protocol distinguishes Shift-Enter from Enter, but sends Ctrl and Alt in another form, which the line editor does
-not know. Enhancements 1 (distinct keys) and 4 (the Latin letter besides that of another layout, for Ctrl-C) are used.
+not know. Enhancements 1 (distinct keys) and 4 (the Latin letter beside that of another layout, for Ctrl-C) are used.
 See sw.kovidgoyal.net/kitty/keyboard-protocol.
 """
 

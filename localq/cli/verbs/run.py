@@ -105,7 +105,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Request:
-    """The prompt, and what shapes the answer besides the settings."""
+    """The prompt, and options of the answer that are not settings."""
 
     words: list[str]
     stops: tuple[str, ...]

@@ -26,7 +26,7 @@ from localq.kernels.gemv import Norm
 from localq.kernels.operand import Operand, share_tables
 
 MODULES: dict[str, ModuleType] = {**FORMATS, "int8": int8}
-FIRST = 32  # row that dequantizing begins at, besides the first: whole tiles, whole vectors
+FIRST = 32  # a second row to dequantize from: whole tiles, whole vectors
 TURNED_COLUMNS = (48, 1536, 8192)  # blocks of one warp, and of several
 
 
@@ -69,7 +69,7 @@ def check_product(kernel: Kernel, device: torch.device) -> None:
                 pair = [linear_of(case, device, seed, tiled, dtype if kernel.typed else HALF) for seed in (1, 5)]
                 operands = share_tables([operand_of(linear) for linear, _ in pair])
                 weight, up = (multiplied(case, packed) for _, packed in pair)
-                wide = normal(max(kernel.rows), case.shape[1], seed=11).to(dtype)  # no seed of a matrix
+                wide = normal(max(kernel.rows), case.shape[1], seed=11).to(dtype)  # unlike every matrix's seed
                 for rows in kernel.rows:
                     out = torch.full((rows, case.shape[0]), torch.nan, device=device)
                     near_product(operands[0].launch(wide[:rows].to(device), operands[:1], out=out), wide[:rows], weight)

@@ -136,7 +136,7 @@ class FusedStep:
         return sum(buffer.nbytes for buffer in self._buffers) + routing
 
     def workspace_bytes(self) -> int:
-        """Device memory of what attention needs besides."""
+        """Device bytes of the attention workspace."""
         return self._workspace.bytes()
 
     # ---- the list

@@ -101,7 +101,7 @@ class VqLinear(SlabLinear):
 
 
 def table_bytes(model: nn.Module) -> int:
-    """Device bytes of what the matrices of `model` have besides their buffers: `MOST_FRAGMENTS` of each."""
+    """Device bytes of the fragments of `model`'s matrices, which are not buffers: `MOST_FRAGMENTS` of each."""
     matrices = [module.tiles for module in model.modules() if isinstance(module, VqLinear) and module.tiles]
     shared = {book.fragments.data_ptr(): book.fragments.nbytes for matrix in matrices for book in matrix.books}
     if not matrices:

@@ -124,7 +124,7 @@ def router(
 
 
 def router_workspace(experts: int, device: torch.device | str) -> Tensor:
-    """What `router` needs besides, int32 [experts + 1]; a launch leaves it ready for the next."""
+    """Workspace of `router`, int32 [experts + 1]; a launch leaves it ready for the next."""
     return torch.zeros(experts + 1, dtype=torch.int32, device=device)
 
 
