@@ -195,7 +195,7 @@ class ReplyText(RepeatedRow, Markdown):
     def _is_waited_for(self) -> bool:
         """Whether a key waits."""
         input_priority = getattr(self.app, "input_priority", None)
-        return input_priority is not None and input_priority.wait
+        return input_priority is not None and input_priority.is_waiting
 
     async def _colour(self, wanted: list[list[ProseOrOther]]) -> None:
         """Colour code blocks in slices of time: 400 lines take 0.08 s."""
