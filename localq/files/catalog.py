@@ -4,16 +4,18 @@ A name is, in this order:
 
 1. a catalogue name or alias, in any case, with or without `@FORMAT` (or `:FORMAT`):
    `llama-3.1-8b`, `llama3.1:8b`, `llama-3.1-8b@nf4`;
-2. a local path, if it looks like one (`./x`, `../x`, `/x`, `~/x`, `x/`, `x.gguf`) or is an existing folder;
+2. a local path, if it looks like one (`./x`, `../x`, `/x`, `~/x`, `x/`, `x.gguf`, `x.safetensors`) or exists;
 3. a hub repository: `org/repo`, `org/repo@REVISION`, with or without `hf.co/` or `https://huggingface.co/` before it.
 
-So a folder with the name of a model is written `./folder`, and a repository with the name of a folder `hf.co/org/repo`.
-After a repository, `@` begins a revision, never a format.
+So a folder with the name of a model is written `./folder`, and a repository with the name of a path `hf.co/org/repo`.
+The name of an existing file, folder or link never leaves this machine. After a repository, `@` begins a revision, never
+a format.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +93,10 @@ def find(name: str) -> ModelEntry:
 
 
 def resolve(name: str) -> Target:
-    """Resolve `name` by the rules above. Raises LocalqError (exit 4) for an unknown name."""
+    """Resolve `name` by the rules above.
+
+    Raises LocalqError: exit 4 for an unknown name, 8 for a file of another kind.
+    """
     name = name.strip()
     if not name:
         raise usage_error("model", "the name is empty", "`localq fit` lists models.")
@@ -176,24 +181,22 @@ def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
 
 
 def _local_path(name: str) -> Path | None:
-    """The path that `name` means by its form or because the folder exists; None otherwise."""
-    path = Path(name).expanduser()
+    """The path that `name` means by its form or because something of this name exists; None otherwise."""
+    path = places.expand(name)
     looks = name.startswith(("./", "../", "/", "~")) or name in (".", "..") or name.endswith("/")
-    if looks or name.casefold().endswith(".gguf") or path.is_dir():
+    if looks or name.casefold().endswith((".gguf", ".safetensors")) or os.path.lexists(path):
         return path
     return None
 
 
 def _path_target(path: Path) -> Target:
-    is_gguf = path.suffix.casefold() == ".gguf"
-    if is_gguf and path.is_file():
+    if path.suffix.casefold() == ".gguf" and path.is_file():
         return Target(path.name, "gguf", format="gguf", path=path)
     if path.is_dir():
         return Target(path.resolve().name, "folder", path=path)
-    why = "no such file" if is_gguf else "no such folder"
-    if path.is_file():
-        why = "neither a model folder nor a .gguf file"
-    raise LocalqError(str(path), why, "Check the path.", ExitCode.UNKNOWN_MODEL)
+    from localq.files.model_folder import no_model_error  # start-up cost: only a wrong path needs it
+
+    raise no_model_error(path)
 
 
 def _repo_target(name: str, hub_name: str) -> Target:

@@ -7,6 +7,7 @@ Front end and engine both open models here. Reads and checks small files only: `
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,36 @@ def open_model(path: Path, *, weights: bool = True) -> ModelFiles:
     """
     if path.is_dir():
         return _open_folder(path, weights)
-    if not path.exists():
-        next_step = "Give a model folder, a .gguf file or a name from `localq ls`."
-        raise LocalqError(str(path), "no such file or folder", next_step, ExitCode.UNKNOWN_MODEL)
     if path.is_file() and path.suffix.lower() == ".gguf":
         return _open_gguf(path)
-    raise bad_file(str(path), "neither a model folder nor a .gguf file", "Give the folder that holds config.json.")
+    raise no_model_error(path)
+
+
+def no_model_error(path: Path) -> LocalqError:
+    """The error for a path that is neither a folder nor a .gguf file: exit 8 for something else, 4 for nothing."""
+    code = ExitCode.BAD_FILE if path.exists() else ExitCode.UNKNOWN_MODEL
+    is_file = path.suffix.casefold() in (".gguf", ".safetensors")
+    why, step = f"no such {'file' if is_file else 'folder'}", "Check the path."
+    if path.is_symlink() and not path.exists():
+        why = f"a broken link to {os.readlink(path)}"
+        step = "Restore its target, or give another path."
+    elif path.is_file():
+        why, step = "a file, not a model folder", "Give a model folder or a .gguf file."
+        if _starts_as_gguf(path):
+            step = "It is a GGUF file: give it a name that ends in .gguf."
+        elif (path.parent / "config.json").exists():
+            step = f"Give the folder that holds it: {path.parent}"
+    elif path.exists():
+        why = "neither a folder nor a file"
+    return LocalqError(str(path), why, step, code)
+
+
+def _starts_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def _open_gguf(path: Path) -> ModelFiles:

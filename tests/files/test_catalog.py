@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
 from localq.files.catalog_file import read
+from localq.files.model_folder import open_model
 from localq.files.model_types import MODEL_TYPES
 from localq.planner import footprint
 from localq.planner.offers import Offer
@@ -195,6 +197,38 @@ def test_a_name_that_means_nothing_is_exit_4_with_a_way_on(typed, words):
     assert raised.value.exit_code == ExitCode.UNKNOWN_MODEL
     for word in words:
         assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("model/config.json", ["a file, not a model folder", "Give the folder that holds it: model"]),
+        ("model/weights.safetensors", ["a file, not a model folder", "Give the folder that holds it: model"]),
+        ("model/missing.safetensors", ["no such file"]),
+        ("blobs/sha256-1", ["a file", "a name that ends in .gguf"]),
+        ("notes", ["a file, not a model folder", "Give a model folder or a .gguf file."]),
+        ("model/gone", ["a broken link to /nowhere/at-all"]),
+        ("model/pipe", ["neither a folder nor a file"]),
+    ],
+)
+def test_what_exists_here_is_never_taken_for_a_repository(tmp_path, monkeypatch, typed, words):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("model", "blobs"):
+        (tmp_path / folder).mkdir()
+    for name in ("model/config.json", "model/weights.safetensors", "notes"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "blobs/sha256-1").write_bytes(b"GGUF\3")
+    (tmp_path / "model/gone").symlink_to("/nowhere/at-all")
+    os.mkfifo(tmp_path / "model/pipe")
+    with pytest.raises(LocalqError) as raised:
+        catalog.resolve(typed)
+    gone = not Path(typed).exists()
+    assert raised.value.exit_code == (ExitCode.UNKNOWN_MODEL if gone else ExitCode.BAD_FILE)
+    for word in words:
+        assert word in str(raised.value)
+    with pytest.raises(LocalqError) as opened:
+        open_model(Path(typed))
+    assert str(opened.value) == str(raised.value)
 
 
 def test_an_empty_name_is_a_usage_error():
