@@ -53,6 +53,11 @@ class SlabLinear(PackedLinear):
         """[out, in]"""
         return self.out_features, self.in_features
 
+    @property
+    def padding_bytes(self) -> int:
+        """Device bytes that the tiles have in addition to the stored tensors."""
+        return 0
+
     def tile_(self) -> SlabLinear:
         """Put the tensors into the order that the kernels of the format read, in place; by itself there is no other."""
         return self

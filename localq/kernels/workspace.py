@@ -40,6 +40,8 @@ def workspace_of(device: torch.device) -> Workspace:
     """The workspace of torch's current stream on `device`; the first call for a stream allocates it.
 
     What is captured takes that of the stream it will be replayed on: the default one, or that of `captured_for`.
+    Raises RuntimeError if it would be allocated during a capture: its memory would belong to the graph, and its first
+    contents would be written by replays alone.
     """
     if device.type != "cuda":
         return Workspace(None)
@@ -63,4 +65,6 @@ def captured_for(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @functools.cache
 def _allocate(device: torch.device, stream: int) -> Workspace:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("the workspace of a stream cannot be allocated during a capture: run the launch once before")
     return Workspace(torch.full((WORDS,), -1, dtype=torch.int32, device=device))

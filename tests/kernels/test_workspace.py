@@ -47,6 +47,13 @@ def test_what_is_captured_takes_that_of_the_stream_it_is_replayed_on(streams):
     assert workspace_of(GPU).words == 7
 
 
+def test_none_is_allocated_during_a_capture(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: SimpleNamespace(cuda_stream=-1))
+    with pytest.raises(RuntimeError, match="run the launch once before"):
+        workspace_of(GPU)
+
+
 @pytest.mark.cuda
 def test_on_the_device_every_bit_is_set():
     found = workspace_of(GPU)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localq.kernels.workspace import captured_for
+
 GIB = 2**30
 CPU_BUFFER_BYTES, GPU_BUFFER_BYTES = GIB // 4, 4 * GIB
 REPEATS = 10
@@ -90,16 +92,18 @@ def copies_for_cold_cache(bytes_each: int, cache_bytes: int) -> int:
 def time_cold(launches: Sequence[Callable[[], object]], replays: int = 30) -> Timing:
     """Time of one of `launches`, which do the same on different copies. Runs them all before, as a warm-up."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's gap
-    with torch.cuda.stream(stream):
-        for launch in launches:
-            launch()
-    stream.synchronize()
-    graph = _captured(launches, stream)
-    _replay_us(graph)
-    turns = turns_for(_replay_us(graph))
-    if turns > 1:
-        graph = _captured([*launches] * turns, stream)
+    stream.wait_stream(torch.cuda.current_stream())
+    with captured_for(torch.cuda.current_stream()):
+        with torch.cuda.stream(stream):
+            for launch in launches:
+                launch()
+        stream.synchronize()
+        graph = _captured(launches, stream)
         _replay_us(graph)
+        turns = turns_for(_replay_us(graph))
+        if turns > 1:
+            graph = _captured([*launches] * turns, stream)
+            _replay_us(graph)
     microseconds = [_replay_us(graph) / (turns * len(launches)) for _ in range(replays)]
     return Timing(statistics.median(microseconds), min(microseconds), max(microseconds))
 

@@ -119,14 +119,14 @@ def _load(
         assignment,
         checkpoint,
         Destinations(device, dtype, plan.placement, sizes),
-        lambda done, total: on_progress("reading weights", done, total),
+        lambda done, total: on_progress("loading weights", done, total),
     )
     free_memory()  # temporaries of reading
     model.make_tables(plan.ctx, device)
     model.eval()
     cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
     tables = model.table_bytes(plan.ctx, dtype) + codebook_linear.table_bytes(model)
-    tables += expert_linears.table_bytes(model)
+    tables += expert_linears.table_bytes(model) + weights.padding_bytes(model)
     ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}
     if held is not None:
         ledger["scratch"] = share_scratch(model, dtype)
@@ -155,7 +155,7 @@ def _notes(plan: memory_plan.Plan, non_finite: list[str]) -> list[str]:
         notes.append(f"loaded with --force although it does not fit: {plan.reason}")
     if non_finite:
         notes.append(
-            f"{len(non_finite)} weight tensors contain NaN or infinity (first: {non_finite[0]}); replies may fail"
+            f"{len(non_finite)} weight tensors contain NaN or infinity (first: {non_finite[0]}); replies may be garbage"
         )
     return notes
 
@@ -190,11 +190,11 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
     method = quantization.get("quant_method", nf4.quant_method) if isinstance(quantization, dict) else quantization
     in_8_bit = method == nf4.quant_method and quantization and not quantization.get("load_in_4bit")
     if in_8_bit or method not in [module.quant_method for module in FORMATS.values()]:
-        what = "bitsandbytes in 8 bit" if in_8_bit else f"{method!r}"
+        what = "bitsandbytes (8-bit)" if in_8_bit else f"{method!r}"
         step = f"Use {', '.join(FORMATS)} or bf16."
-        raise LocalqError(name, f"its weights are quantized by {what[:80]}, which is not supported", step)
+        raise LocalqError(name, f"the weights are quantized with {what[:80]}, which is not supported", step)
     if isinstance(quantization, dict) and (variant := stored_format.unreadable(quantization)):
-        raise LocalqError(name, f"its weights are {variant}", "Use another repository of this model.")
+        raise LocalqError(name, f"the weights are {variant}", "Use another repository of this model.")
     return found
 
 
@@ -202,7 +202,7 @@ def pick_dtype(wanted: str, files: ModelFiles, device: torch.device) -> torch.dt
     """Return the compute dtype: "auto" is float32 on the CPU, on a GPU the checkpoint's (GGUF: bfloat16)."""
     if wanted != "auto":
         if wanted not in DTYPES:
-            raise usage_error("--dtype", f"{wanted!r} is not a dtype", f"Use auto, {', '.join(DTYPES)}.")
+            raise usage_error("--dtype", f"{wanted!r} is not a supported dtype", f"Use auto, {', '.join(DTYPES)}.")
         return DTYPES[wanted]
     if device.type == "cpu":
         return torch.float32

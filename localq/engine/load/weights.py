@@ -22,11 +22,12 @@ from localq.engine.load.shared import SharedTensors
 from localq.errors import LocalqError, bad_file
 from localq.formats import FORMATS, owner, shared_names
 from localq.formats.checkpoint import Checkpoint
+from localq.formats.linear import SlabLinear
 from localq.models.decoder import Decoder
 from localq.models.experts import Router
 
 HEAD_FORMATS = ("nf4",)  # a head in another format is dequantized: `placement` plans for no other
-_AGAIN = "Download the model again; if the error persists, its files do not match each other."
+_AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     """
     whole, joined = stacks.find(checkpoint, rename), expert_pieces.find(checkpoint, rename, model)
     if twice := whole.keys() & joined.keys():
-        raise bad_file(name, f"{min(twice)!r} exists both as a stack and expert by expert", _AGAIN)
+        raise bad_file(name, f"{min(twice)!r} is stored both stacked and expert by expert", _AGAIN)
     assignment = Assignment(stacks={**whole, **joined})
     owned = {key for stack in assignment.stacks.values() for key in (*stack.keys, *stack.shared)}
     parameters = {parameter for parameter, _ in model.named_parameters()}
@@ -89,7 +90,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
             continue
         taken = target in assignment.dense or target in assignment.stacks
         if taken or target.removesuffix(".weight") in assignment.quantized:
-            raise bad_file(name, f"two tensors would become {target[:80]!r}, one of them {key[:80]!r}", _AGAIN)
+            raise bad_file(name, f"{key[:80]!r} and another tensor both map to {target[:80]!r}", _AGAIN)
         assignment.dense[target] = key
     _check(assignment, checkpoint, model, name)
     return assignment
@@ -129,12 +130,12 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
         if target in model.transposed:
             shape = (*shape[:-2], shape[-1], shape[-2])
         if info.shape != shape:
-            raise bad_file(name, f"{key!r} has shape {list(info.shape)}, not {list(shape)}", _AGAIN)
+            raise bad_file(name, f"{key!r} has shape {list(info.shape)}, expected {list(shape)}", _AGAIN)
         if info.dtype not in DENSE_DTYPES:
             raise bad_file(name, f"{key!r} has the unsupported dtype {info.dtype}")
     for path, entry in assignment.quantized.items():
         if not isinstance(model.get_submodule(path), nn.Linear):
-            raise bad_file(name, f"{path!r} is quantized but not a linear layer", _AGAIN)
+            raise bad_file(name, f"{path!r} is quantized but is not a linear layer", _AGAIN)
         found = entry.module.stored_shape(checkpoint, entry.prefix)
         if found != wanted[f"{path}.weight"]:
             why = f"{entry.prefix!r} has shape {list(found)}, not {list(wanted[f'{path}.weight'])}"
@@ -165,14 +166,19 @@ def block_sizes(
 
 
 def weight_bytes(model: Decoder) -> dict[str, int]:
-    """Return the device bytes of "weights" of the blocks, "embedding", and a separate "head"."""
+    """Return the device bytes of "weights" of the blocks as stored, "embedding", and a separate "head"."""
     table, device = model.embed_tokens.weight, model.norm.weight.device
     head = 0 if model.lm_head is None else _bytes(model.lm_head)
     return {
-        "weights": _bytes(model) - table.nbytes - head,
+        "weights": _bytes(model) - table.nbytes - head - padding_bytes(model),
         "embedding": table.nbytes if table.device == device else 0,
         "head": head,
     }
+
+
+def padding_bytes(model: Decoder) -> int:
+    """Return the device bytes that tiles have in addition to the stored tensors; the plan counts them as tables."""
+    return sum(module.padding_bytes for module in model.modules() if isinstance(module, SlabLinear))
 
 
 def _bytes(module: nn.Module) -> int:
@@ -229,7 +235,7 @@ def fill(
         done += sum(sizes[key] for key in stack.keys)
         on_progress(done, total)
     if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
-        raise LocalqError("engine", f"the weight {empty[0]!r} was never filled", "Report this as a bug.")
+        raise LocalqError("engine", f"the weight {empty[0]!r} was never loaded", "Report this as a bug.")
     return list(dict.fromkeys(non_finite))
 
 

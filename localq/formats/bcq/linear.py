@@ -34,6 +34,7 @@ class Linear(SlabLinear):
         super().__init__(packed.shape, bias)
         self.planes, self.zero_point, self.group = packed.planes, packed.zero_point, packed.group
         self.shapes = tuple(packed.codes.shape), tuple(packed.scales.shape)
+        self._stored_bytes = packed.codes.nbytes + packed.scales.nbytes
         self.register_buffer("codes", packed.codes)
         self.register_buffer("scales", packed.scales)
 
@@ -60,6 +61,11 @@ class Linear(SlabLinear):
             self.codes, self.scales = bcq_tiles.tile_(self.codes, self.scales)
             self.tiled = True
         return self
+
+    @property
+    def padding_bytes(self) -> int:
+        """Device bytes of padding rows and columns in the tiles; 0 for rows in multiples of 16, columns of 128."""
+        return self.codes.nbytes + self.scales.nbytes - self._stored_bytes
 
     def operand(self) -> BcqOperand | None:
         """The buffers; None where they are not in tiles."""

@@ -30,6 +30,7 @@ from localq.tui.reply.prose import Prose
 from localq.tui.reply.prose_blocks import READER, ProseBlock, ProseOrOther
 from localq.tui.reply.repeated_row import RepeatedRow
 from localq.tui.reply.reply_block import SizedByContent
+from localq.tui.terminal.input_priority import InputPriority
 
 MOST_TOGETHER = 16  # blocks in one widget; all are wrapped again when one grows
 
@@ -194,7 +195,7 @@ class ReplyText(RepeatedRow, Markdown):
 
     def _is_waited_for(self) -> bool:
         """Whether a key waits."""
-        input_priority = getattr(self.app, "input_priority", None)
+        input_priority: InputPriority | None = getattr(self.app, "input_priority", None)
         return input_priority is not None and input_priority.is_waiting
 
     async def _colour(self, wanted: list[list[ProseOrOther]]) -> None:

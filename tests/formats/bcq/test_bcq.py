@@ -163,6 +163,20 @@ def test_what_fills_up_tiles_is_planned(scheme: str, planes: int) -> None:
         assert format_sizes.sign_padding(Linears("", *shape, 1), scheme) == held - shape[0] * planes * shape[1] // 8
 
 
+@pytest.mark.parametrize("shape", [(48, 128), (40, 128), (48, 72), (35, 2216)])
+def test_padding_is_what_tiles_have_in_addition(shape: tuple[int, int]) -> None:
+    """The ledger counts it as tables, as the plan does: weights are the bytes of the file."""
+    packed = random_packed(shape, 3, 128, zero_point=False)
+    stored = packed.codes.nbytes + packed.scales.nbytes
+    linear = bcq.Linear(packed)
+    assert linear.padding_bytes == 0
+    linear.put_into_tiles()
+    assert linear.padding_bytes == linear.codes.nbytes + linear.scales.nbytes - stored
+    rows = -(-shape[0] // 16) * 16
+    scales = (rows - shape[0]) * packed.scales[0].nbytes
+    assert linear.padding_bytes == format_sizes.sign_padding(Linears("", *shape, 1), "q3g128") + scales
+
+
 def test_schemes() -> None:
     assert schemes.bcq_scheme("q4g64z") == (4, 64, True)
     assert schemes.bcq_scheme("q2row") == (2, 0, False)

@@ -91,6 +91,26 @@ def test_a_key_that_waits_is_drawn_before_the_next_piece():
     drive_chat(app, script)
 
 
+def test_code_is_coloured_in_full_though_a_key_waits_first():
+    """Colouring pauses between slices while a key waits, and goes on when patience ends."""
+    code = "\n".join(f"value_{line} = {line}" for line in range(400))
+    app = chat_app([f"```python\n{code}\n```\n\nthe end"])
+    app.input_priority = InputPriority(clock := Clock())
+
+    async def script(pilot):
+        app.chat.composer.put("go")
+        await pilot.press("enter")
+        app.input_priority.key_read()
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        clock.now_s += 2 * PATIENCE_S
+        await until(pilot, lambda: "the end" in screen_text(app))
+        await idle(pilot)
+        assert code in app.screen.query(ReplyText).last().source
+
+    drive_chat(app, script)
+
+
 def test_nothing_is_laid_out_while_a_key_waits():
     app = chat_app(["ok"])
     app.input_priority = InputPriority(clock := Clock())
