@@ -60,6 +60,10 @@ class ModelEntry:
 
     default_format  format that the plain name selects
     base_format     format of the source that localq quantizes from
+    family, year    name of the `Family`, and year of the release; "" and 0 = unknown
+    score           how people rate its answers (source: head of models.toml); 0 = unknown
+    estimated       the score is derived from that of a related model
+    base            a base model without a chat template
     side_parameters 16-bit weights outside the text model (a vision tower): downloaded, not loaded
     settings        sampling and max_tokens: override generation_config.json, overridden by the user's settings
     """
@@ -71,6 +75,11 @@ class ModelEntry:
     default_format: str
     base_format: str = "bf16"
     aliases: tuple[str, ...] = ()
+    family: str = ""
+    year: int = 0
+    score: int = 0
+    estimated: bool = False
+    base: bool = False
     side_parameters: int = 0
     settings: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
@@ -79,21 +88,47 @@ class ModelEntry:
         return next((each for each in self.sources if each.format == format), None)
 
 
+@dataclass(frozen=True)
+class Family:
+    """Models of one publisher that replace each other; source: where their years and scores come from."""
+
+    name: str
+    title: str
+    source: str
+
+
 def read(path: Path) -> tuple[ModelEntry, ...]:
     """The entries of a catalogue file. Raises LocalqError (exit 8) that names file and key."""
+    body = _tables(path)
+    _families(path, body)
+    entries = tuple(_entry(path, f"model[{index}]", fields) for index, fields in enumerate(body.get("model", [])))
+    _check_unique(path, entries)
+    return entries
+
+
+def read_families(path: Path) -> tuple[Family, ...]:
+    """The families of a catalogue file. Raises as `read`."""
+    return _families(path, _tables(path))
+
+
+def _families(path: Path, body: dict[str, list[Any]]) -> tuple[Family, ...]:
+    required = tuple(_FAMILY_KEYS)
+    tables = enumerate(body.get("family", []))
+    return tuple(Family(**_check_types(path, f"family[{i}]", each, _FAMILY_KEYS, required)) for i, each in tables)
+
+
+def _tables(path: Path) -> dict[str, list[Any]]:
+    """The [[model]] and [[family]] tables of a catalogue file."""
     try:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise bad_file(str(path), f"the catalogue cannot be read ({error})", "Correct or remove the file.") from error
-    for key in body:
-        if key != "model":
+    for key, tables in body.items():
+        if key not in ("model", "family"):
             raise _wrong(path, key, "is not a key of the catalogue; models are [[model]] tables")
-    models = body.get("model", [])
-    if not isinstance(models, list):
-        raise _wrong(path, "model", "must be an array of tables: [[model]]")
-    entries = tuple(_entry(path, f"model[{index}]", fields) for index, fields in enumerate(models))
-    _check_unique(path, entries)
-    return entries
+        if not isinstance(tables, list):
+            raise _wrong(path, key, f"must be an array of tables: [[{key}]]")
+    return body
 
 
 def _entry(path: Path, where: str, fields: Any) -> ModelEntry:
@@ -204,5 +239,7 @@ _ARCH_REQUIRED = tuple(each.name for each in dataclasses.fields(Architecture) if
 _SOURCE_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Source)}
 _MODEL_KEYS: dict[str, type] = {
     "name": str, "title": str, "aliases": list, "default_format": str, "base_format": str, "licence": str,
+    "family": str, "year": int, "score": int, "estimated": bool, "base": bool,
     "side_parameters": int, "settings": dict, "arch": dict, "source": list,
 }  # fmt: skip
+_FAMILY_KEYS: dict[str, type] = {"name": str, "title": str, "source": str}

@@ -12,7 +12,7 @@ import pytest
 
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
-from localq.files.catalog_file import read
+from localq.files.catalog_file import read, read_families
 from localq.files.model_folder import open_model
 from localq.files.model_types import MODEL_TYPES
 from localq.planner import footprint
@@ -76,6 +76,24 @@ def test_names_are_lower_case_and_survive_a_shell_and_a_folder_name():
     for entry in catalog.load_catalogue():
         assert entry.name == entry.name.lower()
         assert not set(entry.name) - set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+
+
+def test_every_model_has_a_family_a_year_and_a_score_whose_source_is_stated():
+    families = {each.name: each for each in read_families(ROOT / "models.toml")}
+    entries = catalog.load_catalogue()
+    assert {entry.family for entry in entries} == set(families)
+    for family in families.values():
+        assert family.title
+        assert "listed" in family.source
+    for entry in entries:
+        assert 2023 <= entry.year <= 2026, entry.name
+        assert entry.base == ("(base)" in entry.title) == (entry.score == 0), entry.name
+        assert entry.base or 900 < entry.score < 1500, entry.name
+    listed = {entry.name: entry.score for entry in entries if entry.score and not entry.estimated}
+    assert (listed["qwen3-32b"], listed["gemma-3-12b"], listed["gpt-oss-20b"]) == (1346, 1342, 1318)
+    estimated = {entry.name for entry in entries if entry.estimated}
+    assert {"qwen3-8b", "qwen3-14b", "qwen3-4b-2507"} <= estimated
+    assert all(families[entry.family].source.strip() != "listed" for entry in entries if entry.estimated)
 
 
 def test_stated_sizes_agree_with_the_shapes():
@@ -263,7 +281,7 @@ def test_experts_that_are_taken_one_after_the_other_come_last():
     assert not format_facts.one_by_one(dense, "gptq")
     offer = Offer("org/repo", mixtral, "gptq", "g128")
     assert offer.last
-    assert offer.remark == "slow, experts one by one"
+    assert offer.remark == "slow: experts run one by one"
 
 
 def test_what_runs_is_what_the_engine_has():
@@ -326,6 +344,8 @@ def test_an_own_entry_replaces_the_shipped_one_of_its_name(own_models):
         ('aliases = ["own"]', 'default_format = "nf4"', "own-1b.default_format"),
         ('name = "own-1b"\n', "", "model[0].name"),
         ("[[model]]", "[[models]]", "models"),
+        ('aliases = ["own"]', 'year = "2025"', "own-1b.year"),
+        ("[[model]]", '[[family]]\nname = "own"\n[[model]]', "family[0].title"),
         ("[[model.source]]", "[[model.sauce]]", "own-1b.sauce"),
     ],
 )
