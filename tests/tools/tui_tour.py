@@ -3,6 +3,7 @@
     python -m pytest tests/tools/tui_tour.py                    at 80x24 and 160x50, with the embedded model on the CPU
     python -m tests.tools.tui_tour --pictures FOLDER   the same, and an SVG of what the pane shows at each station
     python -m tests.tools.tui_tour --screenshots tests/data/screenshots    SVGs of what README shows, without tmux
+    python -m tests.tools.tui_tour --screens FOLDER    every screen at four sizes with a pretended card, without tmux
 
 At each step what the pane shows is looked at: texts that must be there, lines that must not be longer than the window,
 the composer and the line of what goes on at the bottom, whole.
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 from tests.support.cli.terminal_localq import environment  # noqa: E402
 from tests.support.files.real_model import smollm2  # noqa: E402
+from tests.tools import tui_screens  # noqa: E402
 from tests.tools.tmux_pane import Pane  # noqa: E402
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -214,7 +216,14 @@ def main() -> int:
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--screenshots", type=Path)
     wanted.add_argument("--pictures", type=Path)
+    wanted.add_argument("--screens", type=Path)
+    parser.add_argument("--sizes", default="80x24,120x40,160x50,200x60", help="of --screens")
+    parser.add_argument("--only", default="", help="names of --screens, with commas")
     given = parser.parse_args()
+    if given.screens:
+        sizes = tuple((int(each.split("x")[0]), int(each.split("x")[1])) for each in given.sizes.split(","))
+        tui_screens.screens(given.screens, sizes, tuple(filter(None, given.only.split(","))) or tui_screens.SCREENS)
+        return 0
     folder = given.screenshots or given.pictures
     folder.mkdir(parents=True, exist_ok=True)
     smollm2()
