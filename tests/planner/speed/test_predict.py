@@ -232,11 +232,48 @@ def test_bytes_per_token_by_hand():
     ("RTX 4090", "RTX 4090"), ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("4090", "RTX 4090"),
     ("rtx 3090 ti", "RTX 3090 Ti"),
     ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti Super"), ("3060ti", "RTX 3060 Ti"), ("NVIDIA H200", "H200"),
-    ("NVIDIA A100-SXM4-80GB", None), ("Radeon", None), ("", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+    ("NVIDIA A100-SXM4-80GB", "A100"), ("Radeon", None), ("", None), ("RTX 3050 Ti Laptop", None),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090 Laptop"), ("4090 laptop", "RTX 4090 Laptop"),
+    ("NVIDIA RTX 4000 Ada Generation", "RTX 4000 Ada"), ("NVIDIA RTX A6000", "RTX A6000"), ("NVIDIA L40S", "L40S"),
+    ("NVIDIA RTX 4000 Ada Generation Laptop GPU", "RTX 4000 Ada Laptop"), ("NVIDIA H100 80GB HBM3", "H100"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell"), ("NVIDIA H100 PCIe", "H100 PCIe"),
+    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Blackwell Max-Q"), ("5090", "RTX 5090"),
+    ("GeForce GTX 1660 SUPER", None), ("GeForce RTX 2080 Ti", None), ("Quadro RTX 6000", None), ("Tesla T4", None),
+    ("AMD Radeon RX 7900 XTX", None), ("RTX 9999", None),
 ])  # fmt: skip
 def test_cards_by_name(said, name):
     found = cards.match_card(said)
     assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize(("said", "total", "gib", "gb_per_s"), [
+    ("RTX 3060", None, 12, 360), ("RTX 3060 8GB", None, 8, 240), ("NVIDIA GeForce RTX 3060", 8 * 2**30, 8, 240),
+    ("NVIDIA GeForce RTX 3080", 12 * 2**30, 12, 912), ("RTX 4060 Ti 8 GB", None, 8, 288), ("A100 40G", None, 40, 1555),
+    ("NVIDIA A100-PCIE-40GB", None, 40, 1555), ("RTX PRO 5000 Blackwell", 72 * 2**30, 72, 1344),
+])  # fmt: skip
+def test_of_two_sizes_of_a_card_the_one_that_is_meant_counts(said, total, gib, gb_per_s):
+    found = cards.match_card(said, total)
+    assert found is not None
+    assert (found.gib, found.published_gb_per_s) == (gib, gb_per_s)
+
+
+@pytest.mark.parametrize(("said", "what"), [
+    ("RX 7900 XTX", "an AMD GPU"), ("AMD Radeon RX 9070", "an AMD GPU"), ("MI300X", "an AMD GPU"),
+    ("Arc B580", "an Intel GPU"), ("M4 Max", "an Apple GPU"), ("Apple M2", "an Apple GPU"),
+    ("GTX 1660 Super", "compute capability 8.0"), ("RTX 2080 Ti", "compute capability 8.0"),
+    ("Tesla T4", "compute capability 8.0"), ("Quadro RTX 8000", "compute capability 8.0"),
+])  # fmt: skip
+def test_a_card_that_localq_does_not_run_on_is_named_as_such(said, what):
+    with pytest.raises(LocalqError, match="does not support") as raised:
+        cards.find(said)
+    assert what in raised.value.why
+    assert "NVIDIA" in str(raised.value.next_step)
+
+
+def test_cards_of_every_common_size_are_known():
+    sizes = {card.gib for card in cards.CARDS}
+    assert {6, 8, 10, 12, 16, 20, 24, 32, 48, 96} <= sizes
+    assert set(cards.TYPICAL) == sizes
 
 
 def test_an_unknown_card_is_a_usage_error_that_lists_the_known():
