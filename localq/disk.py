@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from localq import places
 from localq.errors import ExitCode, LocalqError, usage_error
 
 RESERVE_BYTES = 2**30  # a download leaves this much free; less for smaller models
@@ -154,13 +155,13 @@ def read_text(path: Path) -> str:
     is_pipe = path.parent == Path("/dev/fd")
     try:
         # O_NONBLOCK: opening a named pipe must not wait for a writer.
-        descriptor = os.open(path.expanduser(), os.O_RDONLY | (0 if is_pipe else os.O_NONBLOCK))
+        descriptor = os.open(places.expand(path), os.O_RDONLY | (0 if is_pipe else os.O_NONBLOCK))
         with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(descriptor).st_mode
             if not (stat.S_ISREG(mode) or (is_pipe and stat.S_ISFIFO(mode))):
                 raise usage_error(str(path), "not a regular file", "Give a text file.")
             raw = file.read(MOST_TEXT_BYTES + 1)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         why = f"cannot read it ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error
     if len(raw) > MOST_TEXT_BYTES:

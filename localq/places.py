@@ -1,47 +1,93 @@
 """Folders and files of localq, and the environment variables that move them.
 
 Weights are in the Hugging Face cache, in its layout (`hub_cache`); the rest is in the platform's user folders. These
-functions return paths and create nothing.
+functions return paths and create nothing. They raise LocalqError (exit 2) for ~USER where there is no such user, and
+where a folder is not set and the user has no home folder.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
 
+from localq.errors import usage_error
+
 PACKAGE_DATA = Path(__file__).parent / "data"  # texts, codebooks, layers, the catalogue
 PACKAGE_PARENT = Path(__file__).resolve().parents[1]  # what a child process needs on its path
+_NO_HOME = "HOME is not set, and this user has no entry in the user database"
+
+
+def expand(path: str | Path, what: str = "") -> Path:
+    """`path` with a leading ~ or ~USER replaced by that home folder. what: the option or variable that holds it.
+
+    Raises LocalqError (exit 2) where there is no such user or home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0][1:]
+        about = f"{what}={path}" if what.isupper() else f"{what} {path}".strip()
+        if not user:
+            raise usage_error(about, _NO_HOME, "Set HOME, or give the full path.") from error
+        step = f"Give the full path; for a file of that name in this folder, ./{path}."
+        raise usage_error(about, f"there is no user {user}", step) from error
 
 
 def config_file() -> Path:
     """The user's `config.toml` (`LOCALQ_CONFIG` overrides)."""
-    override = os.environ.get("LOCALQ_CONFIG")
-    return Path(override).expanduser() if override else Path(platformdirs.user_config_dir("localq")) / "config.toml"
+    return _from_variable("LOCALQ_CONFIG") or _required(_user_folder(platformdirs.user_config_dir)) / "config.toml"
 
 
 def user_models_file() -> Path:
-    """The user's `models.toml`, additions to the catalogue (`LOCALQ_MODELS` overrides)."""
-    override = os.environ.get("LOCALQ_MODELS")
-    return Path(override).expanduser() if override else Path(platformdirs.user_config_dir("localq")) / "models.toml"
+    """The user's `models.toml`, additions to the catalogue (`LOCALQ_MODELS` overrides).
+
+    Without a home folder it is beside `config_file`.
+    """
+    if (chosen := _from_variable("LOCALQ_MODELS")) is not None:
+        return chosen
+    folder = _user_folder(platformdirs.user_config_dir)
+    return (folder or config_file().parent) / "models.toml"
 
 
 def data_dir() -> Path:
     """Conversations, unpacked and quantized models (`LOCALQ_DATA` overrides)."""
-    override = os.environ.get("LOCALQ_DATA")
-    return Path(override).expanduser() if override else Path(platformdirs.user_data_dir("localq"))
+    return _from_variable("LOCALQ_DATA") or _required(_user_folder(platformdirs.user_data_dir))
 
 
 def cache_dir() -> Path:
     """Files that can be created again (`LOCALQ_CACHE` overrides)."""
-    override = os.environ.get("LOCALQ_CACHE")
-    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("localq"))
+    return _from_variable("LOCALQ_CACHE") or _required(_user_folder(platformdirs.user_cache_dir))
 
 
 def state_dir() -> Path:
-    """Input history and logs."""
-    return Path(platformdirs.user_state_dir("localq"))
+    """Input history and logs. Without a home folder they are in `data_dir`."""
+    return _user_folder(platformdirs.user_state_dir) or data_dir() / "state"
+
+
+def _from_variable(name: str) -> Path | None:
+    """The path in an environment variable; None where it is unset or empty."""
+    value = os.environ.get(name)
+    return expand(value, name) if value else None
+
+
+def _user_folder(find: Callable[[str], str]) -> Path | None:
+    """The platform's folder of localq; None where it would be in a home folder and there is none."""
+    try:
+        folder = find("localq")
+    except RuntimeError:  # newer platformdirs; older ones return a path that begins with ~
+        return None
+    is_homeless = folder.startswith("~/") and os.path.expanduser("~") == "~"
+    return None if is_homeless else expand(folder)  # XDG variables may begin with ~
+
+
+def _required(folder: Path | None) -> Path:
+    if folder is None:
+        step = "Set HOME, or LOCALQ_CONFIG, LOCALQ_DATA, LOCALQ_CACHE and HF_HOME."
+        raise usage_error("home folder", _NO_HOME, step)
+    return folder
 
 
 def embedded_dir() -> Path:
@@ -88,9 +134,9 @@ def _device(folder: Path) -> int:
 
 def hub_cache() -> Path:
     """The Hugging Face cache, as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME."""
-    if override := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(override).expanduser()
-    if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "huggingface" / "hub"
+    if (chosen := _from_variable("HF_HUB_CACHE") or _from_variable("HUGGINGFACE_HUB_CACHE")) is not None:
+        return chosen
+    if (home := _from_variable("HF_HOME")) is not None:
+        return home / "hub"
+    cache = _from_variable("XDG_CACHE_HOME") or _required(_user_folder(lambda _: "~/.cache"))
+    return cache / "huggingface" / "hub"

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from localq import settings
+from localq import places, settings
 from localq.sampling import THINK_CHOICES
+
+_TAKES_PATH = re.compile(r"\b(FILE|FOLDER)\b")  # in the metavar of an option whose value is text
 
 
 class Command(TyperCommand):
@@ -81,8 +85,17 @@ def _value(parameter: Any, check: Check, context: Any, value: Any) -> Any:
     elif _is_plain(parameter, value):
         value = value if type(value) is str else list(value)
     else:
-        return check(context, value)
+        return _expand(parameter, check(context, value))
+    value = _expand(parameter, value)
     return value if parameter.callback is None else parameter.callback(context, parameter, value)
+
+
+def _expand(parameter: Any, value: Any) -> Any:
+    """`value` with ~ and ~USER replaced in paths: a shell leaves them in quotes, in --out=~/x and in variables."""
+    if isinstance(value, list | tuple):
+        return type(value)(_expand(parameter, each) for each in value)
+    is_path = isinstance(value, Path) or (isinstance(value, str) and _TAKES_PATH.search(parameter.metavar or ""))
+    return type(value)(places.expand(value, parameter.opts[0])) if is_path else value
 
 
 def _is_plain(parameter: Any, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -75,3 +76,33 @@ def test_it_is_not_imported(line, tmp_path):
     environment = {"HF_HUB_CACHE": str(tmp_path), "LOCALQ_DATA": str(tmp_path), "PATH": ""}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert run.stdout.splitlines()[-1] == "False", run.stderr
+
+
+def path_options() -> list[tuple[str, str]]:
+    """(verb, option) of all options that take a file or a folder."""
+    found = []
+    for verb in registry.VERBS:
+        for parameter in registry._Commands()[verb].params:
+            words = set(re.findall("[A-Z]+", parameter.metavar or ""))
+            if parameter.opts[0].startswith("-") and words & {"FILE", "FOLDER", "PATH"}:
+                found.append((verb, parameter.opts[0]))
+    return found
+
+
+def test_all_options_with_paths_are_found():
+    expected = [("run", "--think-out"), ("quantize", "--out"), ("quantize", "--calibration"), ("eval", "--plot")]
+    assert set(path_options()) >= {*expected, ("quantize", "--layers"), ("eval", "--text"), ("bench", "--plot")}
+
+
+@pytest.mark.parametrize(("verb", "option"), path_options())
+def test_a_tilde_in_a_path_is_the_home_folder(verb, option, monkeypatch, tmp_path):
+    """Also where no shell has replaced it: quoted, after "=", in an environment variable."""
+    needed = {"quantize": ["m"] if option == "--out" else ["m", "--out", "o"], "eval": ["m"]}.get(verb, [])
+    name = option.removeprefix("--").replace("-", "_")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = registry._Commands()[verb].make_context(verb, [*needed, f"{option}=~/made.png"]).params[name]
+    assert [str(each) for each in (given if isinstance(given, list | tuple) else [given])] == [f"{tmp_path}/made.png"]
+    monkeypatch.setenv(f"LOCALQ_{name.upper()}", "~/made.png")
+    assert registry._Commands()[verb].make_context(verb, needed).params[name] == given
+    with pytest.raises(LocalqError, match=f"^{option} ~nobody-of-that-name/x: there is no user"):
+        registry._Commands()[verb].make_context(verb, [*needed, f"{option}=~nobody-of-that-name/x"])

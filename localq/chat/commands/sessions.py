@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 
-from localq import disk
+from localq import disk, places
 from localq.chat.commands.host import Host
 from localq.chat.history.export import FORMATS, export_record
 from localq.chat.history.record import Record, RecordSummary
@@ -106,13 +105,12 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
     text = export_record(session.record, format)
     if not name.strip():
         return host.show(text.rstrip("\n"), "(to write a file: /export md FILE)")
-    path = Path(name.strip())
+    path = places.expand(name.strip())
     try:
-        path = path.expanduser()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise usage_error(str(path), "the file exists", "Choose another name.") from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         why = f"cannot write it ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error
     with disk.disk_errors(path), os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:

@@ -153,7 +153,7 @@ def _read_text(text: str | None) -> tuple[bytes, str]:
     """The bytes of `--text` and their name. Raises LocalqError (exit 2) for an unreadable file."""
     if text == "-":
         return sys.stdin.buffer.read(), "stdin"
-    path = DEFAULT_TEXT if text is None else Path(text).expanduser()
+    path = DEFAULT_TEXT if text is None else Path(text)
     try:
         return path.read_bytes(), path.name if text is None else text
     except OSError as error:

@@ -89,7 +89,7 @@ def test_export_to_a_file_or_stdout_without_a_character_that_acts(start, tmp_pat
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     assert "the file exists" in talk.refuses("/export json notes.json")
     assert "No such file" in talk.refuses("/export md no/such/folder.md")
-    assert "home directory" in talk.refuses("/export md ~no-such-user")
+    assert "there is no user" in talk.refuses("/export md ~no-such-user")
     assert "the first argument is `md` or `json`" in talk.refuses("/export pdf")
 
 
@@ -136,7 +136,7 @@ def test_files_that_are_no_text_are_refused_at_once(start, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused = {"binary": "not a text file", "latin": "not UTF-8", "large": "larger than", "pipe": "not a regular file",
                "none": "No such file", ".": "Is a directory", "a\0b": "cannot read it", "": "no file given",
-               "/dev/zero": "not a regular file", "~no-such-user.txt": "home directory"}  # fmt: skip
+               "/dev/zero": "not a regular file", "~no-such-user.txt": "there is no user"}  # fmt: skip
     for name, why in refused.items():
         assert why in talk.refuses(f"/read {name}"), name
     assert talk.session.attached == []
