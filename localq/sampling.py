@@ -6,11 +6,12 @@ Without torch, so that command line, catalogue and engine share one definition.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from localq.errors import LocalqError, bad_file, usage_error
+from localq.errors import usage_error
 
 THINK_LEVELS = ("low", "medium", "high")
 THINK_CHOICES = ("auto", "on", "off", *THINK_LEVELS)
@@ -107,29 +108,66 @@ class Sampling:
 
     @classmethod
     def from_generation_config(cls, config: dict[str, Any]) -> Sampling:
-        """The model's defaults in `generation_config.json`; greedy unless `do_sample` is true.
-
-        Raises LocalqError (exit 8) for invalid values.
-        """
-        stated = {field: config.get(name) for field, name in STATED.items()}
-        for field, value in stated.items():
-            allowed = (int,) if field == "top_k" else (int, float)
-            if value is not None and type(value) not in allowed:
-                raise _damaged_error(f"{STATED[field]} is {str(value)[:40]}, which is not a valid number")
-        if not config.get("do_sample", False):
-            stated = {"repeat_penalty": stated["repeat_penalty"] or 1.0}
-        else:  # transformers' class defaults when sampling
-            defaults = {"temperature": 1.0, "top_k": 50}
-            stated = {field: defaults.get(field) if value is None else value for field, value in stated.items()}
-        try:
-            return cls(**{field: value for field, value in stated.items() if value is not None})
-        except LocalqError as error:
-            raise _damaged_error(f"{STATED[error.what]}: {error.why[:80]}") from error
+        """The model's defaults in `generation_config.json`, as `read_generation_config`."""
+        return read_generation_config(config)[0]
 
 
 # Fields that generation_config.json may set -> their name there.
 STATED = {name: name for name in ("temperature", "top_k", "top_p", "min_p")} | {"repeat_penalty": "repetition_penalty"}
 
 
-def _damaged_error(why: str) -> LocalqError:
-    return bad_file("generation_config.json", why, "Correct the file, or fetch the model again with `localq pull`.")
+def read_generation_config(config: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
+    """The model's defaults in `generation_config.json`, and a note for each value that is not taken as it stands.
+
+    Greedy unless `do_sample` is true. These are only defaults, so no value makes a model unusable: values that other
+    engines read as off or greedy mean that here (top_k below 0, top_p 0), all others out of range are ignored.
+    """
+    stated, notes = stated_values(config)
+    if not samples(config):
+        stated = {field: value for field, value in stated.items() if field == "repeat_penalty"}
+    else:  # transformers' class defaults when sampling
+        stated = {"temperature": 1.0, "top_k": 50, **stated}
+    return Sampling(**stated), notes
+
+
+def stated_values(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Field -> valid value in `generation_config.json`, and the notes of `read_generation_config`."""
+    found: dict[str, Any] = {}
+    notes = []
+    if (value := config.get("do_sample")) is not None and not (isinstance(value, int) and value in (0, 1)):
+        notes.append(f"the model's default do_sample {str(value)[:40]} is ignored (allowed: true or false)")
+    for field, name in STATED.items():
+        if config.get(name) is None:
+            continue
+        value = config[name]
+        read = _read(field, value)
+        if read is not None:
+            found[field] = read
+        shown = f"the model's default {name} {str(value)[:40]}"
+        if field == "top_p" and value == 0 and read is not None:
+            found["temperature"] = 0.0
+            notes.append(f"{shown} keeps only the most likely token: greedy")
+        elif field == "top_k" and read is not None and value < 0:
+            notes.append(f"{shown} means off")
+        elif read is None:
+            notes.append(f"{shown} is ignored (allowed: {LIMITS[field][1]})")
+    return found, tuple(notes)
+
+
+def _read(field: str, value: object) -> Any:
+    """The value of `field` in a generation_config.json; None for one that means nothing."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if field == "top_k":
+        if value != value or value in (math.inf, -math.inf) or int(value) != value:
+            return None
+        return max(int(value), 0)
+    if field == "top_p" and value == 0:
+        return 1.0
+    return value if LIMITS[field][0](value) else None
+
+
+def samples(config: dict[str, Any]) -> bool:
+    """`do_sample` of a generation_config.json; off where it is absent or no truth value."""
+    value = config.get("do_sample")
+    return isinstance(value, int) and value in (0, 1) and bool(value)

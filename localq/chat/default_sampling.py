@@ -8,7 +8,7 @@ from typing import Any
 from localq.errors import LocalqError
 from localq.files import catalog
 from localq.files.catalog_file import ModelEntry
-from localq.sampling import STATED, Sampling
+from localq.sampling import Sampling, read_generation_config, samples, stated_values
 from localq.settings import Origin
 
 MODELS, MAKER = "models.toml", "generation_config.json"
@@ -23,10 +23,15 @@ def catalog_entry(model: str) -> ModelEntry | None:
 
 
 def sampling(entry: ModelEntry | None, generation_config: dict[str, Any]) -> Sampling:
-    """The model's default sampling. Raises LocalqError (exit 8) as `Sampling.from_generation_config`."""
+    """The model's default sampling."""
     known = entry.settings if entry is not None else {}
     own = {name: value for name, value in known.items() if name != "max_tokens"}
     return dataclasses.replace(Sampling.from_generation_config(generation_config), **own)
+
+
+def notes(generation_config: dict[str, Any]) -> tuple[str, ...]:
+    """Notes on values of generation_config.json that are not taken as they stand."""
+    return read_generation_config(generation_config)[1]
 
 
 def max_tokens(entry: ModelEntry | None) -> int | None:
@@ -41,8 +46,8 @@ def origins(entry: ModelEntry | None, generation_config: dict[str, Any] | None) 
     """
     config = generation_config or {}
     values = {**dataclasses.asdict(sampling(entry, config)), "max_tokens": max_tokens(entry)}
-    stated = {field for field, name in STATED.items() if config.get(name) is not None}
-    if config.get("do_sample"):
+    stated = set(stated_values(config)[0])
+    if samples(config):
         stated |= {"temperature", "top_k"}  # values that it omits have the defaults of transformers
     else:  # greedy: only the penalty has an effect
         stated &= {"repeat_penalty"}

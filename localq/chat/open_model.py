@@ -71,6 +71,8 @@ def open_session(
         files = open_model(path)
         request = load_request(str(path), target.name, settings, wanted.force)
         sampling = settings.sampling(default_sampling.sampling(target.entry, files.generation_config))
+        for line in default_sampling.notes(files.generation_config):
+            watcher.say(line)
         _tell_idle(sampling, settings, watcher)
         longest = settings.max_tokens or default_sampling.max_tokens(target.entry)
         session = ChatSession(client, request, Tokenizer.load(files), sampling, longest)

@@ -81,6 +81,54 @@ def test_the_origin_of_each_is_named(mine):
     assert set(default_sampling.origins(None, None)) == {*settings.SAMPLING, "max_tokens"}
 
 
+SAMPLED = Sampling(temperature=1.0, top_k=50)
+
+
+@pytest.mark.parametrize(
+    ("stated", "read", "note"),
+    [
+        ({"top_k": -1}, {"top_k": 0}, "top_k -1 means off"),
+        ({"top_k": 0}, {"top_k": 0}, None),
+        ({"top_k": 40.0}, {"top_k": 40}, None),
+        ({"top_k": 2.5}, {}, "top_k 2.5 is ignored (allowed: 0 or more)"),
+        ({"top_k": [5]}, {}, "top_k [5] is ignored"),
+        ({"top_k": None, "top_p": None, "temperature": None}, {}, None),
+        ({"top_p": 0.0}, {"temperature": 0.0}, "top_p 0.0 keeps only the most likely token: greedy"),
+        ({"top_p": 0, "temperature": 0.7}, {"temperature": 0.0}, "greedy"),
+        ({"top_p": 1.0}, {"top_p": 1.0}, None),
+        ({"top_p": 1.5}, {}, "top_p 1.5 is ignored"),
+        ({"top_p": -0.5}, {}, "top_p -0.5 is ignored"),
+        ({"top_p": 10**400}, {}, "top_p 1000"),
+        ({"min_p": 0}, {"min_p": 0}, None),
+        ({"min_p": 1.0}, {}, "min_p 1.0 is ignored"),
+        ({"min_p": True}, {}, "min_p True is ignored"),
+        ({"temperature": 0}, {"temperature": 0}, None),
+        ({"temperature": "0.6"}, {}, "temperature 0.6 is ignored (allowed: "),
+        ({"temperature": -1}, {}, "temperature -1 is ignored"),
+        ({"temperature": float("nan")}, {}, "temperature nan is ignored"),
+        ({"repetition_penalty": 0.0}, {}, "repetition_penalty 0.0 is ignored"),
+        ({"repetition_penalty": {"a": 1}}, {}, "repetition_penalty {'a': 1} is ignored"),
+        ({"typical_p": -7, "num_beams": "x"}, {}, None),
+    ],
+)
+def test_no_default_of_the_maker_makes_a_sound_model_unusable(stated, read, note):
+    config = {"do_sample": True, **stated}
+    assert default_sampling.sampling(None, config) == dataclasses.replace(SAMPLED, **read)
+    notes = default_sampling.notes(config)
+    assert len(notes) == (note is not None)
+    assert note is None or note in notes[0]
+    sources = default_sampling.origins(None, config)
+    penalty = sources["repeat_penalty"]
+    assert (penalty.source, penalty.value) == ("built-in", 1.0)
+
+
+@pytest.mark.parametrize(("stated", "sampled"), [(1, True), (0, False), ("true", False), (None, False), (2, False)])
+def test_do_sample_in_other_spellings(stated, sampled):
+    config = {"do_sample": stated, "temperature": 0.6}
+    assert default_sampling.sampling(None, config).greedy is not sampled
+    assert bool(default_sampling.notes(config)) is (stated in ("true", 2))
+
+
 @pytest.mark.parametrize("text", ["temperature = -1", 'top_k = "x"', 'device = "cuda"', "max_tokens = 0", "seed = 1.5"])
 def test_a_wrong_one_is_refused_by_its_key(mine, text):
     with pytest.raises(LocalqError, match=f"mine.settings.{text.split()[0]}") as caught:
@@ -114,7 +162,11 @@ class Client:
 class Watcher:
     """Who looks on."""
 
-    def say(self, text: str) -> None: ...
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
     def fetching(self, name: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -122,15 +174,17 @@ class Watcher:
 
 def test_a_chat_begins_with_them_and_the_settings_screen_goes_back_to_them(mine, tmp_path, monkeypatch):
     mine("temperature = 0.3\nmax_tokens = 7")
-    files = types.SimpleNamespace(generation_config=MAKER)
+    files = types.SimpleNamespace(generation_config={**MAKER, "min_p": -1})
     monkeypatch.setattr(open_model.prepare, "model_path", lambda *given, **named: tmp_path)
     monkeypatch.setattr(model_folder, "open_model", lambda path: files)
     monkeypatch.setattr(tokenizer.Tokenizer, "load", lambda files: CharTokenizer())
     monkeypatch.setattr(open_model, "EngineClient", Client)
     own = Sampling(temperature=0.3, top_k=50, top_p=0.9, repeat_penalty=1.1)
-    with open_model.open_session("mine", settings.Settings(top_p=0.5, device="cpu"), Watcher()) as opened:
+    watcher = Watcher()
+    with open_model.open_session("mine", settings.Settings(top_p=0.5, device="cpu"), watcher) as opened:
         assert opened.session.sampling == dataclasses.replace(own, top_p=0.5)
         assert opened.session.max_tokens == 7
         assert settings_form.own_defaults(opened.session) == own
+        assert watcher.said == ["the model's default min_p -1 is ignored (allowed: from 0, below 1)"]
     with open_model.open_session("mine", settings.Settings(max_tokens=9, device="cpu"), Watcher()) as opened:
         assert opened.session.max_tokens == 9

@@ -12,7 +12,7 @@ from typing import Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.gguf.binary import Container, read_container
-from localq.files.gguf.facts import Facts
+from localq.files.gguf.facts import Facts, shortest_f32
 from localq.files.gguf.names import ARCHITECTURES, hugging_face_name, is_frequency_tensor
 from localq.files.gguf.rope import rope_scaling
 
@@ -194,10 +194,10 @@ def _generation_config(facts: Facts) -> dict[str, Any]:
 
 
 def _sampling(facts: Facts) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, key in _SAMPLING.items():
-        full = f"general.sampling.{key}"
-        value = facts.get(full, (int, float))
-        if value is not None:
-            found[name] = value and (facts.integer(full) if isinstance(value, int) else facts.number(full))
-    return found
+    """The stored defaults of sampling, unchecked: `sampling.read_generation_config` ignores what means nothing."""
+    stated = {name: facts.values.get(f"general.sampling.{key}") for name, key in _SAMPLING.items()}
+    return {
+        name: shortest_f32(value) if isinstance(value, float) else value
+        for name, value in stated.items()
+        if value is not None
+    }

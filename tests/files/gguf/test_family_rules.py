@@ -16,7 +16,7 @@ from localq.files.gguf.reader import read_header
 from localq.files.gguf.tensors import read_tensor
 from localq.files.gguf.vocab import build_tokenizer
 from localq.models import ARCHITECTURES
-from localq.sampling import Sampling
+from localq.sampling import Sampling, read_generation_config
 from tests.support.files import tiny_gguf
 from tests.support.files.real_model import smollm2
 from tests.support.files.tiny_gguf import Case
@@ -218,6 +218,19 @@ def test_how_to_sample(tmp_path):
     assert sampling == Sampling(temperature=0.6, top_k=0, top_p=0.95, repeat_penalty=1.05)
     silent = read_header(written(tmp_path / "silent.gguf", tiny_gguf.CASES["qwen3"])).generation_config
     assert Sampling.from_generation_config(silent).greedy
+
+
+def test_a_stored_default_out_of_range_does_not_refuse_the_file(tmp_path):
+    def more(writer):
+        writer.add_sampling_temp(0.6)
+        writer.add_sampling_top_k(-1)
+        writer.add_sampling_top_p(0.0)
+        writer.add_sampling_penalty_repeat(float("nan"))
+
+    stated = read_header(written(tmp_path / "m.gguf", tiny_gguf.CASES["qwen3"], more)).generation_config
+    sampling, notes = read_generation_config(stated)
+    assert sampling == Sampling(temperature=0.0, top_k=0)
+    assert len(notes) == 3
 
 
 def test_a_mixture_of_experts_is_refused_by_name(tmp_path):

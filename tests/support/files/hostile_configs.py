@@ -157,9 +157,4 @@ CASES = [
            (folder / name).write_text(content))
       for name in ("generation_config.json", "tokenizer_config.json")
       for content in ("[1]", "[" * 100_000, '{"temperature": NaN}')),
-    *(Case(f"M3 own sampling: {_title(said)}", lambda folder, said=said:
-           (folder / "generation_config.json").write_text(json.dumps(said)))
-      for said in ({"do_sample": True, "temperature": "1"}, {"do_sample": True, "temperature": -1},
-                   {"do_sample": True, "top_k": [5]}, {"repetition_penalty": {"a": 1}},
-                   {"do_sample": True, "top_p": 10**400}, {"do_sample": True, "top_k": 2.5})),
 ]  # fmt: skip
