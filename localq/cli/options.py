@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 
 from localq import settings
 from localq.chat.attachments import system_text
-from localq.cli import help_page
+from localq.cli import help_page, piped_input
 from localq.errors import usage_error
 
 if TYPE_CHECKING:
@@ -388,8 +387,7 @@ class PromptText:
 
 def read_prompt(words: list[str], verb: str, example: str) -> PromptText:
     """The prompt from piped stdin and the words of the command line ("-" alone: stdin only)."""
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
-    prompt = PromptText("" if words == ["-"] else " ".join(words), piped)
+    prompt = PromptText("" if words == ["-"] else " ".join(words), piped_input.read())
     if not prompt.text.strip():
         raise usage_error(verb, "there is no prompt", f"Run {example}, or pipe the prompt in.")
     return prompt

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from localq.cli import piped_input
 from localq.cli.line.interrupts import Interrupts
 from localq.cli.line.session import InputDiscarded
 from localq.cli.output import is_rich_terminal
@@ -27,7 +28,7 @@ class Reader:
         interrupts   pending presses of Ctrl-C, which the prompt handles
         """
         self._interrupts, self._stack = interrupts or Interrupts(), contextlib.ExitStack()
-        self._editor = None
+        self._editor, self._waited = None, False
         if sys.stdin.isatty() and is_rich_terminal(sys.stdout):
             from localq.cli.line.line_editor import LineEditor  # start-up cost: a pipe needs none
 
@@ -42,7 +43,10 @@ class Reader:
         if self._editor is not None:
             return self._editor.read(prompt)
         with self._interrupts.raise_inside():
-            return input(prompt if sys.stdin.isatty() else "")
+            if sys.stdin.isatty():
+                return input(prompt)
+            first, self._waited = not self._waited, True
+            return piped_input.read_line(first)
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """A context in which another program uses the terminal."""

@@ -1,0 +1,83 @@
+"""Text from stdin without a terminal: a limit on its size, a note where it does not come, errors with a cause."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from localq.cli.output import note
+from localq.errors import usage_error
+
+WAIT_S = 2.0  # a pipe that a parent process left open sends nothing and has no end
+MOST_CHARACTERS = 8 * 2**20  # more than any model's context holds
+_PIECE = 2**16
+_SKIP = "`</dev/null` skips it"
+
+
+def read() -> str:
+    """All of stdin without its last line ends; empty at a terminal.
+
+    Raises LocalqError (exit 2) where it is longer than MOST_CHARACTERS or cannot be read.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    pieces, size = [], 0
+    with _note_waiting(f"reading stdin until it ends; {_SKIP}"), _read_errors():
+        while piece := sys.stdin.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            _check_size(size)
+    return "".join(pieces).rstrip("\n")
+
+
+def read_line(first: bool) -> str:
+    """The next line of stdin without its line end. first: of the program, where a note tells that it waits.
+
+    Raises EOFError at the end, and LocalqError as `read`.
+    """
+    waiting = _note_waiting(f"waiting for messages on stdin; {_SKIP}") if first else contextlib.nullcontext()
+    with waiting, _read_errors():
+        line = sys.stdin.readline(MOST_CHARACTERS + 1)
+    _check_size(len(line))
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
+
+
+def _check_size(characters: int) -> None:
+    if characters > MOST_CHARACTERS:
+        why = f"it has more than {MOST_CHARACTERS:,} characters, more than any context holds"
+        raise usage_error("stdin", why, "Pipe a part of it.")
+
+
+@contextlib.contextmanager
+def _note_waiting(text: str) -> Iterator[None]:
+    """Print `text` on stderr after WAIT_S."""
+    timer = threading.Timer(WAIT_S, _print, [f"localq: {text}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+        note(text)
+
+
+@contextlib.contextmanager
+def _read_errors() -> Iterator[None]:
+    """Turn an OSError of stdin into a LocalqError (exit 2). A pipe is made to block: without data it has not ended."""
+    try:
+        with contextlib.suppress(io.UnsupportedOperation, ValueError):  # not a file, in tests
+            os.set_blocking(sys.stdin.fileno(), True)
+        yield
+    except OSError as error:
+        why = f"cannot read it ({error.strerror or error})"
+        raise usage_error("stdin", why, "Redirect a text file or a pipe, or `</dev/null`.") from error

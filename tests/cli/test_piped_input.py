@@ -1,0 +1,136 @@
+"""Text from stdin: a pipe that stays open is named on stderr, a text that no context holds is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localq.cli import options, piped_input
+from localq.cli.line.line_input import Reader
+from localq.errors import ExitCode, LocalqError
+from tests.support.cli.cli_processes import LOCALQ, environment_of
+
+
+class Pipe:
+    """A pipe at stdin. The other end is a process that may leave it open."""
+
+    def __init__(self) -> None:
+        at, self.end = os.pipe()
+        self.stdin = open(at, encoding="utf-8")  # noqa: SIM115 - closed by the fixture
+
+    def send(self, text: str) -> None:
+        os.write(self.end, text.encode())
+
+    def close(self) -> None:
+        os.close(self.end)
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    made = Pipe()
+    monkeypatch.setattr(sys, "stdin", made.stdin)
+    yield made
+    made.stdin.close()
+
+
+def at_the_note(monkeypatch: pytest.MonkeyPatch, act) -> list[str]:
+    """The notes about waiting; `act` is called at the first."""
+    notes: list[str] = []
+
+    def noted(text: str) -> None:
+        notes.append(text)
+        act()
+
+    monkeypatch.setattr(piped_input, "WAIT_S", 0.01)
+    monkeypatch.setattr(piped_input, "note", noted)
+    return notes
+
+
+def test_a_pipe_that_does_not_end_is_named_and_waited_for(pipe, monkeypatch):
+    notes = at_the_note(monkeypatch, lambda: (pipe.send("late\n"), pipe.close()))
+    assert options.read_prompt(["sum", "up"], "localq run", "x").text == "late\n\nsum up"
+    assert notes == ["localq: reading stdin until it ends; `</dev/null` skips it"]
+
+
+def test_a_pipe_that_stays_open_after_some_text_is_named_too(pipe, monkeypatch):
+    pipe.send("half")
+    notes = at_the_note(monkeypatch, pipe.close)
+    assert piped_input.read() == "half"
+    assert len(notes) == 1
+
+
+def test_a_pipe_that_does_not_block_is_read_to_its_end(pipe, monkeypatch):
+    os.set_blocking(pipe.stdin.fileno(), False)  # as some parents leave it
+    at_the_note(monkeypatch, lambda: (pipe.send("é" * 3), pipe.close()))
+    assert piped_input.read() == "ééé"
+
+
+def test_text_that_ends_at_once_needs_no_note(pipe, monkeypatch, capsys):
+    pipe.send("a\nb\n\n")
+    pipe.close()
+    assert piped_input.read() == "a\nb"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("read", [piped_input.read, lambda: piped_input.read_line(first=True)])
+def test_what_no_context_holds_is_refused_while_it_comes(read, monkeypatch):
+    class Endless(io.StringIO):
+        taken = 0
+
+        def read(self, size: int | None = -1) -> str:
+            assert size is not None
+            assert size > 0, "all of it at once"
+            self.taken += size
+            return "x" * size
+
+        def readline(self, size: int | None = -1) -> str:
+            return self.read(size)
+
+    monkeypatch.setattr(piped_input, "MOST_CHARACTERS", 100_000)
+    monkeypatch.setattr(sys, "stdin", Endless())
+    with pytest.raises(LocalqError, match=r"^stdin: it has more than 100,000 characters") as caught:
+        read()
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert sys.stdin.taken < 300_000
+
+
+def test_stdin_that_cannot_be_read_is_an_error_in_one_line(monkeypatch, tmp_path):
+    class Folder(io.StringIO):
+        def read(self, size: int | None = -1) -> str:
+            raise IsADirectoryError(21, "Is a directory")
+
+    monkeypatch.setattr(sys, "stdin", Folder())
+    with pytest.raises(LocalqError, match=r"^stdin: cannot read it \(Is a directory\)\. Redirect") as caught:
+        piped_input.read()
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_the_line_chat_says_once_that_it_waits_for_messages(pipe, monkeypatch):
+    notes = at_the_note(monkeypatch, lambda: threading.Thread(target=pipe.send, args=["one\\\ntwo\nthree\n"]).start())
+    reader = Reader()
+    assert reader() == "one\ntwo"
+    assert reader() == "three"
+    assert notes == ["localq: waiting for messages on stdin; `</dev/null` skips it"]
+    pipe.close()
+    with pytest.raises(EOFError):
+        reader()
+
+
+@pytest.mark.parametrize("verb", [["run", "smollm2-135m", "hello"], ["chat", "smollm2-135m", "-p", "hello"], ["run"]])
+def test_a_command_says_that_it_reads_stdin(verb, tmp_path: Path):
+    """As a user meets it: a parent that leaves a pipe open, and the text that comes in the end."""
+    child = subprocess.Popen(
+        [*LOCALQ, *verb], env={**environment_of(tmp_path, tmp_path / "no-model"), "LOCALQ_OFFLINE": "1"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with child:
+        assert child.stderr is not None
+        assert child.stderr.readline() == "localq: reading stdin until it ends; `</dev/null` skips it\n"
+        child.terminate()
