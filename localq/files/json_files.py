@@ -1,8 +1,9 @@
 """JSON files from untrusted model folders: bounded, strict, and inside the folder.
 
 Accepted is only a regular file below the folder (or below the Hugging Face cache that holds the folder), within its
-size limit, in UTF-8, with a JSON object without duplicate keys, NaN, Infinity or lone surrogates. Everything else is a
-`LocalqError` with exit code 8. Torch-free.
+size limit, in UTF-8 (a byte order mark is skipped), with a JSON object without duplicate keys, NaN, Infinity or lone
+surrogates. Everything else is a `LocalqError` with exit code 8; for what an editor leaves in a file, it says what to
+change there. Torch-free.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any, NoReturn
 from localq.errors import bad_file
 
 DAMAGED = "Download the file again. If it is the same, localq cannot use this model."
+EDITED = "If you edited the file, correct it there; otherwise download it again."
+_BOM = "\ufeff"  # begins files that some editors write
 # More than any file of a model has. Counted before the JSON is parsed, to bound its time and memory.
 MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # one half of a surrogate pair as JSON escapes it
@@ -48,7 +51,7 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """The UTF-8 text of a file of at most `max_bytes`."""
+    """The UTF-8 text of a file of at most `max_bytes`, without a byte order mark."""
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
@@ -57,21 +60,23 @@ def read_text(path: Path, max_bytes: int) -> str:
     if len(raw) > max_bytes:
         raise bad_file(str(path), f"larger than {max_bytes:,} bytes, the limit for such a file", DAMAGED)
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
         raise bad_file(str(path), f"not UTF-8 text ({error.reason} at byte {error.start})", DAMAGED) from error
 
 
-def parse_object(text: str, what: str) -> dict[str, Any]:
-    """The JSON object in `text`; `what` names the source in errors."""
+def parse_object(text: str, what: str, damaged: str = DAMAGED) -> dict[str, Any]:
+    """The JSON object in `text`; `what` names the source in errors, `damaged` is their advice for malformed JSON."""
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
         raise bad_file(what, "holds more objects or lists than any file of a model", DAMAGED)
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
         raise bad_file(what, "nested too deeply", DAMAGED) from error
-    except ValueError as error:  # covers JSONDecodeError, the two hooks, and integers of too many digits
-        raise bad_file(what, f"not valid JSON ({error})", DAMAGED) from error
+    except _EditError as error:
+        raise bad_file(what, error.why, error.advice if damaged == EDITED else damaged) from error
+    except ValueError as error:  # covers JSONDecodeError, and integers of too many digits
+        raise bad_file(what, f"not valid JSON ({error})", damaged) from error
     if not isinstance(value, dict):
         raise bad_file(what, f"holds a JSON {type(value).__name__}, not an object", DAMAGED)
     if _HALF.search(text) and not _is_text(json.dumps(value, ensure_ascii=False)):
@@ -81,7 +86,7 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 
 def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a file of at most `max_bytes`."""
-    return parse_object(read_text(path, max_bytes), str(path))
+    return parse_object(read_text(path, max_bytes), str(path), EDITED)
 
 
 def _is_text(text: str) -> bool:
@@ -92,13 +97,22 @@ def _is_text(text: str) -> bool:
     return True
 
 
+class _EditError(ValueError):
+    """JSON that Python reads and localq does not."""
+
+    def __init__(self, why: str, advice: str) -> None:
+        super().__init__(why)
+        self.why, self.advice = why, advice
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"the key {counts.most_common(1)[0][0][:80]!r} occurs twice")
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise _EditError(f"the key {key[:80]!r} occurs twice in one object", "Remove one of the two from the file.")
     return fields
 
 
 def _no_constant(literal: str) -> NoReturn:
-    raise ValueError(f"the literal {literal}")
+    why = f"it contains {literal}, which is not valid JSON"
+    raise _EditError(why, "Replace it in the file with a number, or with null.")

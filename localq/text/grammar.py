@@ -19,7 +19,8 @@ from localq.disk import read_text
 from localq.errors import LocalqError, usage_error
 from localq.processes import run_with_timeout
 from localq.sanitize import sanitize
-from localq.text import gbnf
+from localq.text import gbnf, schema
+from localq.text.ascii_classes import ascii_classes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -40,6 +41,7 @@ _CALLED = {
     "regex": "the regular expression",
 }
 ANY_JSON = "{}"
+_LENIENT = 'Remove it, or add "x-guidance": {"lenient": true} at the top, which ignores it.'
 _BOM = "\ufeff"  # begins texts that some editors write
 
 
@@ -115,13 +117,14 @@ def check(wanted: Grammar) -> list[str]:
     )
     if failed:
         refuse(wanted, messages[0])
-    needs_model = [line for line in messages if line.startswith("no tokenizer")]
-    if not needs_model:
+    known = [line for line in messages if line.startswith(("no tokenizer", "oneOf not fully"))]
+    if not any(line.startswith("no tokenizer") for line in known):
         found = matcher(wanted, llguidance.LLTokenizer("byte"))
         found.compute_bitmask()  # fails if no first byte is allowed
         if found.is_error():
             refuse(wanted, found.get_error())
-    return [_one_line(line) for line in messages if line not in needs_model]
+    notes = _compiled_schema(wanted).notes if wanted.kind == "json_schema" else ()
+    return [*map(_one_line, notes), *(_one_line(line) for line in messages if line not in known)]
 
 
 def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
@@ -160,16 +163,50 @@ def compile_grammar(wanted: Grammar) -> str:
     from llguidance import LLMatcher  # start-up cost
 
     if wanted.kind == "json_schema":
-        schema = _parse(wanted)
-        own = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
-        bounded = isinstance(own, dict) and "whitespace_flexible" not in own
-        try:
-            return LLMatcher.grammar_from_json_schema(wanted.text, _WHITESPACE if bounded else None)
-        except ValueError as error:
-            refuse(wanted, str(error))
+        return _compiled_schema(wanted).text
     if wanted.kind == "regex":
-        return LLMatcher.grammar_from_regex(wanted.text)
+        return LLMatcher.grammar_from_regex(ascii_classes(wanted.text))
     return LLMatcher.grammar_from_lark(gbnf.to_lark(wanted.text) if wanted.kind == "gbnf" else wanted.text)
+
+
+@dataclass(frozen=True)
+class _CompiledSchema:
+    """A JSON schema in llguidance's form; notes: what of it is not enforced."""
+
+    text: str
+    notes: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled_schema(wanted: Grammar) -> _CompiledSchema:
+    parsed = _parse(wanted)
+    try:
+        prepared = _in_time(wanted, lambda: schema.prepare(parsed))
+    except schema.UnsupportedKeyword as error:
+        why = f'"{error.keyword}" at {error.path} is not supported'
+        raise usage_error(wanted.label, why, _LENIENT) from None
+    except RecursionError:
+        raise _nested_too_deeply(wanted) from None
+    text, notes = json.dumps(prepared.schema), prepared.notes
+    own = parsed.get("x-guidance", {}) if isinstance(parsed, dict) else None
+    overrides = _WHITESPACE if isinstance(own, dict) and "whitespace_flexible" not in own else {}
+    grammar_text, failure = _from_schema(wanted, text, overrides)
+    if failure.startswith("oneOf constraints"):
+        grammar_text, _ = _from_schema(wanted, text, {**overrides, "coerce_one_of": True})
+        notes = (*notes, schema.one_of_note(parsed))
+    return _CompiledSchema(grammar_text, notes)
+
+
+def _from_schema(wanted: Grammar, text: str, overrides: JsonCompileOptions) -> tuple[str, str]:
+    """(the grammar, what is wrong with it or "")."""
+    from llguidance import LLMatcher  # start-up cost
+
+    try:
+        made = LLMatcher.grammar_from_json_schema(text, overrides or None)
+    except ValueError as error:
+        refuse(wanted, str(error))
+    failed, messages = _in_time(wanted, lambda: LLMatcher.validate_grammar_with_warnings(made, None, limits=limits()))
+    return made, messages[0] if failed else ""
 
 
 @functools.cache
@@ -186,7 +223,9 @@ def refuse(wanted: Grammar, message: str, place: str = "") -> NoReturn:
     if message.startswith("NoExtensionBias"):
         why, next_step = "no reply can match it", "Make it less strict."
     elif "Unimplemented keys" in message:
-        next_step = 'Remove them, or add "x-guidance": {"lenient": true}, which ignores them.'
+        next_step = _LENIENT
+    elif message.startswith("recursion limit"):
+        why, next_step = "it is too deeply nested", "Simplify it."
     elif any(word in message for word in ("too big", "too large", "Too many", "too many", "max is")):
         next_step = "Simplify it."
     raise usage_error(wanted.label, f"{place}{why}", next_step)
@@ -207,6 +246,10 @@ def _parse(wanted: Grammar) -> Any:
     try:
         return json.loads(wanted.text)
     except RecursionError:
-        raise usage_error(wanted.label, "it is too deeply nested", "Simplify it.") from None
+        raise _nested_too_deeply(wanted) from None
     except ValueError as error:
         raise usage_error(wanted.label, f"it is not valid JSON: {error}", "Correct it.") from error
+
+
+def _nested_too_deeply(wanted: Grammar) -> LocalqError:
+    return usage_error(wanted.label, "it is too deeply nested", "Simplify it.")

@@ -5,6 +5,8 @@ llguidance computes them. It reads the model's own tokenizer, so the bytes of a 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from localq.errors import usage_error
 from localq.text import grammar
 from localq.text.grammar import Grammar
+from localq.text.json_keys import KeyScanner
 from localq.text.tokenizer_files import report_panics
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ class Vocabulary:
         """May add a token to `backend`. Raises LocalqError (exit 8) for an unsupported tokenizer."""
         from llguidance import LLTokenizer  # start-up cost: only for replies with a grammar
 
-        self.stop_ids = frozenset(stop_ids)
+        self.stop_ids, self.rows = frozenset(stop_ids), rows
         ends = sorted(id for id in self.stop_ids if backend.id_to_token(id) is not None)
         missing: list[int] = []  # not tokens of the model
         if not ends:  # llguidance needs a stop id: the reply ends where nothing can follow
@@ -53,6 +56,37 @@ class Vocabulary:
         # llguidance treats a stop id that looks like text as text.
         self.inside = _bits(rows, (id for id in ends if not self.tokens.is_special_token(id))) & self.known
 
+    @functools.cached_property
+    def quotes(self) -> QuoteTokens:
+        """The tokens with a quote, for JSON."""
+        found = ((id, self.tokens.decode_bytes([id])) for id in range(min(self.rows, self.tokens.vocab_size)))
+        return QuoteTokens([(id, text) for id, text in found if b'"' in text])
+
+
+class QuoteTokens:
+    """Tokens with a quote, by which a key of a JSON object can end.
+
+    heads   bytes before the first quote -> ids
+    several id -> bytes, of those with more than one quote
+    """
+
+    def __init__(self, tokens: list[tuple[int, bytes]]) -> None:
+        self.heads: dict[bytes, list[int]] = {}
+        for id, text in tokens:
+            self.heads.setdefault(text[: text.index(b'"')], []).append(id)
+        self.several = {id: text for id, text in tokens if text.count(b'"') > 1}
+
+    def repeating(self, keys: KeyScanner, allowed: Callable[[int], bool]) -> list[int]:
+        """The ids, of those that are allowed, that write a key of an object for the second time."""
+        if not keys.has_keys:
+            return []
+        found = [id for id, text in self.several.items() if allowed(id) and keys.would_repeat(text)]
+        if keys.is_key:
+            for head, ids in self.heads.items():
+                if keys.ends_known(head):
+                    found += [id for id in ids if allowed(id)]
+        return found
+
 
 class GrammarConstraint:
     """An `engine.constraint.Constraint` for one reply. Raises LocalqError (exit 2) for an invalid or complex grammar.
@@ -66,6 +100,9 @@ class GrammarConstraint:
         self._after, self._thought = after.encode(), b""
         self._count = 0
         self._matcher = grammar.matcher(wanted, vocabulary.tokens)
+        self._keys = KeyScanner() if wanted.kind == "json_schema" else None
+        if self._keys is not None:
+            self._keys.push(begun.encode("utf-8", "replace"))
         begun_ids = vocabulary.tokens.tokenize_str(begun)
         if self._matcher.try_consume_tokens(begun_ids) < len(begun_ids):
             why = "the start of the reply does not match it"
@@ -83,7 +120,14 @@ class GrammarConstraint:
         if not words.any():
             why = f"the model has no token that may follow token {self._count} of the reply"
             raise usage_error(self._wanted.label, why, "Relax the grammar.")
-        return words
+        return words if self._keys is None else self._without_repeats(words, self._keys)
+
+    def _without_repeats(self, words: Tensor, keys: KeyScanner) -> Tensor:
+        """A mask without tokens that repeat a key; unchanged where the schema allows nothing else."""
+        bits = words.tolist() if keys.has_keys else []
+        repeating = self._vocabulary.quotes.repeating(keys, lambda id: bool(bits[id // WORD] >> id % WORD & 1))
+        fewer = words & _bits(self._vocabulary.rows, repeating) if repeating else words
+        return fewer if fewer.any() else words
 
     def accept(self, token: int) -> None:
         """Advance by the next token of the reply."""
@@ -91,6 +135,8 @@ class GrammarConstraint:
         if not self._after:
             self._matcher.consume_token(token)
             self._check()
+            if self._keys is not None:
+                self._keys.push(self._vocabulary.tokens.decode_bytes([token]))
             return
         self._thought = self._thought[-len(self._after) :] + self._vocabulary.tokens.decode_bytes([token])
         if self._after in self._thought:  # only white space can follow within the token: the tag is a token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
@@ -200,3 +201,33 @@ def test_a_tokenizer_of_an_unknown_kind_is_an_error_that_names_it():
     with pytest.raises(LocalqError, match="the model's tokenizer: no grammar can be laid over it") as caught:
         Vocabulary(Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")), 2, [0])
     assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_no_key_of_an_object_is_written_twice(tiny):
+    """Any JSON, byte by byte: the mask allows the quote that ends a key unless the object has that key."""
+    vocabulary = Vocabulary(tiny, 264, [258])
+    quote = tiny.encode('"').ids[0]
+
+    def ends_key(begun: str) -> bool:
+        return quote in allowed(GrammarConstraint(json_schema("json"), vocabulary, begun=begun), 264)
+
+    assert not ends_key('{"th": 1, "th')
+    assert ends_key('{"th": 1, "thin')
+    assert ends_key('{"th": {"th')
+    assert ends_key('[{"th": 1}, {"th')
+    assert ends_key('{"th": "th')
+    assert not ends_key('{"a": {"th": 1}, "in": [], "a')
+
+
+def test_an_object_of_any_keys_ends_or_has_other_keys(tiny):
+    """Greedy choices that would write the same key for ever."""
+    vocabulary = Vocabulary(tiny, 264, [258])
+    constraint = GrammarConstraint(json_schema('{"type": "object", "additionalProperties": {"const": 1}}'), vocabulary)
+    said = ""
+    while not constraint.stopped and len(said) < 400:
+        mask = allowed(constraint, 264)
+        wanted = next(id for text in ("a", '"', ":", "1", ",", "{") for id in tiny.encode(text).ids if id in mask)
+        constraint.accept(wanted)
+        said += tiny.decode([wanted])
+    keys = re.findall(r'"(a*)":', said)
+    assert len(keys) == len(set(keys))
