@@ -71,6 +71,11 @@ class Checkpoint:
         self.config = config or {}
         self._source = source
 
+    @property
+    def converts(self) -> bool:
+        """Whether reading a tensor dequantizes it (GGUF): then it is a copy, never a view of the file."""
+        return isinstance(self._source, _Gguf)
+
     def read(self, name: str) -> Tensor:
         """The tensor `name`; GGUF tensors come dequantized, as float32. Raises LocalqError (exit 8) without such a one.
 
@@ -79,6 +84,15 @@ class Checkpoint:
         if name not in self.tensors:
             raise bad_file(name, "the checkpoint has no tensor of this name", DAMAGED)
         return self._source.read(name)
+
+    def read_as(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The tensor `name` in `dtype`, contiguous, in memory of its own. Raises LocalqError as `read` does.
+
+        GGUF tensors are converted some rows at a time, so that a matrix never exists whole in float32.
+        """
+        if isinstance(self._source, _Gguf) and name in self.tensors:  # else `read` says what is wrong
+            return self._source.read_as(name, self.tensors[name].shape, dtype)
+        return self.read(name).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
     def close(self) -> None:
         """Free the files; tensors already read stay valid."""
@@ -234,9 +248,24 @@ class _Gguf:
         """One tensor, on the CPU."""
         from localq.files.gguf import tensors  # numpy and the gguf package: only where a .gguf file is read
 
+        return torch.from_numpy(tensors.read_tensor(self._model, name, self._mapped()))
+
+    def read_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """One tensor of `shape` in `dtype`, converted some rows at a time."""
+        from localq.files.gguf import tensors
+
+        values, first = torch.empty(shape, dtype=dtype), 0
+        for piece in tensors.read_pieces(self._model, name, self._mapped()):
+            values[first : first + len(piece)] = torch.from_numpy(piece)
+            first += len(piece)
+        return values
+
+    def _mapped(self) -> Any:
+        from localq.files.gguf import tensors
+
         if self._data is None:
             self._data = tensors.map_file(self._model)
-        return torch.from_numpy(tensors.read_tensor(self._model, name, self._data))
+        return self._data
 
     def close(self) -> None:
         """Free the files."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from localq.models.config import DecoderConfig
-from localq.models.layers import Cache, RMSNorm
+from localq.models.layers import Cache, Linear, RMSNorm
 from localq.models.rope import rotate
 
 MASK_COLUMNS = 16  # torch's attention copies a mask unless its row stride is a multiple of 8 elements
@@ -100,10 +100,10 @@ class Attention(nn.Module):
     def add_projections(self, config: DecoderConfig) -> None:
         """Create the linears of this layer."""
         query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden, query_width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden, kv_width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden, kv_width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(query_width, config.hidden, bias=config.output_bias)
+        self.q_proj = Linear(config.hidden, query_width, bias=config.qkv_bias)
+        self.k_proj = Linear(config.hidden, kv_width, bias=config.qkv_bias)
+        self.v_proj = Linear(config.hidden, kv_width, bias=config.qkv_bias)
+        self.o_proj = Linear(query_width, config.hidden, bias=config.output_bias)
 
     def inputs(self) -> tuple[nn.Module, ...]:
         """Return the linears that read x; their concatenated results are q, k and v."""

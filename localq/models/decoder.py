@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from localq.models.attention import Attention, Pass, host_start, visible
 from localq.models.config import DecoderConfig
-from localq.models.layers import Cache, GatedMLP, RMSNorm
+from localq.models.layers import Cache, GatedMLP, Linear, RMSNorm, product
 
 
 class Norms(NamedTuple):
@@ -74,9 +73,7 @@ class Decoder(nn.Module):
         self.embed_tokens: nn.Embedding = nn.Embedding.from_pretrained(table, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(self.block_class(config, layer) for layer in range(config.layers))
         self.norm = self.block_class.norm_class(config.hidden, config.eps)
-        self.lm_head: nn.Module | None = (
-            None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
-        )
+        self.lm_head: nn.Module | None = None if config.tied else Linear(config.hidden, config.vocab_size, bias=False)
         self.redundant = frozenset({"lm_head.weight"}) if config.tied else frozenset()
         self.transposed: frozenset[str] = frozenset()
         self.windows = tuple(dict.fromkeys(config.windows))
@@ -131,7 +128,7 @@ class Decoder(nn.Module):
             x = block(x, step)
         x = self.norm(x[-1:] if last_only else x)
         head = self.lm_head
-        logits: Tensor = (F.linear(x, self.embed_tokens.weight) if head is None else head(x)).float()
+        logits: Tensor = (product(x, self.embed_tokens.weight) if head is None else head(x)).float()
         cap = self.config.final_softcap
         return torch.tanh(logits / cap) * cap if cap else logits
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from localq.models.config import DecoderConfig
-from localq.models.layers import ACTIVATIONS
+from localq.models.layers import ACTIVATIONS, product
 
 
 class PackedStack(Protocol):
@@ -99,7 +99,7 @@ class Experts(nn.Module):
 def _product(x: Tensor, stack: nn.Parameter | PackedStack, biases: Tensor | None, expert: int) -> Tensor:
     bias = None if biases is None else biases[expert]
     if isinstance(stack, nn.Parameter):
-        return F.linear(x, stack[expert], bias)
+        return product(x, stack[expert], bias)
     return stack.product(x, expert, bias)
 
 

@@ -34,6 +34,25 @@ class Cache(Protocol):
         ...
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] -> [T, out]: x W^T + bias with W [out, in].
+
+    One row in bfloat16 on the CPU is a matrix-vector product, with the sums in f32 as in `F.linear`: on one core of a
+    Xeon with AMX it reads 12 to 14 GB/s, where `F.linear` reads 8 to 11 and a core can read 15.
+    """
+    if x.shape[0] != 1 or x.dtype != torch.bfloat16 or x.is_cuda:
+        return F.linear(x, weight, bias)
+    return (torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])).unsqueeze(0)
+
+
+class Linear(nn.Linear):
+    """y = x W^T + b by `product`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        return product(x, self.weight, self.bias)
+
+
 class RMSNorm(nn.Module):
     """weight * x / rms(x): the quotient in f32, rounded to the type of x, then scaled (llama's order of rounding)."""
 
@@ -102,9 +121,9 @@ class GatedMLP(nn.Module):
 
     def add_projections(self, hidden: int, intermediate: int, bias: bool) -> None:
         """Create the linears of this layer."""
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+        self.gate_proj = Linear(hidden, intermediate, bias=bias)
+        self.up_proj = Linear(hidden, intermediate, bias=bias)
+        self.down_proj = Linear(intermediate, hidden, bias=bias)
 
     def inputs(self) -> tuple[nn.Module, ...]:
         """Return the linears that read x: gate and up, or one whose first half of rows is gate."""

@@ -11,7 +11,7 @@ from localq.models import llama
 from localq.models.attention import Attention
 from localq.models.config import DecoderConfig, integer
 from localq.models.decoder import Block, Decoder
-from localq.models.layers import GatedMLP
+from localq.models.layers import GatedMLP, Linear
 
 rename = llama.rename
 
@@ -39,8 +39,8 @@ class FusedAttention(Attention):
     def add_projections(self, config: DecoderConfig) -> None:
         """The linears of this layer."""
         self.widths = [config.heads * config.head_dim, *(config.kv_heads * config.head_dim,) * 2]
-        self.qkv_proj = nn.Linear(config.hidden, sum(self.widths), bias=config.qkv_bias)
-        self.o_proj = nn.Linear(self.widths[0], config.hidden, bias=config.output_bias)
+        self.qkv_proj = Linear(config.hidden, sum(self.widths), bias=config.qkv_bias)
+        self.o_proj = Linear(self.widths[0], config.hidden, bias=config.output_bias)
 
     def inputs(self) -> tuple[nn.Module, ...]:
         """The linear that reads x."""
@@ -57,8 +57,8 @@ class FusedMLP(GatedMLP):
 
     def add_projections(self, hidden: int, intermediate: int, bias: bool) -> None:
         """The linears of this layer."""
-        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=bias)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+        self.gate_up_proj = Linear(hidden, 2 * intermediate, bias=bias)
+        self.down_proj = Linear(intermediate, hidden, bias=bias)
 
     def inputs(self) -> tuple[nn.Module, ...]:
         """The linear that reads x."""

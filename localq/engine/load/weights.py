@@ -215,8 +215,7 @@ def fill(
         done += sizes[made_head]
         on_progress(done, total)
     for target, key in sorted(sources.items(), key=lambda each: each[0] not in LARGE):
-        stored = checkpoint.read(key)
-        tensor = places.dense(target, stored.mT if target in model.transposed else stored)
+        tensor = _dense(checkpoint, key, target, target in model.transposed, places)
         _note_non_finite(tensor, key, non_finite)
         _put(model, target, tensor)
         done += sizes[key]
@@ -237,6 +236,15 @@ def fill(
     if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
         raise LocalqError("engine", f"the weight {empty[0]!r} was never loaded", "Report this as a bug.")
     return list(dict.fromkeys(non_finite))
+
+
+def _dense(checkpoint: Checkpoint, key: str, target: str, is_transposed: bool, places: Destinations) -> Tensor:
+    """Read a dense weight into its place."""
+    if is_transposed or not checkpoint.converts:
+        stored = checkpoint.read(key)
+        return places.dense(target, stored.mT if is_transposed else stored)
+    converted = checkpoint.read_as(key, places.dtype)
+    return places.dense(target, converted) if places.packed else converted
 
 
 def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Destinations, non_finite: list[str]) -> None:

@@ -5,7 +5,9 @@ Supported types: all that the `gguf` package dequantizes (`gguf.quants`, numpy d
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from localq.errors import ExitCode, LocalqError, bad_file
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+PIECE_VALUES = 2**22  # of a piece of rows; 16 MiB in f32
 _JOINED = 9216  # most values of rows joined into one; 16 such rows in f32 are 590 kB
 
 
@@ -36,11 +39,8 @@ def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = No
 
     Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported type.
     """
-    tensor = model.tensors.get(name)
-    if tensor is None:
-        raise bad_file(str(model.path), f"it has no tensor {name!r}", "Download the file again.")
-    values = _dequantize(model, tensor, map_file(model) if data is None else data)
-    if model.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
+    values = _dequantize(model, _tensor(model, name), map_file(model) if data is None else data)
+    if _is_permuted(model, name):
         key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
         return _unpermute(model, values, model.config[key])
     if model.architecture in OFFSET_NORMS and name.endswith("norm.weight"):
@@ -48,24 +48,62 @@ def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = No
     return values
 
 
-def _dequantize(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) -> NDArray[np.float32]:
-    import numpy as np
+def read_pieces(model: GgufModel, name: str, data: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+    """The rows of tensor `name` in order, with the values of `read_tensor`, some rows at a time.
+
+    A matrix comes in pieces of `PIECE_VALUES` values at most; a matrix whose rows are permuted, and a tensor of another
+    rank, as one piece. `data`: `map_file(model)`. Raises LocalqError as `read_tensor` does.
+    """
+    tensor = _tensor(model, name)
+    if len(tensor.shape) != 2 or _is_permuted(model, name):
+        yield read_tensor(model, name, data)
+        return
+    rows, columns = tensor.shape
+    row_bytes, together = _row_bytes(model, tensor), max(1, PIECE_VALUES // columns)
+    for first in range(0, rows, together):
+        shape = (min(together, rows - first), columns)
+        yield _dequantize(
+            model, dataclasses.replace(tensor, shape=shape, offset=tensor.offset + first * row_bytes), data
+        )
+
+
+def _tensor(model: GgufModel, name: str) -> GgufTensor:
+    tensor = model.tensors.get(name)
+    if tensor is None:
+        raise bad_file(str(model.path), f"it has no tensor {name!r}", "Download the file again.")
+    return tensor
+
+
+def _is_permuted(model: GgufModel, name: str) -> bool:
+    return model.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name)
+
+
+def _row_bytes(model: GgufModel, tensor: GgufTensor) -> int:
+    """Stored bytes of a row. Raises LocalqError for an unsupported type, and for a part of a block."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
 
     try:
-        kind = GGMLQuantizationType(tensor.type)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
     except (ValueError, KeyError):
         raise _unsupported_error(model, tensor, f"number {tensor.type}") from None
-    *rows, columns = tensor.shape
+    columns = tensor.shape[-1]
     if columns % block:
         raise bad_file(
             str(model.path),
             f"tensor {tensor.gguf_name!r} has rows of {columns} values, stored in blocks of {block}",
             "Download the file again.",
         )
-    shape = (*rows, columns // block * block_bytes)
+    return columns // block * block_bytes
+
+
+def _dequantize(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) -> NDArray[np.float32]:
+    import numpy as np
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    *rows, columns = tensor.shape
+    shape = (*rows, _row_bytes(model, tensor))
+    kind = GGMLQuantizationType(tensor.type)
     end = tensor.offset + math.prod(shape)
     if end > len(file):
         raise bad_file(str(model.path), f"tensor {tensor.gguf_name!r} is cut off", "Download the file again.")

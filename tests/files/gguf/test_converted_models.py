@@ -15,6 +15,7 @@ from gguf.quants import _type_traits
 from localq.errors import LocalqError
 from localq.files.gguf.binary import BLOCKS
 from localq.files.gguf.reader import read_header
+from localq.files.gguf import tensors
 from localq.files.gguf.tensors import read_tensor
 from localq.files.model_folder import open_model
 from localq.formats.checkpoint import open_checkpoint
@@ -41,6 +42,22 @@ def facts(config: dict) -> dict:
 def test_the_configuration_is_the_model_s(converted):
     case, _, path = converted
     assert facts(open_model(path).config) == facts(tiny_gguf.hugging_face_config(case))
+
+
+def test_pieces_of_rows_are_the_tensor(converted, monkeypatch):
+    """Every matrix in more than one piece, the last one shorter; converted to 16 bit as a whole tensor is."""
+    path = converted[-1]
+    header = read_header(path)
+    monkeypatch.setattr(tensors, "PIECE_VALUES", 5 * SHAPE["hidden_size"])
+    data, counts = tensors.map_file(header), []
+    with open_checkpoint(open_model(path)) as checkpoint:
+        for name in header.tensors:
+            whole = read_tensor(header, name)
+            pieces = list(tensors.read_pieces(header, name, data))
+            counts.append(len(pieces))
+            np.testing.assert_array_equal(np.concatenate(pieces), whole, err_msg=name)
+            assert torch.equal(checkpoint.read_as(name, torch.bfloat16), torch.from_numpy(whole).bfloat16()), name
+    assert max(counts) > 3
 
 
 def test_the_tensors_are_the_model_s_bit_by_bit(converted):
