@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from localq import __version__
 from localq.errors import ExitCode, LocalqError
 from localq.files.hub import cache as hub_cache
+from localq.files.hub import proxies
 from localq.files.hub.errors import RefusedError, endpoint, no_hub, with_retries
 
 TIMEOUT_S = 15.0  # for an answer of the hub's API, and for a connection
@@ -191,23 +192,33 @@ def _without_token(headers: dict[str, str]) -> dict[str, str]:
 
 def has_token() -> bool:
     """Whether the client has an access token."""
-    return _client().get_token() is not None
+    return _library().get_token() is not None
 
 
 def _client() -> Any:
-    """huggingface_hub, without telemetry or warnings, and with the redirect check.
+    """huggingface_hub, with a connection that checks redirects.
 
-    Loaded late: it takes 0.4 s.
+    Raises LocalqError (exit 6) for a proxy or certificates that the HTTP library cannot use.
     """
+    library = _library()
+    proxies.use_known_schemes()
+    utils: Any = library.utils  # as in `body`
+    try:
+        hooks = utils.get_session().event_hooks["request"]
+    except Exception as error:  # of many kinds: ImportError, ValueError, OSError, and of the HTTP library
+        raise proxies.setup_error(error) from error
+    if _before_request not in hooks:
+        hooks.append(_before_request)
+    return library
+
+
+def _library() -> Any:
+    """huggingface_hub, without telemetry or warnings. Loaded late: it takes 0.4 s."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # localq sends none, nor may its libraries
     import huggingface_hub
     from huggingface_hub.utils import logging as hub_logging
 
     hub_logging.set_verbosity(logging.ERROR)  # its warnings repeat errors, with addresses
-    utils: Any = huggingface_hub.utils  # as in `body`
-    hooks = utils.get_session().event_hooks["request"]
-    if _before_request not in hooks:
-        hooks.append(_before_request)
     return huggingface_hub
 
 

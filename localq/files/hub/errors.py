@@ -16,12 +16,14 @@ from typing import Any
 from localq import places
 from localq.disk import disk_error
 from localq.errors import ExitCode, LocalqError
+from localq.files.hub import proxies
 
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each retry, unless the server states a time
 LONGEST_PAUSE_S = 300.0
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 DEFAULT_ENDPOINT = "https://huggingface.co"
-_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")  # the client's version decides which one
+# The client's version decides which one; socksio is theirs for SOCKS proxies.
+_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "socksio")
 
 
 class RefusedError(Exception):
@@ -124,7 +126,9 @@ def translate(error: Exception, repo: str, revision: str, name: str) -> Exceptio
 
 def _of_transport(error: Exception, repo: str) -> Exception:
     if _library(error) in _HTTP_LIBRARIES:
-        return no_hub(repo, f"{endpoint()} cannot be reached ({type(error).__name__})")
+        proxy = proxies.variable_for(endpoint())
+        through = f" through the proxy of {proxy}" if proxy else ""
+        return no_hub(repo, f"{endpoint()} cannot be reached{through} ({type(error).__name__})")
     if isinstance(error, OSError):
         local = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
         if error.errno in local:

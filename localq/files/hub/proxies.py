@@ -1,0 +1,76 @@
+"""Proxies and certificates that environment variables name, for the connection to the hub.
+
+The HTTP library reads HTTP_PROXY, HTTPS_PROXY, ALL_PROXY (or lower case), NO_PROXY and SSL_CERT_FILE, and raises errors
+of many kinds for values that it cannot use. Here such an error gets the name of its variable.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import ssl
+import urllib.request
+from urllib.parse import urlsplit
+
+from localq.errors import ExitCode, LocalqError
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_SOCKS = ("socks5", "socks5h")
+_SCHEMES = ("http", "https", *_SOCKS)
+_NEEDS = "Use an address such as http://HOST:PORT or socks5://HOST:PORT, or unset the variable."
+
+
+def use_known_schemes() -> None:
+    """Write socks://, as desktops set it, as socks5:// in this process's environment, as the HTTP library reads it."""
+    for name, value in _variables().items():
+        scheme, colon, rest = value.strip().partition("://")
+        if colon and scheme.casefold() == "socks":
+            os.environ[name] = f"socks5://{rest}"
+
+
+def setup_error(error: Exception) -> LocalqError:
+    """The error (exit 6) for `error`, with which the HTTP library failed to start: it names the variable."""
+    for name, value in _variables().items():
+        if found := _fault(value):
+            why, step = found
+            return LocalqError(name, why, step, ExitCode.NETWORK)
+    if isinstance(error, OSError) and "SSL_CERT_FILE" in os.environ:  # an ssl.SSLError is an OSError
+        why = "no certificates in this file" if isinstance(error, ssl.SSLError) else f"{error.strerror or error}"
+        return LocalqError("SSL_CERT_FILE", why, "Set it to a file of PEM certificates, or unset it.", ExitCode.NETWORK)
+    why = f"the HTTP library does not start ({type(error).__name__})"
+    return LocalqError("network", why, "Check HTTPS_PROXY, ALL_PROXY and NO_PROXY.", ExitCode.NETWORK)
+
+
+def variable_for(address: str) -> str:
+    """The variable whose proxy requests to `address` use; "" for none."""
+    parts = urlsplit(address)
+    given = urllib.request.getproxies_environment()
+    if not parts.hostname or urllib.request.proxy_bypass_environment(parts.hostname, given):
+        return ""
+    kind = next((each for each in (parts.scheme, "all") if given.get(each)), "")
+    names = [f"{kind}_proxy", f"{kind}_PROXY".upper()] if kind else []  # lower case takes precedence
+    return next((name for name in names if os.environ.get(name)), "")
+
+
+def _variables() -> dict[str, str]:
+    """Name -> value of the variables that set proxies."""
+    return {name: value for name, value in os.environ.items() if name.casefold() in _PROXIES and value}
+
+
+def _fault(value: str) -> tuple[str, str] | None:
+    """Why `value` is no usable proxy, and the next step; None if it is one. The value may have a password."""
+    address = value if "://" in value else f"http://{value}"
+    scheme = address.partition("://")[0].casefold()
+    if not value.isprintable() or scheme != scheme.strip():
+        return "it has spaces or control characters at a place where no address has them", _NEEDS
+    if scheme not in _SCHEMES:
+        return f"{scheme}:// is not a kind of proxy that localq can use", _NEEDS
+    try:
+        parts = urlsplit(address)
+        if not parts.hostname or parts.port == 0:
+            return "it has no host", _NEEDS
+    except ValueError:
+        return "it is not a valid address", _NEEDS
+    if scheme in _SOCKS and importlib.util.find_spec("socksio") is None:
+        return "a SOCKS proxy needs the package socksio", "Run `python -m pip install socksio`, or unset the variable."
+    return None
