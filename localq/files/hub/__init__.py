@@ -1,8 +1,8 @@
 """The Hugging Face hub and its cache on this machine.
 
 Here: what to download and in which order (`fetch`), one file at a time (`download`, `parts`), the cache that other
-tools share (`cache`, `records`, `leftovers`), repositories before they are downloaded (`remote`), and weights that are
-fetched while they are quantized (`shards`).
+tools share (`cache`, `records`, `leftovers`), repositories before they are downloaded (`remote`), weights that are
+fetched while they are quantized (`shards`); proxies of the environment (`proxies`).
 Not here: the packaged model (`files.packaged_model`) and models on the disk (`files.local_models`).
 `client` is the only module that talks to the hub. Torch-free.
 Open first: fetch.py.

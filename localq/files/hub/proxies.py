@@ -45,7 +45,7 @@ def variable_for(address: str) -> str:
     """The variable whose proxy requests to `address` use; "" for none."""
     parts = urlsplit(address)
     given = urllib.request.getproxies_environment()
-    if not parts.hostname or urllib.request.proxy_bypass_environment(parts.hostname, given):
+    if not parts.hostname or urllib.request.proxy_bypass(parts.hostname):
         return ""
     kind = next((each for each in (parts.scheme, "all") if given.get(each)), "")
     names = [f"{kind}_proxy", f"{kind}_PROXY".upper()] if kind else []  # lower case takes precedence
