@@ -14,6 +14,7 @@ import selectors
 import signal
 import sys
 import time
+import unicodedata
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from textual._parser import Read1
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import Paste, Resize
+from textual.events import Key, Paste, Resize
 from textual.geometry import Size
 from textual.message import Message
 
@@ -35,6 +36,7 @@ TICK_S = 0.1  # between two checks for the end of the app
 # and SSH sends it in one piece: vim waits 0.1 s, neovim 0.05 s, tmux 0.01 s. ESCDELAY (milliseconds) overrides it.
 ESCAPE_S = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.05
 PASTED, END = "\x1b[200~", "\x1b[201~"
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode categories: controls, surrogates, line and paragraph separators
 
 
 class _Parser(XTermParser):
@@ -44,6 +46,27 @@ class _Parser(XTermParser):
     def read1(timeout: float | None = None) -> Read1:  # type: ignore[override]  # called on the class
         """Read the next character, with our timeout; Textual's is 0.1 s (8.2)."""
         return Read1(None if timeout is None else ESCAPE_S)
+
+
+class _Letter(str):
+    """A typed character that is text, whatever Python's tables say: `isprintable` is what Textual's widgets ask."""
+
+    __slots__ = ()
+
+    def isprintable(self) -> bool:
+        """True."""
+        return True
+
+
+def _keep_letter(message: Message) -> Message:
+    """Mark the character of a key as text, unless it is a control character or would break a line.
+
+    Python calls no space but U+0020 printable, nor joiners, direction marks and characters newer than its tables.
+    """
+    if isinstance(message, Key) and message.character is not None and len(message.character) == 1:
+        is_text = unicodedata.category(message.character) not in _NO_TEXT
+        message.character = _Letter(message.character) if is_text else message.character
+    return message
 
 
 class InputReader:
@@ -75,7 +98,7 @@ class InputReader:
         if self._held and time.monotonic() - self._held_at_s >= ESCAPE_S:
             keys, self._held = self._held, ""
             yield from self._typed(keys)
-        yield from self._parser.tick()
+        yield from map(_keep_letter, self._parser.tick())
 
     @property
     def patience_s(self) -> float:
@@ -106,7 +129,7 @@ class InputReader:
 
     def _typed(self, keys: str) -> Iterator[Message]:
         try:
-            yield from self._parser.feed(keys) if keys else ()
+            yield from map(_keep_letter, self._parser.feed(keys) if keys else ())
         except (ValueError, OverflowError):  # invalid key codes
             self._parser = _Parser(self._debug)
 

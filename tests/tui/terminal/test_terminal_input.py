@@ -10,8 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 from textual import events
+from textual.widgets import Input, TextArea
 
+from localq.chat.terminal.input_history import InputHistory
+from localq.tui.chat.composer import Composer
+from localq.tui.terminal.input_priority import is_typed
 from localq.tui.terminal.terminal_input import TICK_S, InputReader
+from tests.support.tui.tui_pilot import HostApp, drive, until
 
 PIECES = (
     *(
@@ -48,6 +53,36 @@ def test_what_cannot_be_read_is_dropped_and_reading_goes_on(broken):
     reader = InputReader()
     list(reader.feed(broken))
     assert [getattr(message, "key", "") for message in reader.feed(b"z")] == ["z"]
+
+
+# An ideographic space, no-break spaces, a thin one, Persian's ZWNJ, a ZWJ, direction marks, a soft hyphen, a combining
+# mark alone, a variation selector, a letter for private use, an emoji and a code point newer than Python's tables.
+LETTERS = "\u3000\u00a0\u202f\u2009\u200c\u200d\u200e\u200f\u00ad\u0301\ufe0f\ue000\U0001fae8\U0001fae9\u0378"
+
+
+@pytest.mark.parametrize("letter", LETTERS, ids=ascii)
+def test_all_characters_but_controls_are_text(letter):
+    [message] = InputReader().feed(letter.encode())
+    assert (message.character, message.is_printable) == (letter, True)
+    assert is_typed(message)
+
+
+@pytest.mark.parametrize("control", ["\x00", "\x01", "\x1f", "\x7f", "\x85", "\x9b", "\u2028", "\u2029"], ids=ascii)
+def test_controls_and_line_separators_are_no_text(control):
+    assert not any(message.is_printable for message in InputReader().feed(control.encode()))
+
+
+@pytest.mark.parametrize("field", [lambda: Composer(InputHistory()), Input, TextArea])
+def test_what_is_typed_is_in_the_field(field):
+    text, widget = f"a{LETTERS}b \U0001f468\u200d\U0001f469 é語", field()
+
+    async def type_text(pilot):
+        widget.focus()
+        for message in InputReader().feed(text.encode()):
+            pilot.app.post_message(message)
+        await until(pilot, lambda: (widget.value if isinstance(widget, Input) else widget.text) == text)
+
+    drive(HostApp(widget), type_text, (60, 20), lambda message: None)
 
 
 def test_letters_come_whole_however_their_bytes_arrive():
