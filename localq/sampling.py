@@ -100,7 +100,15 @@ class Sampling:
         names = [name for name in off if name in chosen and getattr(self, name) != off[name]]
         if not self.greedy or not names:
             return ""
-        return f"{', '.join(names)}: no effect at temperature 0 (greedy); set one such as 0.7"
+        return f"{', '.join(names)}: no effect at temperature 0 (greedy); set a temperature such as 0.7"
+
+    def repeated_notice(self) -> str:
+        """A notice that a prompt gets the same reply again; empty where it may get another."""
+        if self.greedy:
+            return "temperature 0 gives the same reply again; for another, /set temp 0.7 first"
+        if self.seed is not None:
+            return f"seed {self.seed} gives the same reply again; for another, /set seed none first"
+        return ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form for messages and `--json`."""

@@ -42,7 +42,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "atom-one-light", "ansi-dark", "ansi-light",
     ),
 }  # fmt: skip
-_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve", "snapshots")  # config.toml may hold these as numbers
+_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve", "desktop", "snapshots")  # config.toml may hold these as numbers
+
+NO_LIMIT = 2**30  # of max_tokens, "max": more than any context holds
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Settings:
     think: str = "auto"
     max_tokens: int | None = None
     temperature: float | None = None
+    loop_guard: bool = True
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -121,12 +124,13 @@ DESCRIPTIONS: dict[str, str] = {
     "embed": "embedding table: device, host; auto = host memory only if GPU memory is short",
     "head": "output head: 16, 8 (bits) or nf4; auto = smaller only if GPU memory is short",
     "think": "thinking: on, off, low, medium, high; auto = the model's default",
-    "max_tokens": "longest reply in tokens; unset = until the model stops or the context is full",
-    "temperature": "sampling temperature, 0 = greedy; unset = the model's default",
-    "top_k": "keep the K most likely tokens, 0 = off; unset = the model's default",
-    "top_p": "keep the most likely tokens up to this probability mass, 1 = off; unset = the model's default",
-    "min_p": "drop tokens below this share of the best one, 0 = off; unset = the model's default",
-    "repeat_penalty": "penalty on repeated tokens, 1 = off; unset = the model's default",
+    "max_tokens": "maximum reply length in tokens, thoughts included; unset = 4096 tokens of answer, max = no limit",
+    "loop_guard": "stop a reply that repeats the same block over a long stretch",
+    "temperature": "sampling temperature; 0 = greedy, unset = the model's default",
+    "top_k": "keep the K most likely tokens; 0 = off, unset = the model's default",
+    "top_p": "keep the most likely tokens up to this probability mass; 1 = off, unset = the model's default",
+    "min_p": "drop tokens below this fraction of the top token's probability; 0 = off, unset = the model's default",
+    "repeat_penalty": "penalty on repeated tokens; 1 = off, unset = the model's default",
     "dry_multiplier": "DRY repetition penalty, such as 0.8; 0 or unset = off",
     "dry_base": "DRY growth per repeated token (1-10, default 1.75)",
     "dry_allowed_length": "shortest repetition that DRY penalizes, in tokens (default 2)",
@@ -257,6 +261,8 @@ def parse(name: str, value: Any, where: str) -> Any:
         return None  # the largest that fits, as without it
     kind = str(Settings.__annotations__[name]).split(" |")[0]
     if kind == "bool":
+    if name == "max_tokens" and value == "max":
+        return NO_LIMIT
         words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
         if isinstance(value, bool):
             return value
@@ -288,6 +294,11 @@ def parse(name: str, value: Any, where: str) -> Any:
 
 def parse_count(value: int | float | str) -> int:
     """A whole number; text may end in k for 1024, as in context sizes: 8k is 8192, 25.6k is 26214.
+def max_tokens_text(value: int | None) -> str:
+    """`max_tokens` as users write it: "max" without a limit, "None" where it is unset."""
+    return "max" if value == NO_LIMIT else str(value)
+
+
 
     Raises ValueError otherwise.
     """

@@ -95,6 +95,7 @@ def resumed_settings(record: Record, settings: Settings, flags: dict[str, Any]) 
     if flags.get("model") in (None, record.model) and record.settings is not None:
         chosen = record.settings
         saved |= dataclasses.asdict(chosen.sampling) | {"max_tokens": chosen.max_tokens, "think": chosen.think}
+        saved["loop_guard"] = chosen.loop_guard
     return dataclasses.replace(settings, **saved).replace(**flags)
 
 

@@ -75,7 +75,7 @@ def open_session(
             watcher.say(line)
         _tell_idle(sampling, settings, watcher)
         longest = settings.max_tokens or default_sampling.max_tokens(target.entry)
-        session = ChatSession(client, request, Tokenizer.load(files), sampling, longest)
+        session = ChatSession(client, request, Tokenizer.load(files), sampling, longest, settings.loop_guard)
         session.system = settings.system
         try:
             session.set_think(settings.think)

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from localq.chat.prompt import WARNING, fill_warning
+from localq.chat.reply_limits import ANSWER_TOKENS, DEFAULT_LENGTH, REPETITION, Cycle
 from localq.errors import LocalqError
 from localq.stats import Stats
 from localq.text.grammar import Grammar
@@ -14,7 +15,14 @@ _REASONS = {
     "context": "stopped: the context is full. The next prompt leaves out the oldest turns; /compact replaces them with "
     "a summary, /clear starts over",
     "length": "stopped at the limit of {tokens} tokens (max_tokens)",
+    DEFAULT_LENGTH: f"stopped at the default length of {ANSWER_TOKENS:,} tokens",
+    REPETITION: "stopped: the last {period} tokens repeat {blocks} times",
     "cancelled": "stopped",
+}
+_ADVICE = {  # reason -> in a chat, elsewhere
+    "length": ("; /continue goes on", ""),
+    DEFAULT_LENGTH: ("; /continue goes on, /set max_tokens changes it", "; -n TOKENS or -n max changes it"),
+    REPETITION: ("; /continue goes on, /set loop_guard off ignores it", "; --no-loop-guard ignores it"),
 }
 MEASURED = "measured"  # reason of a measurement, which has no text
 _ENDED = "the reply ended"
@@ -40,7 +48,7 @@ class ReplyPiece:
 class Reply:
     """The end of a reply: the whole answer, why it ended, notices.
 
-    reason   "stop", "length", "context", "cancelled", or MEASURED
+    reason   "stop", "length", DEFAULT_LENGTH, "context", REPETITION, "cancelled", or MEASURED
     text     the answer: all pieces that are not thinking
     thought  all pieces that are
     unmet    grammar that the answer does not match because a limit, a stop string or the user cut it
@@ -69,15 +77,31 @@ class Recap(str):
 Replies = Generator[ReplyPiece | Reply, None, None]
 
 
-def notices(
-    reason: str, stats: Stats, warned_before: bool, thinking: bool, unmet: Grammar | None = None
-) -> tuple[str, ...]:
-    """Notices at the end of a reply. thinking: it ended in a thought. warned_before: of a context nearly full."""
-    cut = _NO_ANSWER if thinking else "" if unmet is None else _CUT.format(unmet.label)
-    ended = _ENDED if thinking else "" if unmet is None else _STOP_STRING
-    what = _REASONS.get(reason, ended).format(tokens=stats.generated_tokens)
-    found = [what + cut] if what else []
-    if reason != "context" and stats.context_fill >= WARNING and not warned_before:
+@dataclass(frozen=True)
+class Ending:
+    """Why and where a reply ended. thinking: in a thought. cycle: what repeats.
+
+    in_chat   notices may name commands of a chat
+    """
+
+    reason: str
+    stats: Stats
+    thinking: bool = False
+    unmet: Grammar | None = None
+    cycle: Cycle | None = None
+    in_chat: bool = True
+
+
+def notices(ending: Ending, warned_before: bool) -> tuple[str, ...]:
+    """Notices at the end of a reply. warned_before: of a context nearly full."""
+    cut = _NO_ANSWER if ending.thinking else "" if ending.unmet is None else _CUT.format(ending.unmet.label)
+    otherwise = _ENDED if ending.thinking else "" if ending.unmet is None else _STOP_STRING
+    cycle, what = ending.cycle or Cycle(1, 1), _REASONS.get(ending.reason, otherwise)
+    what = what.format(tokens=ending.stats.generated_tokens, period=cycle.period, blocks=cycle.blocks)
+    advice = _ADVICE.get(ending.reason, ("", ""))[0 if ending.in_chat else 1]
+    found = [what + cut + advice] if what else []
+    stats = ending.stats
+    if ending.reason != "context" and stats.context_fill >= WARNING and not warned_before:
         found.append(fill_warning(stats.context_used, stats.context_size))
     return tuple(found)
 
@@ -90,6 +114,8 @@ def check_complete(reply: Reply) -> None:
     if reply.unmet is None or reply.reason == "cancelled":
         return
     by, more = "cut", "Allow more tokens: --max-tokens or --ctx."
+    if reply.reason == REPETITION:
+        by, more = "it repeats itself: stopped", "Change the prompt, or use --no-loop-guard."
     if reply.reason == "stop":
         by, more = "stopped at a stop string", "Remove the stop string."
     why = f"{by} after {reply.stats.generated_tokens} tokens; the answer does not match {reply.unmet.label}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 from localq.chat.client import Client
-from localq.chat.reply import Replies, Reply, ReplyPiece, notices
+from localq.chat.reply import Ending, Replies, Reply, ReplyPiece, notices
+from localq.chat.reply_limits import LimitWatch, ReplyLimits
 from localq.chat.stop_strings import Matcher
 from localq.sanitize import sanitize
 from localq.text import harmony, thinking
@@ -102,23 +104,68 @@ def reply_decoder(
     return made
 
 
-def stream(client: Client, request: Generate, into: ReplyDecoder, warned_before: bool) -> Replies:
-    """Stream the reply to `request`. warned_before: the context was nearly full already. Raises as the client does."""
-    for event in client.generate(request):
-        if isinstance(event, Progress):
-            yield ReplyPiece("", event.stats)
-        elif isinstance(event, Tokens) and not into.is_over():
-            pieces = into.push(event.ids)
-            if into.is_over():
-                client.cancel(request.id)
-            yield from (ReplyPiece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
-        elif isinstance(event, Done):
-            yield from (
-                ReplyPiece(text, event.stats, thinking=thinks)
-                for text, thinks in into.finish(cut=event.reason != "stop")
-            )
-            reason = "stop" if into.is_over() else event.reason
-            cut = into.is_over() or reason != "stop"  # else the engine enforced it
-            unmet = request.grammar if cut and request.grammar and not matches(request.grammar, into.answer) else None
-            found = notices(reason, event.stats, warned_before, into.thinking, unmet)
-            yield Reply(into.answer, reason, event.stats, found, into.thought, unmet)
+class _ReplyStream:
+    """The stream of one reply."""
+
+    def __init__(self, client: Client, request: Generate, into: ReplyDecoder, watch: LimitWatch) -> None:
+        self._client, self._request, self._into, self._watch = client, request, into, watch
+
+    def run(self, warned_before: bool, in_chat: bool) -> Replies:
+        """Stream the reply."""
+        into, watch = self._into, self._watch
+        for event in self._client.generate(self._request):
+            if isinstance(event, Progress):
+                yield ReplyPiece("", event.stats)
+            elif isinstance(event, Tokens) and not into.is_over() and not watch.reason:
+                pieces = self._push(event.ids)
+                if into.is_over() or watch.reason:
+                    self._client.cancel(self._request.id)
+                yield from (ReplyPiece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
+            elif isinstance(event, Done):
+                yield from (
+                    ReplyPiece(text, event.stats, thinking=thinks)
+                    for text, thinks in into.finish(cut=event.reason != "stop" or bool(watch.reason))
+                )
+                yield self._end(event, warned_before, in_chat)
+
+    def _push(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
+        """Push ids one by one, up to where a limit or the reply ends; return the text that is final now."""
+        pieces: list[tuple[str, bool]] = []
+        for id in ids:
+            if self._into.is_over() or self._watch.is_full():
+                break
+            for text, thinks in self._into.push([id]):
+                if pieces and pieces[-1][1] == thinks:
+                    text = pieces.pop()[0] + text
+                pieces.append((text, thinks))
+            self._watch.count(self._into)
+        return pieces
+
+    def _end(self, event: Done, warned_before: bool, in_chat: bool) -> Reply:
+        into, request, stats = self._into, self._request, event.stats
+        reason = "stop" if into.is_over() else self._watch.reason or event.reason
+        if self._watch.reason:  # without the tokens that came after it
+            stats = dataclasses.replace(stats, generated_tokens=len(into.ids))
+        cut = into.is_over() or reason != "stop"  # else the engine enforced it
+        unmet = request.grammar if cut and request.grammar and not matches(request.grammar, into.answer) else None
+        ending = Ending(reason, stats, into.thinking, unmet, self._watch.cycle, in_chat)
+        return Reply(into.answer, reason, stats, notices(ending, warned_before), into.thought, unmet)
+
+
+def stream(
+    client: Client,
+    request: Generate,
+    into: ReplyDecoder,
+    warned_before: bool,
+    limits: ReplyLimits,
+    decode: Callable[[list[int]], str],
+    in_chat: bool = True,
+) -> Replies:
+    """Stream the reply to `request`: pieces, then a Reply. Raises as the client does.
+
+    warned_before   the context was nearly full already
+    decode          text of token ids
+    in_chat         notices may name commands of a chat
+    """
+    watch = LimitWatch(limits, decode, constrained=request.grammar is not None)
+    return _ReplyStream(client, request, into, watch).run(warned_before, in_chat)

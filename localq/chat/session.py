@@ -20,6 +20,7 @@ from localq.chat.history.snapshot_keeper import SnapshotKeeper
 from localq.chat.history.store import ConversationStore
 from localq.chat.prompt import WARNING, ExactIds, PromptBuilder, messages_of
 from localq.chat.reply import Replies, Reply, ReplyPiece
+from localq.chat.reply_limits import ANSWER_TOKENS, NO_LIMITS, ReplyLimits
 from localq.chat.reply_stream import ReplyDecoder
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
@@ -37,7 +38,8 @@ class ChatSession:
     """A conversation, settings and an engine client. `ask`, `edit`, `regenerate` and `continue_reply` stream.
 
     sampling      complete: the caller has merged it with the model's defaults
-    max_tokens    None = until a stop token
+    max_tokens    tokens of a reply with its thought; None: the default length of an answer (`reply_limits`)
+    loop_guard    a reply that repeats itself is stopped
     stop_strings  an answer ends before the first of these
     grammar       constraint of every answer; None: no constraint
     think         "auto" (the model's default), "on", "off" or a level; `set_think` checks it
@@ -46,6 +48,7 @@ class ChatSession:
     keeper        saves and restores the KV cache of a conversation; None: the prompt is read again
     attached      texts to put before the next message
     unsaved       conversations whose last `save` failed or was interrupted
+    in_chat       False: one answer is all, so notices name options instead of commands
     """
 
     client: Client
@@ -53,6 +56,7 @@ class ChatSession:
     tokenizer: Tokenizer
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
+    loop_guard: bool = True
     stop_strings: tuple[str, ...] = ()
     grammar: Grammar | None = None
     think: str = "auto"
@@ -63,6 +67,7 @@ class ChatSession:
     loaded: Loaded | None = None
     last: Reply | None = None
     unsaved: list[Record] = field(default_factory=list)
+    in_chat: bool = True
 
     def __post_init__(self) -> None:
         self.request_ids = itertools.count(1)
@@ -136,11 +141,16 @@ class ChatSession:
         return self._answer(turn)
 
     def regenerate(self) -> Replies:
-        """Answer the last user turn again; its earlier reply stays as another version."""
+        """Answer the last user turn again; its earlier reply stays as another version.
+
+        A notice comes first where the sampling chooses the same tokens again.
+        """
         turn = self.conversation.last_user()
         if turn is None:
             raise usage_error("/regen", "there is no message to answer", "Send a message first.")
-        return self._answer(turn)
+        has_reply = any(each.parent == turn for each in self.conversation.turns)
+        notice = self.sampling.repeated_notice() if has_reply else ""
+        return _after_notice(notice, self._answer(turn))
 
     def edit(self, text: str, turn: int | None = None) -> Replies:
         """Replace a user message (None: the last) with `text` and stream the answer."""
@@ -182,7 +192,7 @@ class ChatSession:
             if notice:
                 yield ReplyPiece("", Stats(context_size=loaded.context_size), notice)
             incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings, begun)
-            for part in self.stream(self.generate_request(prompt, incoming), incoming):
+            for part in self.stream(self.generate_request(prompt, incoming), incoming, self.limits):
                 if isinstance(part, ReplyPiece):
                     yield part
                     continue
@@ -236,6 +246,7 @@ class ChatSession:
             self.stop_strings, self.grammar = chosen.stop, chosen.grammar
             if record.model == self.record.model:
                 self.sampling, self.max_tokens, self.think = chosen.sampling, chosen.max_tokens, chosen.think
+                self.loop_guard = chosen.loop_guard
         record.model = self.record.model
         self.record, self.last, self._reading.first = record, None, None
         self.attached.clear()
@@ -246,7 +257,7 @@ class ChatSession:
         if self.store is not None and record.conversation.turns:
             if record is self.record:
                 record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings, self.think)
-                record.settings = dataclasses.replace(record.settings, grammar=self.grammar)
+                record.settings = dataclasses.replace(record.settings, grammar=self.grammar, loop_guard=self.loop_guard)
             self.unsaved = [*(each for each in self.unsaved if each is not record), record]
             self.store.save(record)
             self.unsaved = [each for each in self.unsaved if each is not record]
@@ -270,7 +281,12 @@ class ChatSession:
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
         incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings)
-        return self.stream(self.generate_request(prompt, incoming), incoming)
+        return self.stream(self.generate_request(prompt, incoming), incoming, self.limits)
+
+    @property
+    def limits(self) -> ReplyLimits:
+        """Limits of a reply in the conversation."""
+        return ReplyLimits(ANSWER_TOKENS if self.max_tokens is None else None, self.loop_guard)
 
     def generate_request(self, prompt: list[int], incoming: ReplyDecoder) -> Generate:
         """The request for a continuation of `prompt` (token ids), to be decoded by `incoming`."""
@@ -281,16 +297,24 @@ class ChatSession:
             grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
         )  # fmt: skip
 
-    def stream(self, generate: Generate, incoming: ReplyDecoder) -> Replies:
+    def stream(self, generate: Generate, incoming: ReplyDecoder, limits: ReplyLimits = NO_LIMITS) -> Replies:
         """Stream the reply to a request; `stop` ends it."""
         warned_before = self.last is not None and self.last.stats.context_fill >= WARNING
         self._running = generate.id
         if self._stopping:  # `stop` came before the request
             self.client.cancel(generate.id)
         try:
-            for part in reply_stream.stream(self.client, generate, incoming, warned_before):
+            for part in reply_stream.stream(
+                self.client, generate, incoming, warned_before, limits, self.tokenizer.decode, self.in_chat
+            ):
                 if isinstance(part, Reply):
                     self.last = part
                 yield part
         finally:
             self._running = None
+
+
+def _after_notice(notice: str, replies: Replies) -> Replies:
+    if notice:
+        yield ReplyPiece("", Stats(), notice)
+    yield from replies

@@ -31,6 +31,10 @@ def _count(text: str) -> int:
     return count
 
 
+def _max_tokens(text: str) -> int:
+    return settings.NO_LIMIT if text.strip().casefold() == "max" else _count(text)
+
+
 def _context(text: str) -> int:
     return MAX_CONTEXT if text.strip().casefold() == "max" else _count(text)
 
@@ -142,8 +146,8 @@ Save = Annotated[
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        "--max-tokens", "-n", parser=_count, metavar="TOKENS", help="Stop a reply after this many tokens.",
-        rich_help_panel=help_page.SAMPLING,
+        "--max-tokens", "-n", parser=_max_tokens, metavar="TOKENS",
+        help="Stop each reply after this many; max = no limit.", rich_help_panel=help_page.SAMPLING,
     ),
 ]  # fmt: skip
 Temperature = Annotated[

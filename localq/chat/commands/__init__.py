@@ -45,7 +45,7 @@ HELP = """\
 /save [NAME]           name this conversation; it is saved after every turn anyway, except with --no-save
 /export md|json [FILE] write the conversation to FILE, or print it
 /system [TEXT]         show or set the system prompt; @FILE reads it from a file, "off" removes it
-/set [NAME VALUE]      list or change sampling settings, max_tokens, stop, think and grammar
+/set [NAME VALUE]      list or change sampling settings, max_tokens, loop_guard, stop, think and grammar
 /think [on|off|LEVEL]  thinking before the answer: on, off, a level, or "auto" (the model's default)
 /grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" ends it
 /tokens                how full the context is
@@ -70,7 +70,8 @@ _GRAMMARS = {
     "gbnf": grammar.grammar,
     "regex": grammar.regex,
 }
-_SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens")
+_SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens", "loop_guard")
+_SHORT = {"temp": "temperature"}
 
 
 def show_help(session: ChatSession, argument: str, host: Host) -> str:
@@ -94,10 +95,10 @@ def system(session: ChatSession, argument: str, host: Host) -> str:
 
 def set_value(session: ChatSession, argument: str, host: Host) -> str:
     """List the sampling settings, or change one ("none" where a setting may be unset)."""
-    values: dict[str, Any] = {**dataclasses.asdict(session.sampling), "max_tokens": session.max_tokens}
-    values["stop"] = " | ".join(session.stop_strings) or None
+    values = models.set_values(session)
     if argument:
         name, _, text = argument.partition(" ")
+        name = _SHORT.get(name, name)
         if name in _LISTED_TOO:
             return _LISTED_TOO[name](session, text.strip(), host)
         if name == "stop" and text.strip():
@@ -113,11 +114,14 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
         value = None if unset else settings.parse(name, text.strip(), "/set")
         if name == "max_tokens":
             session.max_tokens = settings.Settings(max_tokens=value).max_tokens
+        elif name == "loop_guard":
+            session.loop_guard = bool(value)
         else:
             changed: dict[str, Any] = {name: value}
             session.sampling = dataclasses.replace(session.sampling, **changed)
         session.try_save()
-        return "\n".join(filter(None, (f"{name} = {value}", session.sampling.greedy_warning([name]))))
+        shown = models.set_values(session)[name]
+        return "\n".join(filter(None, (f"{name} = {shown}", session.sampling.greedy_warning([name]))))
     return models.parameters(session)
 
 

@@ -84,13 +84,20 @@ def info(session: ChatSession) -> str:
 
 def parameters(session: ChatSession) -> str:
     """The sampling settings, for `/show params` and `/set`."""
-    values = {**dataclasses.asdict(session.sampling), "max_tokens": session.max_tokens}
-    values |= {"stop": " | ".join(session.stop_strings) or None, "think": session.think}
-    values["grammar"] = session.grammar
+    values = {**set_values(session), "think": session.think, "grammar": session.grammar}
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
 
 def unknown_page(name: str) -> LocalqError:
     """Error for an unknown NAME of `/show NAME`."""
+def set_values(session: ChatSession) -> dict[str, object]:
+    """Values that `/set` changes, as it shows them."""
+    values: dict[str, object] = {**dataclasses.asdict(session.sampling)}
+    values["max_tokens"] = settings.max_tokens_text(session.max_tokens)
+    values["loop_guard"] = "on" if session.loop_guard else "off"
+    values["stop"] = " | ".join(session.stop_strings) or None
+    return values
+
+
     why = f"unknown page '{name[:20]}'" if name else "no page given"
     return usage_error("/show", why, "Use /show info, params, prompt or template.")

@@ -16,10 +16,11 @@ from localq.text.grammar import Grammar
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """Settings of the replies. max_tokens None: until a stop token; stop: stop strings.
+    """Settings of the replies. max_tokens None: the default length; stop: stop strings.
 
-    think    "auto", "on", "off" or a level
-    grammar  constraint of every answer
+    think       "auto", "on", "off" or a level
+    grammar     constraint of every answer
+    loop_guard  a reply that repeats itself is stopped
     """
 
     sampling: Sampling
@@ -27,13 +28,15 @@ class ChatSettings:
     stop: tuple[str, ...] = ()
     think: str = "auto"
     grammar: Grammar | None = None
+    loop_guard: bool = True
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
         """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for invalid values."""
         think, grammar = thinking.validate(fields.get("think", "auto")), fields.get("grammar")
         chosen = Sampling(**fields["sampling"]), fields["max_tokens"], validate(fields["stop"])
-        return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None)
+        guard = bool(fields.get("loop_guard", True))
+        return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None, guard)
 
 
 @dataclass

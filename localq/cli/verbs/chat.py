@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import help_page, options
+from localq.cli import help_page, options, reply_options
 from localq.cli.option_values import Command as Command
 from localq.cli.output import has_screen, is_rich_terminal, note
 from localq.cli.stream_encoding import is_utf8
@@ -44,6 +44,7 @@ def chat(
     seed: options.Seed = None,
     think: options.Think = None,
     stop: options.Stop = None,
+    loop_guard: reply_options.LoopGuard = None,
     json_schema: options.JsonSchema = None,
     grammar: options.GrammarText = None,
     regex: options.Regex = None,
@@ -69,8 +70,7 @@ def chat(
     json: PlanJson = False,
 ) -> int:
     """Chat with MODEL, full screen or line by line."""
-    if json and not dry_run:
-        raise usage_error("--json", "it needs --dry-run here", "`localq run MODEL PROMPT --json` answers one prompt.")
+    _check_json(json, dry_run)
     model = options.single_model(model, model_named)
     flags = options.setting_flags(locals())
     settings = options.load_reply_settings(flags, quiet)
@@ -87,6 +87,13 @@ def chat(
 
 def _plan(settings: Settings, format: str | None, json: bool, force: bool) -> int:
     from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
+def _check_json(json: bool, dry_run: bool) -> None:
+    if json and not dry_run:
+        raise usage_error(
+            "--json", "`chat` supports it only with --dry-run", "`localq run MODEL PROMPT --json` answers one prompt."
+        )
+
+
 
     return print_plan(settings.model, format, settings, json, force)
 

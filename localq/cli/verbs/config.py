@@ -127,4 +127,4 @@ def _text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, dict):
         return "; ".join(f"{name}={each}" for name, each in value.items())
-    return "" if value is None else str(value)
+    return "" if value is None else "max" if value == settings.NO_LIMIT else str(value)

@@ -18,7 +18,7 @@ from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.files import model_folder
 from localq.sampling import Sampling
-from localq.settings import Settings
+from localq.settings import Settings, max_tokens_text
 
 SAMPLING = tuple(sampling.LIMITS)
 LINES = (*SAMPLING, "max_tokens")  # fields of one line
@@ -57,7 +57,8 @@ def field_texts(session: ChatSession | None, chosen: Settings, defaults: Samplin
     now = session.sampling if session is not None else chosen.sampling(defaults)
     silent = {name: getattr(defaults, name) for name in SAMPLING if getattr(chosen, name) is None}
     found = {name: _text(getattr(now, name), silent.get(name)) for name in SAMPLING}
-    found["max_tokens"] = _text(session.max_tokens if session is not None else chosen.max_tokens, None)
+    most = session.max_tokens if session is not None else chosen.max_tokens
+    found["max_tokens"] = "" if most is None else max_tokens_text(most)
     found["stop"] = "\n".join(map(_escape, session.stop_strings)) if session is not None else ""
     found["system"] = (session.system if session is not None else chosen.system) or ""
     return {**found, "theme": chosen.theme, "ui": chosen.ui}
