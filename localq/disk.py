@@ -25,8 +25,8 @@ def check_free(folder: Path, needed_bytes: int, what: str) -> None:
     """
     free = free_bytes(folder)
     if needed_bytes + min(needed_bytes, RESERVE_BYTES) > free:
-        why = f"{folder} needs {needed_bytes:,} bytes and a reserve, and has {free:,} bytes free"
-        raise LocalqError(what, why, "Free some space: `localq prune`, `localq rm`.", ExitCode.DISK)
+        why = f"{needed_bytes:,} bytes plus a reserve needed in {folder}, but only {free:,} bytes free"
+        raise LocalqError(what, why, "Free some space with `localq prune` or `localq rm`.", ExitCode.DISK)
 
 
 def free_bytes(folder: Path) -> int:
@@ -71,6 +71,21 @@ def total_bytes(paths: Iterable[Path]) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += path.lstat().st_size
     return total
+
+
+def read_ahead(paths: Iterable[Path], limit_bytes: int) -> None:
+    """Ask the system to read files into the page cache, up to `limit_bytes` in all; returns before they are there.
+
+    A file that cannot be opened is passed over: who reads it says why.
+    """
+    for path in paths:
+        with contextlib.suppress(OSError):
+            with path.open("rb") as file:
+                size = min(os.fstat(file.fileno()).st_size, limit_bytes)
+                os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_WILLNEED)
+            limit_bytes -= size
+        if limit_bytes <= 0:
+            return
 
 
 def sha256_of(path: Path) -> str:
@@ -159,15 +174,15 @@ def read_text(path: Path) -> str:
         with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(descriptor).st_mode
             if not (stat.S_ISREG(mode) or (is_pipe and stat.S_ISFIFO(mode))):
-                raise usage_error(str(path), "not a regular file", "Give a text file.")
+                raise usage_error(str(path), "not a regular file", "Use a text file.")
             raw = file.read(MOST_TEXT_BYTES + 1)
     except (OSError, ValueError) as error:
         why = f"cannot read it ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error
     if len(raw) > MOST_TEXT_BYTES:
-        raise usage_error(str(path), f"larger than {MOST_TEXT_BYTES / 1e6:.1f} MB", "Give a part of it.")
+        raise usage_error(str(path), f"larger than {MOST_TEXT_BYTES / 1e6:.1f} MB", "Use a smaller file.")
     if b"\0" in raw:
-        raise usage_error(str(path), "not a text file", "Give a text file.")
+        raise usage_error(str(path), "not a text file", "Use a text file.")
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

@@ -56,12 +56,42 @@ class Backend(Protocol):
         """Restore the KV cache from a file."""
 
 
+class StageClock:
+    """Seconds of the stages of a start, in order; each ends where the next begins."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._stage, self._since_s = "", clock()
+
+    def begin(self, stage: str) -> None:
+        """Begin a stage; a stage that runs already goes on."""
+        if stage != self._stage:
+            self._end()
+            self._stage = stage
+
+    def stages(self) -> dict[str, float]:
+        """End the current stage; return stage -> seconds."""
+        self._end()
+        self._stage = ""
+        return dict(self._seconds)
+
+    def _end(self) -> None:
+        now = self._clock()
+        if self._stage:
+            self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._since_s
+        self._since_s = now
+
+
 class TorchBackend:
     """The real engine on torch."""
 
     def __init__(self) -> None:
+        clock, age_s = StageClock(), _age_s()
+        clock.begin("importing torch")
         import localq.engine.generate  # noqa: F401  # imports torch, after Ready is sent
 
+        self._first_stages = {"starting the engine process": age_s, **clock.stages()}  # of the first load
         self._engine: Engine | None = None
         self._weights = ""  # of the loaded model: `snapshot.weights_id`
         self._files: ModelFiles | None = None  # of the loaded model
@@ -78,13 +108,19 @@ class TorchBackend:
         from localq.engine.load import device, load
         from localq.files import model_folder
 
-        started = time.monotonic()
+        started, clock = time.monotonic(), StageClock()
+        clock.begin("opening the files")
         self.unload()
         self._files = files = model_folder.open_model(Path(request.path))
         self._weights = snapshot.weights_id(files)
-        model = load.load(files, request.options, on_progress)
-        self._engine = engine = generate.Engine(model, on_progress=on_progress)
-        return Loaded(
+
+        def report(stage: str, done: int, total: int) -> None:
+            clock.begin(stage)
+            on_progress(stage, done, total)
+
+        model = load.load(files, request.options, report)
+        self._engine = engine = generate.Engine(model, on_progress=report)
+        loaded = Loaded(
             name=request.options.name or files.name,
             device=model.device.type,
             device_name=device.device_name(model.device),
@@ -103,7 +139,10 @@ class TorchBackend:
             notes=list(engine.notes),
             gpu_uuid=device.device_uuid(model.device),
             reads=_reads(model, engine.ledger()),
+            stages={**self._first_stages, **clock.stages()},
         )
+        self._first_stages = {}
+        return loaded
 
     def unload(self) -> None:
         """Free the model."""
@@ -146,8 +185,15 @@ class TorchBackend:
 
     def _loaded_engine(self) -> Engine:
         if self._engine is None:
-            raise LocalqError("engine process", "no model is loaded", "Load one first.", ExitCode.USAGE)
+            raise LocalqError("engine process", "no model is loaded", "Load a model first.", ExitCode.USAGE)
         return self._engine
+
+
+def _age_s() -> float:
+    """Return the seconds since this process was created."""
+    import psutil  # type: ignore[import-untyped]  # start-up cost: after Ready is sent; has no types
+
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
 
 
 def _predicted_ledger(model: LoadedModel) -> dict[str, int]:

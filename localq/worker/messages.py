@@ -117,6 +117,7 @@ class Loaded:
              large one on; on the CPU "reading", temporary memory of a prefill pass
     kv_bits, embed, head  the values in use
     gpu_uuid  empty on the CPU; reads: the fields of `roofline.Reads`, empty where the roofline is unknown
+    stages   stage in words -> seconds, in order: start and imports of a new engine process, then those of the load
     """
 
     name: str
@@ -137,6 +138,7 @@ class Loaded:
     host: dict[str, int] = field(default_factory=dict)
     gpu_uuid: str = ""
     reads: dict[str, int] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from localq import disk
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Stats
 from localq.worker import messages
@@ -43,7 +45,7 @@ from localq.worker.messages import (
 )
 
 BATCH_S = 0.025  # tokens are sent together when they come faster than this
-_NEXT = "The engine process ends; the next message starts a new one."
+_NEXT = "The engine process ends; your next message starts a new one."
 _LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
 
 
@@ -84,10 +86,12 @@ class Server:
                 self._cancelled.add(request.id)
             elif isinstance(request, Load | Generate | Profile | SaveCache | RestoreCache):
                 self._inbox.put(request)
+                if isinstance(request, Load):
+                    threading.Thread(target=_read_ahead, args=[request.path], name="read-ahead", daemon=True).start()
             elif isinstance(request, Shutdown):
                 break
             else:
-                cause = f"{type(request).__name__} is not a request"
+                cause = f"{type(request).__name__} is not a valid request"
                 self.send(Failed(LocalqError("engine process", cause, "Report this as a bug.").to_dict()))
         os._exit(ExitCode.OK)  # at once, even within a step: the system frees the device
 
@@ -134,7 +138,7 @@ class Server:
             backend.unload()
         except Exception as error:
             traceback.print_exc()
-            self.die(LocalqError(GPU, f"memory cannot be freed ({first_line(error)})", _NEXT))
+            self.die(LocalqError(GPU, f"memory could not be freed ({first_line(error)})", _NEXT))
 
     def _generate(self, request: Generate, backend: Backend) -> None:
         batch: list[int] = []
@@ -191,6 +195,15 @@ class Server:
         os._exit(ExitCode.FAILURE)
 
 
+def _read_ahead(path: str) -> None:
+    """Fetch the weights from the disk while torch is imported; at most half of the free RAM, so as to evict little."""
+    import psutil  # type: ignore[import-untyped]  # start-up cost: beside the import of torch; has no types
+
+    model = Path(path)
+    weights = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
+    disk.read_ahead(weights, int(psutil.virtual_memory().available) // 2)
+
+
 def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float = STEP_LIMIT_S) -> None:
     """Serve until stdin ends. Events take over stdout: fd 1 becomes stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the front end, which sends Cancel or Shutdown
@@ -203,7 +216,7 @@ def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float
         backend = make_backend()
     except Exception as error:  # torch itself may fail to import: report it
         traceback.print_exc()
-        cause = f"it cannot start ({type(error).__name__}: {error})"
+        cause = f"could not start ({type(error).__name__}: {error})"
         server.die(LocalqError("engine process", cause, "`localq doctor` shows what is wrong.", ExitCode.NO_DEVICE))
     try:
         server.serve(backend)

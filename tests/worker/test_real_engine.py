@@ -53,14 +53,18 @@ def test_life_of_an_engine_process(tmp_path, monkeypatch):
     prompt = prompt_of(90)
     request = Load(str(folder), LoadOptions("tiny", device="cpu", ctx=400))
     with EngineClient() as client:
-        with pytest.raises(LocalqError, match="no such file") as caught:
+        with pytest.raises(LocalqError, match="no such folder") as caught:
             client.load(Load(str(tmp_path / "missing")))
         assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
         with pytest.raises(LocalqError, match="no model is loaded"):
             collect(client, Generate(1, prompt), [])
         stages = set()
         loaded = client.load(request, lambda event: stages.add(event.stage) if isinstance(event, Loading) else None)
-        assert stages == {"planning", "reading weights"}
+        assert stages == {"starting the device", "planning", "loading weights", "allocating the KV cache"}
+        assert list(loaded.stages)[:2] == ["starting the engine process", "importing torch"]
+        assert stages < set(loaded.stages)
+        assert 0 < sum(loaded.stages.values()) < 300
+        assert "importing torch" not in client.load(request).stages  # of a process that has it already
         assert (loaded.name, loaded.device, loaded.dtype, loaded.format) == ("tiny", "cpu", "float32", "bf16")
         assert (loaded.context_size, loaded.vocab_size, loaded.graphs) == (400, 320, False)
         assert loaded.ledger["kv_cache"] == 3 * 2 * 2 * 32 * 400 * 4

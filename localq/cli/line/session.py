@@ -16,11 +16,12 @@ from localq.chat import open_model
 from localq.chat.open_model import OpenSession
 from localq.chat.reply import MEASURED, Reply, ReplyPiece
 from localq.chat.session import ChatSession
-from localq.cli import progress
+from localq.cli import agree, progress
 from localq.cli.line.reply_printer import Printer
 from localq.cli.line.thinking_lines import Thoughts
 from localq.cli.output import is_rich_terminal, note
 from localq.errors import LocalqError
+from localq.planner.consent import Cost
 from localq.planner.speed import roofline
 from localq.stats import Stats
 from localq.wording import OnProgress, human_bytes, stats_line
@@ -78,6 +79,11 @@ class TerminalWatcher:
         self.status.clear()
         note(text)
 
+    def agree(self, cost: Cost) -> bool:
+        """Ask at the terminal; see `agree.ask`."""
+        self.status.clear()
+        return agree.ask([cost])
+
     def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
         """A download bar."""
         return progress.fetch_bar(name, self.quiet)
@@ -107,6 +113,13 @@ def memory_line(loaded: Loaded) -> str:
         return ""
     off = 100 * (measured - predicted) / predicted
     return f"[memory {measured / 2**30:.2f} GiB, predicted {predicted / 2**30:.2f} GiB, {off:+.1f} %]"
+
+
+def stage_lines(loaded: Loaded, first_token_s: float) -> list[str]:
+    """Seconds of each stage from the start of the engine process to the first token, a line each; the sum last."""
+    stages = {**loaded.stages, "first token": first_token_s}
+    rows = [*stages.items(), ("start-up in all", sum(stages.values()))]
+    return [f"[{seconds:6.2f} s  {stage}]" for stage, seconds in rows]
 
 
 def speed_line(stats: Stats, loaded: Loaded | None) -> str:
@@ -186,4 +199,4 @@ def _show_piece(part: ReplyPiece, status: ProgressLine, thoughts: Thoughts, prin
         printer.write(part.text)
     elif part.stats.phase == "prefill" and part.stats.prompt_tokens:
         done = part.stats.cached_tokens + part.stats.prefilled_tokens
-        status.show(f"reading the prompt {done / part.stats.prompt_tokens:4.0%}")
+        status.show(f"processing the prompt {done / part.stats.prompt_tokens:4.0%}")

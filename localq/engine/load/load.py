@@ -32,6 +32,7 @@ from localq.models.decoder import Decoder
 from localq.planner import footprint
 from localq.planner import plan as memory_plan
 from localq.planner.load_options import LoadOptions
+from localq.planner.ram import cpu_dtype
 from localq.wording import OnProgress
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -76,8 +77,11 @@ def load(
     opened: returns the weights; benchmarks substitute others. After an error all memory is freed.
     """
     before = vram.free_before_context() if options.device != "cpu" else {}
+    on_progress("starting the device", 0, 0)
     choice = pick(options.device)
     idle = ("--vram has no effect on the CPU",) if options.vram_bytes and choice.device.type == "cpu" else ()
+    if choice.device.type == "cuda":
+        on_progress("testing the kernels", 0, 0)
     choice = replace(choice, notes=(*choice.notes, *idle, *selftest.ensure(choice.device)))
     dtype = pick_dtype(options.dtype, files, choice.device)
     failure: LocalqError
@@ -121,6 +125,7 @@ def _load(
         Destinations(device, dtype, plan.placement, sizes),
         lambda done, total: on_progress("loading weights", done, total),
     )
+    on_progress("allocating the KV cache", 0, 0)
     free_memory()  # temporaries of reading
     model.make_tables(plan.ctx, device)
     model.eval()
@@ -205,7 +210,7 @@ def pick_dtype(wanted: str, files: ModelFiles, device: torch.device) -> torch.dt
             raise usage_error("--dtype", f"{wanted!r} is not a supported dtype", f"Use auto, {', '.join(DTYPES)}.")
         return DTYPES[wanted]
     if device.type == "cpu":
-        return torch.float32
+        return DTYPES[cpu_dtype()]
     return DTYPES.get(_stored_dtype(files), torch.bfloat16) if files.kind != "gguf" else torch.bfloat16
 
 

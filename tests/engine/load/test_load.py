@@ -7,13 +7,14 @@ import json
 import subprocess
 import sys
 import weakref
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from localq.driver import CudaStack, Driver
-from localq.engine.load import plan as load_plan
 from localq.engine.load import weights
 from localq.engine.load.device import NO_DRIVER_NOTE, pick
 from localq.engine.load.load import load, pick_dtype
@@ -133,10 +134,7 @@ def test_context_as_asked_and_beyond_the_model(checkpoint):
 
 
 def test_too_little_host_memory_is_a_load_time_answer(checkpoint, monkeypatch):
-    class Memory:
-        available = 10_000
-
-    monkeypatch.setattr(load_plan.psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     with pytest.raises(LocalqError, match=r"but only 10\.0 kB is free") as caught:
         load(open_model(checkpoint), CPU)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
@@ -168,9 +166,14 @@ def test_progress_is_told(checkpoint):
     reports = []
     load(open_model(checkpoint), CPU, lambda *report: reports.append(report))
     counted = sum(tensor.nbytes for tensor in load_file_all(checkpoint).values())
-    assert reports[0] == ("planning", 0, 0)
-    assert reports[-1] == ("reading weights", counted, counted)
-    read = [done for stage, done, _ in reports if stage == "reading weights"]
+    assert list(dict.fromkeys(stage for stage, _, _ in reports)) == [
+        "starting the device",
+        "planning",
+        "loading weights",
+        "allocating the KV cache",
+    ]
+    assert reports[-2] == ("loading weights", counted, counted)
+    read = [done for stage, done, _ in reports if stage == "loading weights"]
     assert read == sorted(read)
     assert len(read) > 20
 
