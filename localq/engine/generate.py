@@ -3,6 +3,11 @@
 The engine remembers the ids in the cache, so that the next prompt computes only its new part. They are shortened before
 anything is overwritten and extended only after a pass has run, so they are right whatever interrupts a reply: an error,
 a cancel, or a consumer that stops iterating.
+
+A model with longrope has other rotary tables for long texts than for short ones (`models.rope.LengthSwitch`). A pass
+uses those of the whole text up to its last token. Keys cached with other tables are not shared: a prompt on the other
+side of the limit is computed from its first token, and a reply that crosses the limit pauses once, while the
+conversation is computed again.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from localq.engine.step.steps import Steps
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.planner import footprint
 from localq.sampling import Sampling
-from localq.stats import StepProfile
+from localq.stats import Stats, StepProfile
 from localq.wording import OnProgress
 
 CUDA_CHUNK = footprint.PREFILL_CHUNK  # tokens of one prefill pass
@@ -159,6 +164,7 @@ class Engine:
         room = self.model.ctx - len(prompt) + 1  # the last token of a reply needs no slot
         limit = room if max_tokens is None else min(max_tokens, room)
         at_limit = "context" if limit == room and max_tokens != room else "length"
+        self._choose_length(len(prompt))
         reply = ReplyStats(prompt, sampling.greedy, limit, self._shared_prefix(prompt), self.model.ctx)
         self._steps.readback.forget()
         self._steps.sampler.reset(sampling, torch.tensor(prompt), limit, breakers)
@@ -173,7 +179,14 @@ class Engine:
                 return
             self._prefill(reply, first)
             yield Step((), reply.record_prefill(len(self._cached)))
-        for token in self._decode(reply) if constraint is None else self._decode_constrained(reply, constraint):
+        decode = self._decode(reply) if constraint is None else self._decode_constrained(reply, constraint)
+        for token in decode:
+            if isinstance(token, Stats):  # the conversation is computed again
+                yield Step((), token)
+                if cancelled():
+                    yield reply.end("cancelled")
+                    return
+                continue
             if token == NON_FINITE:
                 self._invalidate()
                 why = f"non-finite logits at token {reply.count}"
@@ -199,6 +212,28 @@ class Engine:
         return shared
 
     @torch.inference_mode()
+    def _choose_length(self, length: int) -> None:
+        """Adapt the model to a text of `length` tokens; empties the cache where it holds other keys."""
+        if self.model.model.choose_length(length):
+            self._cached.clear()
+
+    def _recompute(self, reply: ReplyStats, length: int) -> Iterator[Stats]:
+        """Adapt the model to a text of `length` tokens, and compute all cached tokens again; yields progress."""
+        ids = list(self._cached)
+        self._choose_length(length)
+        for first in range(0, len(ids), self.chunk):
+            part = ids[first : first + self.chunk]
+            self._recompute_pass(part, first)
+            yield reply.recomputing(len(self._cached), len(ids))
+
+    @torch.inference_mode()
+    def _recompute_pass(self, part: list[int], first: int) -> None:
+        self._pass(part, first)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()
+        self._cached.extend(part)
+
+    @torch.inference_mode()
     def _prefill(self, reply: ReplyStats, first: int) -> None:
         """Run one chunk of the prompt, from position `first`; the last chunk samples the first token."""
         part = reply.prompt[first : first + self.chunk]
@@ -217,32 +252,46 @@ class Engine:
         logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
         return logits
 
-    def _decode(self, reply: ReplyStats) -> Iterator[int]:
-        """Yield tokens, at most `reply.limit`, the first from the prefill. Keeps `_cached` in step."""
+    def _decode(self, reply: ReplyStats) -> Iterator[int | Stats]:
+        """Yield tokens, at most `reply.limit`, the first from the prefill. Keeps `_cached` in step.
+
+        Yields progress where the cache is computed again (`_recompute`).
+        """
         launched = 1
         token: int | None = None
+        same_until = self.model.model.same_tables_until(len(reply.prompt))
         while reply.count < reply.limit:
-            if launched < reply.limit and launched - reply.count <= self._steps.lookahead:
-                self._steps.launch(len(reply.prompt) + launched - 1, reply.greedy)
+            position = len(reply.prompt) + launched - 1
+            crosses = position == same_until  # first all launched tokens are taken: the pass needs them as ids
+            if launched < reply.limit and launched - reply.count <= (0 if crosses else self._steps.lookahead):
+                if crosses:
+                    yield from self._recompute(reply, position + 1)
+                    same_until = self.model.model.same_tables_until(position + 1)
+                self._steps.launch(position, reply.greedy)
                 launched += 1
                 continue
             token = self._take(reply, token)
             yield token
 
-    def _decode_constrained(self, reply: ReplyStats, constraint: Constraint) -> Iterator[int]:
+    def _decode_constrained(self, reply: ReplyStats, constraint: Constraint) -> Iterator[int | Stats]:
         """`_decode` under a constraint, which must accept a token before the next one is requested.
 
         On a GPU the mask after a token is computed while the device runs that token's pass.
         """
         token: int | None = None
+        same_until = self.model.model.same_tables_until(len(reply.prompt))
         while reply.count < reply.limit:
             position, last = len(reply.prompt) + reply.count, reply.count + 1 == reply.limit
-            if self._steps.lookahead and not last:
+            ahead = self._steps.lookahead and position != same_until
+            if ahead and not last:
                 self._steps.forward(position)
             token = self._take(reply, token)
             yield token
             if not last:
-                if not self._steps.lookahead:
+                if position == same_until:
+                    yield from self._recompute(reply, position + 1)
+                    same_until = self.model.model.same_tables_until(position + 1)
+                if not ahead:
                     self._steps.forward(position)
                 self._steps.allow(constraint)
                 self._steps.choose(reply.greedy)
@@ -267,6 +316,7 @@ class Engine:
         """Restore the cache from a file; returns its tokens. A refused file leaves the old content, or none."""
         with snapshot.Snapshot(path, self.model, weights) as found:
             self._cached.clear()
+            self.model.model.choose_length(len(found.ids))
             found.restore()
             self._cached.extend(found.ids)
         return len(self._cached)

@@ -38,6 +38,15 @@ class ReplyStats:
         self._stats = replace(self._stats, prefilled_tokens=used - self.kept, context_used=used, prefill_s=now)
         return self._stats
 
+    def recomputing(self, done: int, total: int) -> Stats:
+        """Return the progress of computing the conversation again amid the reply, in the form of a prefill.
+
+        It counts as time of the reply: the statistics that follow do not have it as prefill.
+        """
+        return replace(
+            self._stats, phase="prefill", prompt_tokens=total, cached_tokens=0, prefilled_tokens=done, context_used=done
+        )
+
     def record_token(self) -> Stats:
         """Count a token of the reply."""
         now = time.perf_counter()

@@ -41,13 +41,15 @@ def rows_at_a_time(vocab: int) -> int:
 class Prefill:
     """Passes of many tokens, as for a prompt. Uses the cache of the model."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self._model = model
+    def __init__(self, model: LoadedModel, length: int | None = None) -> None:
+        """Feed texts of `length` tokens; None: as long as the context."""
+        self._model, self._length = model, length or model.ctx
 
     @torch.inference_mode()
     def logits(self, ids: list[int], first: int) -> Tensor:
         """Run one prefill pass."""
         model, end = self._model, first + len(ids)
+        model.model.choose_length(self._length)
         tokens = torch.tensor(ids, dtype=torch.int64).to(model.device)
         positions = torch.arange(first, end, dtype=torch.int64, device=model.device)
         logits: Tensor = model.model(tokens, positions, model.cache, end, last_only=False)
@@ -60,9 +62,9 @@ class Decode:
     On a GPU the launches of the fused step one by one, bit for bit those of the captured graph; else the modules.
     """
 
-    def __init__(self, model: LoadedModel) -> None:
-        """Allocate a cache and the buffers of a step."""
-        self._model = model
+    def __init__(self, model: LoadedModel, length: int | None = None) -> None:
+        """Allocate a cache and the buffers of a step. length: as for `Prefill`."""
+        self._model, self._length = model, length or model.ctx
         self._cache = KVCache(model.model.kv_layout(), model.ctx, model.dtype, model.device, model.kv_bits)
         self._state = StepState(SamplerState(model.vocab, model.ctx, model.device), model.device)
         runs_fused = model.device.type == "cuda" and not fused.why_not(model.model)
@@ -71,6 +73,7 @@ class Decode:
     @torch.inference_mode()
     def logits(self, ids: list[int], first: int) -> Tensor:
         """Run one step per token."""
+        self._model.model.choose_length(self._length)
         out = torch.empty(len(ids), self._model.vocab, dtype=torch.float32, device=self._model.device)
         for row, id in enumerate(ids):
             self._state.rewind(first + row)

@@ -66,14 +66,17 @@ def weights_id(files: ModelFiles) -> str:
     return hashlib.sha256(repr(stats).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def fingerprint(model: LoadedModel, weights: str, positions: int) -> dict[str, str]:
+def fingerprint(
+    model: LoadedModel, weights: str, positions: int, rotary_rows: list[Tensor] | None = None
+) -> dict[str, str]:
     """Return what the bytes of the first `positions` slots depend on beside the ids; weights: `weights_id`.
 
-    Rotary tables are hashed by content, because some kinds depend on the context length.
+    Rotary tables are hashed by content, because some kinds depend on the length of the text. rotary_rows: instead of
+    the first rows of those that are in use.
     """
     rotary = hashlib.sha256()
-    for table in model.model.rotary_tables:
-        rotary.update(table[:positions].cpu().contiguous().view(torch.uint8).numpy().data)
+    for rows in rotary_rows or [table[:positions].cpu() for table in model.model.rotary_tables]:
+        rotary.update(rows.contiguous().view(torch.uint8).numpy().data)
     device = f"cpu {torch.backends.cpu.get_cpu_capability()}"
     if model.device.type == "cuda":
         device = "cuda {}.{}".format(*torch.cuda.get_device_capability(model.device))
@@ -222,7 +225,7 @@ def _matching_ids(header: dict[str, Any], model: LoadedModel, weights: str) -> l
         raise _damaged_error("it contains tokens outside the vocabulary")
     if len(ids) > model.ctx:
         raise LocalqError(NOT_USED, f"it has {len(ids)} tokens, the context length is {model.ctx}")
-    ours = fingerprint(model, weights, len(ids))
+    ours = fingerprint(model, weights, len(ids), model.model.rotary_rows(len(ids)))  # as a prompt of these ids has them
     other = [name for name, text in ours.items() if theirs.get(name) != text]
     if other:
         raise LocalqError(NOT_USED, f"it was saved with a different {other[0]}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from localq import kv_bits
 from localq.errors import bad_file
+from localq.files.context_length import longest_context
 from localq.files.model_types import MODEL_TYPES, Traits, dense_layers, traits_of, windows
 from localq.kv_bits import KvBits
 
@@ -199,7 +200,7 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
         intermediate=0 if experts and not dense else text["intermediate_size"],
         vocab=text["vocab_size"],
         tied=bool(text.get("tie_word_embeddings", False)),
-        max_context=text["max_position_embeddings"],
+        max_context=longest_context({**text, "model_type": model_type}),
         window=window,
         window_layers=window_layers,
         experts=experts,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files.context_length import longest_context
 from localq.models.layers import ACTIVATIONS
 from localq.models.rope import FREQUENCIES, Rope
 
@@ -119,7 +120,7 @@ class DecoderConfig:
             kv_heads=kv_heads,
             head_dim=head_dim,
             intermediate=integer(config, "intermediate_size"),
-            max_context=integer(config, "max_position_embeddings"),
+            max_context=_longest_context(config),
             eps=number(config, "rms_norm_eps", 1e-6),
             tied=flag(config, "tie_word_embeddings", tied),
             activation=read_activation(config, "hidden_act", "silu"),
@@ -127,6 +128,11 @@ class DecoderConfig:
             ropes=(read_rope(config, rope_parameters(config, theta), head_dim),) * layers,
             windows=(0,) * layers,
         )
+
+
+def _longest_context(config: dict[str, Any]) -> int:
+    integer(config, "max_position_embeddings")  # refuses what is no length
+    return longest_context(config)
 
 
 def malformed_error(key: str, why: str) -> LocalqError:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from localq.models.attention import Attention, Pass, host_start, visible
 from localq.models.config import DecoderConfig
 from localq.models.layers import Cache, GatedMLP, Linear, RMSNorm, product
+from localq.models.rope import LengthSwitch
 
 
 class Norms(NamedTuple):
@@ -78,6 +79,7 @@ class Decoder(nn.Module):
         self.transposed: frozenset[str] = frozenset()
         self.windows = tuple(dict.fromkeys(config.windows))
         self.rotary_tables: list[Tensor] = []
+        self.length_switches: dict[int, LengthSwitch] = {}  # index in `rotary_tables` -> its switch
         self.slots = torch.empty(0, dtype=torch.int64)
 
     def kv_layout(self) -> list[tuple[int, int]]:
@@ -88,14 +90,41 @@ class Decoder(nn.Module):
         """Make the lookup tables of passes on `device`, for positions below `context`; call once, after the weights.
 
         cos and sin per kind of rotary embedding, in the dtype of the weights, the slot numbers that masks compare
-        with, and what norms derive from their weights: `table_bytes` in all.
+        with, and what norms derive from their weights: `table_bytes` in all. The rotary tables are those of a text of
+        `context` tokens until `choose_length`.
         """
         device, dtype = torch.device(device), self.norm.weight.dtype
         self.rotary_tables = [rope.table(context, dtype, device) for rope in self.config.rope_kinds]
+        self.length_switches = {
+            index: LengthSwitch(rope, self.rotary_tables[index])
+            for index, rope in enumerate(self.config.rope_kinds)
+            if rope.switches_within(context)
+        }
         self.slots = torch.arange(context, device=device)
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.finish()
+
+    def choose_length(self, length: int) -> bool:
+        """Adapt the rotary tables, in place, to a text of `length` tokens (`LengthSwitch`).
+
+        Returns True if they have changed: keys that were cached before are then useless.
+        """
+        changed = [switch.choose(length) for switch in self.length_switches.values()]
+        return any(changed)
+
+    def same_tables_until(self, length: int) -> int | None:
+        """The longest text that turns like one of `length` tokens; None: there is no limit."""
+        longer = [each.original_context for each in self.length_switches.values() if each.original_context >= length]
+        return min(longer, default=None)
+
+    def rotary_rows(self, count: int) -> list[Tensor]:
+        """The first rows of every rotary table, as they are for a text of `count` tokens [count, 2, rotary_dim]."""
+        tables = enumerate(self.rotary_tables)
+        return [
+            self.length_switches[index].rows(count) if index in self.length_switches else table[:count].cpu()
+            for index, table in tables
+        ]
 
     def table_bytes(self, context: int, dtype: torch.dtype) -> int:
         """Return the bytes that `make_tables` allocates for `context` positions, and for norms."""

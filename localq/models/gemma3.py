@@ -16,6 +16,7 @@ from localq.models.gemma2 import gemma_facts
 Model = gemma2.Model
 
 DEFAULTS = {  # files of this family leave out what equals the class defaults of transformers
+    "model_type": "gemma3_text",
     "vocab_size": 262208,
     "hidden_size": 2304,
     "intermediate_size": 9216,

@@ -185,6 +185,6 @@ def test_a_chat_begins_with_them_and_the_settings_screen_goes_back_to_them(mine,
         assert opened.session.sampling == dataclasses.replace(own, top_p=0.5)
         assert opened.session.max_tokens == 7
         assert settings_form.own_defaults(opened.session) == own
-        assert watcher.said == ["the model's default min_p -1 is ignored (allowed: from 0, below 1)"]
+        assert [line.partition(" (")[0] for line in watcher.said] == ["the model's default min_p -1 is ignored"]
     with open_model.open_session("mine", settings.Settings(max_tokens=9, device="cpu"), Watcher()) as opened:
         assert opened.session.max_tokens == 9

@@ -119,13 +119,14 @@ def _judge(
     llamacpp: Windows,
     on_progress: OnProgress,
 ) -> dict[str, Any]:
-    tested, plain = Prefill(model), None if reference is None else Prefill(reference)
+    length = max(len(ids) for ids in (*gptq.ids, *llamacpp.ids))
+    tested, plain = Prefill(model, length), None if reference is None else Prefill(reference, length)
     main = score(tested, plain, gptq, model.vocab, lambda done, total: on_progress("windows", done, total))
     other = score(tested, None, llamacpp, model.vocab, lambda done, total: on_progress("as llama.cpp", done, total))
     steps = Scores(0.0)
     if request.decode:
         on_progress("single steps", 0, 0)
-        steps = score(Decode(model), tested, Windows([gptq.ids[0][: request.decode + 1]]), model.vocab)
+        steps = score(Decode(model, length), tested, Windows([gptq.ids[0][: request.decode + 1]]), model.vocab)
     return {
         "perplexity": main.perplexity,
         "perplexity_llamacpp": other.perplexity,

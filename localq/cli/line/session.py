@@ -198,5 +198,7 @@ def _show_piece(part: ReplyPiece, status: ProgressLine, thoughts: Thoughts, prin
         thoughts.end()
         printer.write(part.text)
     elif part.stats.phase == "prefill" and part.stats.prompt_tokens:
+        if part.stats.generated_tokens:  # the conversation is computed again, in the middle of the reply
+            printer.pause()
         done = part.stats.cached_tokens + part.stats.prefilled_tokens
         status.show(f"processing the prompt {done / part.stats.prompt_tokens:4.0%}")
