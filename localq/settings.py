@@ -58,6 +58,7 @@ class Settings:
     ctx: int | None = None
     vram: str | None = None
     reserve: str | None = None
+    desktop: str | None = None
     kv: str = "auto"
     embed: str = "auto"
     head: str = "auto"
@@ -120,9 +121,10 @@ DESCRIPTIONS: dict[str, str] = {
     "ctx": "context size in tokens, such as 8k; max or unset = the largest that fits",
     "vram": "GPU memory limit, everything included, such as 24 or 12GiB; unset = all free memory",
     "reserve": "GPU memory to leave free, such as 300MiB; unset = none",
-    "kv": "bits of the KV cache: 16, 8, k8v4 (keys 8, values 4), 4; auto = fewer if the context does not fit",
-    "embed": "embedding table: device, host; auto = host memory only if GPU memory is short",
-    "head": "output head: 16, 8 (bits) or nf4; auto = smaller only if GPU memory is short",
+    "desktop": "GPU memory that other programs use on a card that is not here (--vram); unset = 700MB",
+    "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = fewer if memory is short",
+    "embed": "where the embedding table is kept: device or host; auto = host only if GPU memory is short",
+    "head": "precision of the output head: 16, 8 (bits) or nf4; auto = lower only if GPU memory is short",
     "think": "thinking: on, off, low, medium, high; auto = the model's default",
     "max_tokens": "maximum reply length in tokens, thoughts included; unset = 4096 tokens of answer, max = no limit",
     "loop_guard": "stop a reply that repeats the same block over a long stretch",

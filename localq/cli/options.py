@@ -251,6 +251,13 @@ Markdown = Annotated[
 ]  # fmt: skip
 Plain = Annotated[
     bool,
+Desktop = Annotated[
+    str | None,
+    typer.Option(
+        "--desktop", metavar="SIZE", help="With --vram: memory of other programs (700MB).",
+        rich_help_panel=help_page.MEMORY,
+    ),
+]  # fmt: skip
     typer.Option("--plain", help="Line mode instead of full screen.", rich_help_panel=help_page.OUTPUT),
 ]
 Quiet = Annotated[

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from localq import gpus
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, LocalqError
 from localq.files import packaged_model
@@ -13,9 +12,10 @@ from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
 from localq.planner import budget as memory_budget
 from localq.planner import card as planner_card
-from localq.planner import choose, explain, fit_rows, offers
+from localq.planner import choose, explain, fit_rows, offers, room
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Choice, FormatCandidate, Offer
+from localq.planner.ram import Ram
 from localq.planner.speed import cards, measurements, predict
 from localq.planner.speed.predict import Machine
 from localq.sanitize import sanitize
@@ -29,13 +29,13 @@ MIB = 2**20
 class Report:
     """The plan for a model: format, memory and predicted speed.
 
+    memory     what is planned for
     machines   name of a GPU -> its bandwidth; `basis` names the source of these figures
     """
 
     choice: Choice
     settings: Settings
-    budget: int | None
-    memory: str
+    memory: room.Room
     machines: dict[str, Machine]
     basis: str
 
@@ -44,7 +44,20 @@ class Report:
         """Decisions other than the format: context, KV cache, embedding, head."""
         taken = self.choice.taken
         wishes = choose.wishes_of(self.settings)
-        return explain.lines(taken.plan, wishes, taken.offer.arch, self.budget, taken.offer.scheme)
+        return explain.lines(taken.plan, wishes, taken.offer.arch, self.memory.budget, taken.offer.scheme)
+
+    @property
+    def contexts(self) -> tuple[int, int]:
+        """The largest context now, and after other programs are closed; 0 if the model does not fit."""
+        offer, wishes = self.choice.taken.offer, replace(choose.wishes_of(self.settings), ctx=None)
+        plans = (
+            memory_plan.assess(
+                offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme
+            )
+            for budget in (self.memory.budget, self.memory.no_desktop)
+        )
+        now, alone = (plan.ctx if plan.fits else 0 for plan in plans)
+        return now, alone
 
     @property
     def unsupported(self) -> str | None:
@@ -74,7 +87,7 @@ def print_plan(name: str, format: str | None, settings: Settings, as_json: bool 
     Raises LocalqError after the plan where that is not 0; with `as_json` the code is returned instead.
     """
     report = make_report(name, format, settings)
-    too_large = choose.too_large(report.choice.taken.offer, report.budget, settings)
+    too_large = choose.too_large(report.choice.taken.offer, report.memory.budget, settings)
     refusal = _refusal(report, None if force else too_large)
     if as_json:
         print_json(to_dict(report, too_large is None))
@@ -93,7 +106,7 @@ def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | Non
     taken = report.choice.taken
     source = taken.offer.source or taken.offer.base
     if report.unsupported and source is not None:
-        step = "`localq fit --vram SIZE` lists formats that run."
+        step = "`localq fit --vram SIZE` lists the formats that run."
         return LocalqError(taken.offer.name, report.unsupported, step, ExitCode.FAILURE)
     if too_large is not None:
         return too_large
@@ -113,34 +126,28 @@ def _is_here(each: FormatCandidate) -> bool:
 
 
 def make_report(name: str, format: str | None, settings: Settings) -> Report:
-    """The plan of a model. --vram SIZE is planned as given, whatever GPU this machine has."""
-    named = memory_budget.vram_limit(settings)
+    """The plan of a model on this machine; with a --vram that it does not have, on such a card."""
+    memory = room.planned(settings)
     machines, basis = dict[str, Machine](), ""
-    if named is not None:
-        budget: int | None = max(0, named - memory_budget.reserve_bytes(settings))
-        memory = f"{named / MIB:,.0f} MiB (--vram {settings.vram})"
+    if memory.gpu is not None and isinstance(memory.budget, int):
+        machine, basis = planner_card.machine_here(memory.gpu, note)
+        machines = {memory.gpu.name: machine} if machine else {}
+    elif isinstance(memory.budget, int):
         sizes = {size * MIB: gib for gib, size in memory_plan.CARD_TOTALS_MIB.items()}
-        machines = {card.name: Machine.of(card) for card in cards.of_size(sizes.get(named, 0))}
+        gib = sizes.get(memory_budget.vram_limit(settings) or 0, 0)
+        machines = {card.name: Machine.of(card) for card in cards.of_size(gib)}
         basis = planner_card.BASIS if machines else ""
-    else:
-        budget = choose.budget_here(settings)
-        here = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
-        memory = (
-            f"{budget / MIB:,.0f} MiB free on {here.name}" if here and budget is not None else "host memory, no GPU"
-        )
-        machine, basis = planner_card.machine_here(here, note) if here else (None, "")
-        machines = {here.name: machine} if here and machine else {}
-    target, choice = choose.choose_target(name, format, settings, budget)
+    target, choice = choose.choose_target(name, format, settings, memory.budget)
     if choice is None:
         offer = fit_rows.of_model(name, offline=settings.offline)[0]
         wishes = choose.wishes_of(settings)
         plan = memory_plan.assess(
-            offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme,
+            offer.arch, offer.format, memory.budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme,
             name=target.name,
         )  # fmt: skip
         alone = FormatCandidate(offer, plan, hub.local_path(target), plan.fits and offer.unsupported is None)
         choice = Choice(alone, "as stored", (alone,))
-    return Report(choice, settings, budget, memory, machines, basis)
+    return Report(choice, settings, memory, machines, basis)
 
 
 def lines(report: Report) -> list[tuple[str, str]]:
@@ -148,10 +155,10 @@ def lines(report: Report) -> list[tuple[str, str]]:
     taken = report.choice.taken
     offer, plan = taken.offer, taken.plan
     rows = [("model", f"{offer.name}, {fit_rows.human_count(offer.arch.parameters)} parameters")]
-    rows += [("memory", report.memory)]
-    rows += [("format", f"{offer.format}, {offer.bits:.2f} bits per weight: {report.choice.why}")]
-    rows += [("source", _source(taken)), ("download", _download(taken).removesuffix(" to fetch"))]
-    rows += [(line.what, f"{line.value}: {line.why} ({line.option})") for line in report.decisions]
+    rows += [("memory", report.memory.text(report.settings))]
+    rows += [("format", f"{offer.format}, {offer.bits:.2f} bits per weight ({report.choice.why})")]
+    rows += [("source", _source(taken)), ("download", _download(taken).removesuffix(" to download"))]
+    rows += [(line.what, f"{line.value} ({line.why}; {line.option})") for line in report.decisions]
     parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
     rows += [("uses", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
     if report.unsupported:
@@ -167,13 +174,13 @@ def _alternative(report: Report, each: FormatCandidate) -> list[tuple[str, str]]
     rows = [("or", f"{offer.name}: {each.plan.ctx:,} tokens, {_rates(report, each)}; {_download(each)}")]
     rows.append(("", f"quality: {_quality(offer)}"))
     if offer.is_calibrated and each.here is None:
-        rows.append(("", f"make it: {offers.making_command(offer)}"))
+        rows.append(("", f"to quantize: {offers.making_command(offer)}"))
     return rows
 
 
 def _rates(report: Report, each: FormatCandidate) -> str:
     rates = report.rates(each)
-    text = ", ".join(f"{rate:.0f} tok/s on {name}" for name, rate in rates.items())
+    text = ", ".join(f"{rate:.0f} tok/s ({name})" for name, rate in rates.items())
     return f"about {text}" if text else "tok/s unknown"
 
 
@@ -186,8 +193,8 @@ def _quality(offer: Offer) -> str:
 def _source(taken: FormatCandidate) -> str:
     offer, source = taken.offer, taken.offer.source
     if source is None:
-        return f"made here from {offer.base.repo or offer.base.package}" if offer.base else str(taken.here)
-    checked = "" if source.verified else ", not verified against the hub"
+        return f"quantized here from {offer.base.repo or offer.base.package}" if offer.base else str(taken.here)
+    checked = "" if source.verified else " (catalogue entry not verified)"
     origin = f"{source.repo} at {source.revision}" if source.kind == "hub" else f"{source.package} {source.version}"
     return f"{origin}{checked}{', gated' if source.gated else ''}"
 
@@ -196,15 +203,16 @@ def _download(each: FormatCandidate) -> str:
     if each.here is not None:
         return f"on this machine: {each.here}"
     if _is_here(each):
-        return "nothing to fetch: the source is on this machine"
+        return "nothing to download: the source is on this machine"
     size = each.offer.download_bytes
-    return f"{human_bytes(size)} to fetch" if size else "unknown size"
+    return f"{human_bytes(size)} to download" if size else "unknown size"
 
 
 def to_dict(report: Report, fits: bool) -> dict[str, Any]:
     """The object of `--json`; sizes in bytes, the source as in `localq show --json`."""
     taken = report.choice.taken
     offer, plan, source = taken.offer, taken.plan, taken.offer.source
+    budget, contexts = report.memory.budget, report.contexts
 
     def rounded(each: FormatCandidate) -> dict[str, float]:
         return {name: round(rate, 1) for name, rate in report.rates(each).items()}
@@ -216,12 +224,17 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
         "fits": fits,
         "runs": report.unsupported is None,
         "reason": plan.reason or report.unsupported,
-        "budget_bytes": report.budget,
+        "budget_bytes": budget if isinstance(budget, int) else None,
+        "ram_bytes": budget.bytes if isinstance(budget, Ram) else None,
+        "desktop_bytes": report.memory.desktop,
+        "desktop_assumed": report.memory.is_assumed,
         "source": (source.repo or source.package) if source else None,
         "revision": (source.revision if source.kind == "hub" else source.version) if source else None,
         "path": str(taken.here) if taken.here else None,
         "download_bytes": 0 if _is_here(taken) else offer.download_bytes,
         "ctx": plan.ctx,
+        "ctx_max": contexts[0],
+        "ctx_max_no_desktop": contexts[1],
         "kv_bits": plan.kv_bits,
         "embed": plan.embed,
         "head": plan.head,

@@ -7,7 +7,7 @@ Formats and bytes are not here (`format_sizes`, `localq.planner`). Counts follow
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from localq import kv_bits
@@ -48,6 +48,8 @@ class Architecture:
     experts_active       experts used per token
     expert_intermediate  width of one expert's MLP
     qkv_bias, output_bias, mlp_bias   biases of q, k and v; the attention output; the MLP projections
+    thinks               replies may begin with a thought, which takes context; not part of the shape, so shapes that
+                         differ in it are equal
     """
 
     model_type: str
@@ -69,6 +71,7 @@ class Architecture:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    thinks: bool = field(default=False, compare=False)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Architecture:
@@ -219,7 +222,7 @@ def _check(arch: Architecture) -> Architecture:
         why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns do not fit together"
         raise bad_file("config.json", why, "Download the model again.")
     if arch.experts_active > arch.experts:
-        why = f"a token would use {arch.experts_active} experts, but there are only {arch.experts}"
+        why = f"{arch.experts_active} experts per token are requested, but the model has only {arch.experts}"
         raise bad_file("config.json", why, "Download the model again.")
     return arch
 

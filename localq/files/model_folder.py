@@ -84,6 +84,11 @@ class ModelFiles:
         return {}
 
     @property
+    def thinks(self) -> bool:
+        """Whether replies may begin with a thought: the chat template has a switch, a level or the tags for it."""
+        return any(mark in (self.chat_template or "") for mark in ("enable_thinking", "reasoning_effort", "<think>"))
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a reply: `eos_token_id` of generation_config.json, else of config.json."""
         for source in (self.generation_config, self.config, self.text_config):

@@ -17,7 +17,7 @@ def card_bytes(size: str) -> int:
 
     total = memory_plan.parse_card(size)
     if total < footprint.CUDA_CONTEXT_BYTES:
-        least = f"a CUDA program alone takes {footprint.CUDA_CONTEXT_BYTES // MIB} MiB"
+        least = f"a CUDA context alone needs {footprint.CUDA_CONTEXT_BYTES // MIB} MiB"
         raise usage_error("--vram", f"{total // MIB} MiB is too little: {least}", "A bare number means GiB.")
     return total
 
@@ -32,8 +32,11 @@ def reserve_bytes(settings: Settings) -> int:
     return 0 if settings.reserve is None else wording.parse_bytes(settings.reserve)
 
 
-def load_options(settings: Settings, name: str, *, force: bool = False) -> LoadOptions:
-    """The options of a load from the settings. Raises LocalqError (exit 2) for invalid sizes."""
+def load_options(settings: Settings, name: str, *, force: bool = False, thinks: bool = False) -> LoadOptions:
+    """The options of a load from the settings; `thinks` as in `LoadOptions`.
+
+    Raises LocalqError (exit 2) for invalid sizes.
+    """
     return LoadOptions(
         name,
         settings.device,
@@ -45,4 +48,5 @@ def load_options(settings: Settings, name: str, *, force: bool = False) -> LoadO
         head=settings.head,
         reserve_bytes=reserve_bytes(settings),
         force=force,
+        thinks=thinks,
     )

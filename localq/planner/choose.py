@@ -6,31 +6,31 @@ from localq import gpus
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog, format_facts
 from localq.files.catalog import ModelEntry, Target
-from localq.planner import budget as memory_budget
-from localq.planner import offers
+from localq.planner import offers, room
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Choice, Offer
 from localq.planner.placement import Wishes
+from localq.planner.plan import Budget
 from localq.settings import Settings
 
 
-def choose_target(
-    name: str, format: str | None, settings: Settings, budget: int | None
-) -> tuple[Target, Choice | None]:
+def choose_target(name: str, format: str | None, settings: Settings, budget: Budget) -> tuple[Target, Choice | None]:
     """The target of `name`, and the choice of its format; no choice for a name outside the catalogue.
 
-    budget   bytes to plan for, None without a GPU (`budget_here`)
+    budget   memory to plan for (`room`)
     Raises LocalqError: exit 4 for an unknown name, 2 for an unavailable format.
     """
     target = catalog.resolve(name)
     entry = target.entry if target.kind == "catalogue" else None
     if entry is None:
         if format is not None:
-            raise usage_error("--format", f"{name} is not in the catalogue", "Remove --format.")
+            raise usage_error(
+                "--format", f"{name} is not in the catalogue", "--format works only for catalogue models; remove it."
+            )
         return target, None
     asked = format or (None if _is_bare(name, entry) else target.format)
     if format is not None and not _is_bare(name, entry) and format != target.format:
-        raise usage_error("--format", f"{name} names another format", "Give one of the two.")
+        raise usage_error("--format", f"{name} already specifies a format", "Use one or the other.")
     try:
         choice = offers.choose(entry, budget, wishes_of(settings), asked)
     except LocalqError:
@@ -47,11 +47,8 @@ def wishes_of(settings: Settings) -> Wishes:
 
 def budget_here(settings: Settings) -> int | None:
     """GPU memory that a load may take here: free memory less --reserve, at most --vram; None on the CPU."""
-    here = None if settings.device == "cpu" else gpus.first_visible(gpus.probe().gpus)
-    if here is None or here.free is None:
-        return None
-    allowed, left = memory_budget.vram_limit(settings), max(0, here.free - memory_budget.reserve_bytes(settings))
-    return left if allowed is None else min(allowed, left)  # the same rule as in `engine.load`
+    budget = room.here(settings).budget
+    return budget if isinstance(budget, int) else None
 
 
 def _is_bare(name: str, entry: ModelEntry) -> bool:
@@ -59,7 +56,7 @@ def _is_bare(name: str, entry: ModelEntry) -> bool:
     return name.strip().casefold() in {each.casefold() for each in (entry.name, *entry.aliases)}
 
 
-def check_unlisted(target: Target, budget: int | None, settings: Settings, force: bool) -> None:
+def check_unlisted(target: Target, budget: Budget, settings: Settings, force: bool) -> None:
     """Check from its headers, before the download, that a repository outside the catalogue can be loaded.
 
     Raises LocalqError unless `force`: exit 3 if it does not fit, 1 if it does not run, else as `uncatalogued.remote`.
@@ -74,14 +71,18 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     offer = uncatalogued.remote(target, settings.offline)
     reason = format_facts.why_unsupported(offer.arch, offer.format)
     if reason is not None:
-        step = "`localq fit --vram SIZE` lists models that run."
+        step = "`localq fit --vram SIZE` lists the models that run."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)
     if refusal := too_large(offer, budget, settings):
         raise refusal
 
 
-def too_large(offer: Offer, budget: int | None, settings: Settings) -> LocalqError | None:
-    """The error for a model that does not fit, with three ways out; None if it fits."""
+def too_large(offer: Offer, budget: Budget, settings: Settings) -> LocalqError | None:
+    """The error for a model that does not fit, with three ways out; None if it fits, or the memory is unknown.
+
+    This is the one check before a download, on a GPU and on the CPU; `engine.load.plan` makes it again with exact
+    bytes.
+    """
     if budget is None:
         return None
     freeing = "with a larger --vram" if settings.vram else gpus.closing_hint(gpus.first_visible(gpus.probe().gpus))

@@ -9,7 +9,7 @@ from localq.errors import LocalqError
 from localq.files.architecture import Architecture
 from localq.planner import plan as memory_plan
 from localq.planner.placement import HEAD_NAMES, Placement, Wishes
-from localq.planner.plan import Plan
+from localq.planner.plan import Budget, Plan
 
 ASKED = "as requested"
 
@@ -24,10 +24,10 @@ class Line:
     option: str
 
 
-def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | None, scheme: str = "") -> list[Line]:
+def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: Budget, scheme: str = "") -> list[Line]:
     """The reasons of a plan for `arch` and `wishes` within `budget_bytes` (None: the CPU, without limit)."""
     reasons = _Reasons(plan, wishes, arch, budget_bytes, scheme)
-    device = "in RAM" if budget_bytes is None else "on the GPU"
+    device = "on the GPU" if isinstance(budget_bytes, int) else "in RAM"
     places = {"device": device, "host": "in RAM, one row read per token"}
     own = ", separate from the embedding" if arch.tied and plan.head != "16" else ""
     shared = ", shared with the embedding" if arch.tied and plan.head == "16" else ""
@@ -44,7 +44,7 @@ class _Reasons:
     plan: Plan
     wishes: Wishes
     arch: Architecture
-    budget_bytes: int | None
+    budget_bytes: Budget
     scheme: str
 
     def why(self, field: str, asked: bool) -> str:
@@ -53,8 +53,8 @@ class _Reasons:
             return ASKED
         best = getattr(Placement(), field)
         if getattr(self.plan, field) == best:
-            return "there is room"
-        return f"saves memory: {self._without(field, best)}"
+            return "the default"
+        return f"saves memory; {self._without(field, best)}"
 
     def _without(self, field: str, best: int | str) -> str:
         """The context with the best value of `field`, or with nothing reduced if that is impossible."""
@@ -67,13 +67,22 @@ class _Reasons:
                 )  # fmt: skip
             except LocalqError:  # a tied table can move only together with its head
                 continue
-            return f"without it only {other.ctx:,} tokens fit" if other.fits else "without it the model does not fit"
-        return "without it the model does not fit"
+            return (
+                f"otherwise only {other.ctx:,} tokens would fit" if other.fits else "otherwise the model would not fit"
+            )
+        return "otherwise the model would not fit"
 
 
-def _context(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | None) -> str:
+def _context(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: Budget) -> str:
     if wishes.ctx is not None:
         return ASKED
     if plan.ctx == arch.max_context:
-        return "the most that the model supports"
-    return "the largest that fits" if budget_bytes is not None else "the default on the CPU"
+        return "the model's maximum"
+    if not isinstance(budget_bytes, int) and plan.ctx == memory_plan.CPU_CONTEXT:
+        return "the default on the CPU"
+    is_reduced = (wishes.head == "auto" and plan.head != "16") or (wishes.kv_bits is None and plan.kv_bits != 16)
+    if is_reduced and plan.ctx == memory_plan.comfortable_context(arch):
+        return "no more memory is saved than this length needs"
+    if not plan.fits:
+        return "the least"
+    return "the largest that fits"

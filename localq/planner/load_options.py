@@ -25,6 +25,7 @@ class LoadOptions:
     head           "auto", "16", "8" or "nf4"
     reserve_bytes  GPU memory that stays free in addition
     force          load even if the plan does not fit
+    thinks         replies may begin with a thought: `Architecture.thinks`, which the configuration does not state
     """
 
     name: str = ""
@@ -37,6 +38,7 @@ class LoadOptions:
     head: str = "auto"
     reserve_bytes: int = 0
     force: bool = False
+    thinks: bool = False
 
     @property
     def wishes(self) -> Wishes:

@@ -6,23 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localq import kv_bits
 from localq.errors import usage_error
 from localq.files.architecture import Architecture
 from localq.kv_bits import K8V4, KV_BITS, KvBits
 
 EMBEDS, HEADS = ("auto", "device", "host"), ("auto", "16", "8", "nf4")
-# Steps that save memory, in order. The table of a tied model is its head too, so it can move to the host only after the
-# head is a separate tensor.
+# Steps that save memory, in order. The first changes neither replies nor speed. The table of a tied model is its head
+# too, so it can move to the host only after the head is a separate tensor.
 STEPS: tuple[Mapping[str, int | str], ...] = (
     {"embed": "host"},
-    {"kv_bits": 8},
     {"head": "8", "embed": "host"},
+    {"kv_bits": 8},
     {"head": "nf4", "embed": "host"},
     {"kv_bits": K8V4},
     {"kv_bits": 4},
 )
 HEAD_COLUMNS = {"16": 1, "8": 16, "nf4": 64}  # the format needs a multiple of this
-HEAD_NAMES = {"16": "16 bit", "8": "8 bit", "nf4": "NF4"}
+HEAD_NAMES = {"16": "16-bit", "8": "8-bit", "nf4": "NF4"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Placement:
     kv_bits: KvBits = 16
     embed: str = "device"
     head: str = "16"
+
+    def is_as_good_as(self, other: Placement) -> bool:
+        """Whether both give the same replies: they differ only in where the embedding is."""
+        return (self.kv_bits, self.head) == (other.kv_bits, other.head)
 
 
 @dataclass(frozen=True)
@@ -60,20 +65,58 @@ class Wishes:
             raise usage_error("--head", f"'{self.head}' is not supported", f"Use {', '.join(HEADS)}.")
 
     def placements(self, arch: Architecture) -> list[Placement]:
-        """The placements to try, the best first; each needs less memory than the one before."""
-        is_open = {"kv_bits": self.kv_bits is None, "embed": self.embed == "auto", "head": self.head == "auto"}
+        """The placements to try: the best, then with one more step of `STEPS` at a time; the last needs least memory.
+
+        With a new step, what earlier steps reduced is tried again unreduced, so that nothing is reduced in vain.
+        """
         head = "16" if self.head == "auto" else self.head
         if arch.tied and self.embed == "host" and self.head == "auto":
             head = "8"  # every token reads the whole head, so only the table can leave the device
         last = Placement(self.kv_bits or 16, "device" if self.embed == "auto" else self.embed, head)
-        found = [last]
+        found, caches, ends = [last], [last.kv_bits], [last]  # ends: where embedding and head are
         for step in STEPS:
-            changes: dict[str, Any] = {name: value for name, value in step.items() if is_open[name]}
-            tried = replace(last, **changes)
-            if tried != last and _saves(arch, tried, step):
-                found.append(tried)
-                last = tried
+            tried = replace(last, **self._open(step))
+            if tried == last or not _saves(arch, tried, step):
+                continue
+            if tried.is_as_good_as(last):  # nothing speaks against this step, so that all later ones have it
+                ends, new = [tried], [tried]
+            elif tried.kv_bits != last.kv_bits:
+                caches, new = [*caches, tried.kv_bits], [replace(end, kv_bits=tried.kv_bits) for end in ends]
+            else:
+                ends, new = [*ends, tried], [replace(tried, kv_bits=bits) for bits in caches]
+            found += new
+            last = tried
         return found
+
+    def _open(self, step: Mapping[str, int | str]) -> dict[str, Any]:
+        """The part of a step that the user leaves to the planner."""
+        is_open = {"kv_bits": self.kv_bits is None, "embed": self.embed == "auto", "head": self.head == "auto"}
+        return {name: value for name, value in step.items() if is_open[name]}
+
+    def check(self, arch: Architecture) -> None:
+        """Raises LocalqError (exit 2) for wishes that this shape does not support."""
+        if self.kv_bits not in (None, 16) and not kv_storable(arch):
+            why = f"the heads have {arch.head_dim} columns, so the KV cache cannot be {kv_bits.text(self.kv_bits)}"
+            raise usage_error("--kv", why, "Use 16.")
+        head = self.placements(arch)[0].head
+        columns = HEAD_COLUMNS[head]
+        if arch.hidden % columns:
+            why = f"{HEAD_NAMES[head]} needs a multiple of {columns} columns, but the head has {arch.hidden}"
+            step = "Use 16." if self.embed != "host" or not arch.tied else "Use 16, with --embed device."
+            raise usage_error("--head", why, step)
+        if self.embed == "host" and arch.tied and self.head == "16":
+            why = "this model's embedding is also its output head, which the GPU reads in full for every token"
+            raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
+
+    def choice(self, placement: Placement) -> str:
+        """What the planner changes with `placement` to save memory, in one line; empty if nothing."""
+        changes = (
+            (self.embed == "auto" and placement.embed != "device", "embedding in RAM (--embed)"),
+            (self.head == "auto" and placement.head != "16", f"head {HEAD_NAMES[placement.head]} (--head)"),
+            (self.kv_bits is None and placement.kv_bits != 16, f"KV cache {kv_bits.text(placement.kv_bits)} (--kv)"),
+        )
+        made = [text for is_made, text in changes if is_made]
+        return f"saves memory: {', '.join(made)}" if made else ""
 
 
 def _saves(arch: Architecture, tried: Placement, step: Mapping[str, int | str]) -> bool:

@@ -1,49 +1,47 @@
 """The plan of a load: memory by component, and the context that a budget leaves. Torch-free.
 
 The engine allocates by this plan, made at load with the exact bytes of the weights. `localq fit` calls the same
-functions for models that are not on this machine. Windowed layers count like others, because the engine's cache keeps
-every position of every layer.
+functions for models that are not on this machine, and this is the only check whether a model fits: `chat`, `run`,
+`pull`, the screens and the engine all call it, for a GPU and for the CPU. Windowed layers count like others, because
+the engine's cache keeps every position of every layer.
 
-Choices that the user leaves open are made here: nothing is reduced if a usable context (or the requested one) fits,
-else as many of `placement.STEPS` as needed, in their order.
+Choices that the user leaves open are made here. The embedding moves to host memory where that gives more context, as
+this changes neither replies nor speed. The other steps of `placement.STEPS` are taken in their order, each only until
+`comfortable_context` fits (or the requested context), and with them the context stops there. So more memory never gives
+less context. On the CPU nothing is reduced; the context is `CPU_CONTEXT` or what the RAM leaves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localq import kv_bits
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.kv_bits import KvBits
-from localq.planner import footprint
+from localq.planner import costs, footprint, ram
+from localq.planner.costs import Cost
 from localq.planner.footprint import CUDA_CONTEXT_BYTES, MIB
-from localq.planner.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, Wishes, kv_storable
-from localq.wording import parse_bytes
+from localq.planner.placement import Placement, Wishes
+from localq.planner.ram import Ram
+from localq.wording import human_bytes, parse_bytes
 
-CPU_CONTEXT = 8192  # tokens: the default without a budget
+Budget = int | Ram | None  # bytes of GPU memory; RAM on the CPU; None: the CPU without limit
+
+CPU_CONTEXT = 8192  # tokens: the default on the CPU
 MIN_CONTEXT = 512  # tokens; a model with less does not fit
-CONTEXT_STEP = 64  # tokens; chosen contexts are multiples of this
 USABLE_CONTEXT = 4096  # tokens; the least context of a suggested model
+COMFORTABLE_CONTEXT = 16_384  # tokens; up to here memory is saved, and a larger format or head must leave as much
+THINKING_CONTEXT = 32_768  # tokens; the same for models that think
 
 # Nominal GiB -> MiB that the driver reports: RTX 4060, 4070, 4080, 4090 and 5090.
 CARD_TOTALS_MIB = {8: 8188, 12: 12_282, 16: 16_376, 24: 24_564, 32: 32_607}
 CARD_RESERVE = 1 / 2048  # other cards: the share that the driver keeps back on most of the cards above
 
 
-# Weights of the blocks with norms; embedding and head; the KV cache, with the dequantized copy for prefill if it is
-# quantized; tables of positions; memory of prefill; memory of a decode step; memory of CUDA and its libraries.
-COMPONENTS = (
-    *("weights", "embedding", "head", "kv_cache", "tables", "scratch", "step_buffers", "attention_workspace"),
-    *("sampler", "cublas_workspace", "graphs", "cuda_context"),
-)
-_ON_GPU_ONLY = ("step_buffers", "attention_workspace", "cublas_workspace", "graphs")
-
-
 @dataclass(frozen=True)
 class Ledger:
-    """Component -> bytes on the device, in the order of `COMPONENTS`."""
+    """Component -> bytes on the device, in the order of `costs.COMPONENTS`."""
 
     components: dict[str, int]
 
@@ -58,7 +56,7 @@ class Plan:
     """How a model would be loaded. If `fits` is false, `reason` says why in a few words.
 
     kv_bits, embed, head  as in `placement.Placement`
-    choice                what the planner reduced, in one line; empty if nothing
+    choice                how the planner saved memory, in one line; empty if it did not
     arch                  the planned shape
     """
 
@@ -94,10 +92,15 @@ def largest_context(free_bytes: int, bytes_per_token: int) -> int:
     return max(free_bytes, 0) // bytes_per_token
 
 
+def comfortable_context(arch: Architecture) -> int:
+    """The context that memory is saved for: 16k tokens, 32k for a model that thinks, at most the model's own."""
+    return min(THINKING_CONTEXT if arch.thinks else COMFORTABLE_CONTEXT, arch.max_context)
+
+
 def assess(
     arch: Architecture,
     format: str,
-    budget_bytes: int | None,
+    budget_bytes: Budget,
     *,
     wishes: Wishes | None = None,
     weights: int | None = None,
@@ -113,24 +116,34 @@ def assess(
     wishes = wishes or Wishes()
     ctx = wishes.ctx
     if ctx is not None and not 0 < ctx <= arch.max_context:
-        why = f"a context of {ctx} tokens is not possible"
-        raise usage_error(name or "context", why, f"The model supports at most {arch.max_context}.")
-    _check(arch, wishes)
-    target = ctx or min(USABLE_CONTEXT, arch.max_context)
-    tried: list[Plan] = []
-    for placement in wishes.placements(arch):
-        fixed = footprint.fixed_bytes(arch, format, scheme, weights, placement, itemsize)
-        fixed["cuda_context"] = context_bytes
-        tried.append(_plan_placement(arch, placement, budget_bytes, fixed, ctx, itemsize))
-        if tried[-1].fits and tried[-1].ctx >= target:
-            break
-    return replace(tried[-1], name=name, format=format, choice=_choice(wishes, tried[-1], target), arch=arch)
+        why = f"a context of {ctx} tokens is not supported"
+        raise usage_error(name or "context", why, f"The model supports 1 to {arch.max_context} tokens.")
+    stored = format
+    if isinstance(budget_bytes, Ram):
+        format, scheme, itemsize = "bf16", "", budget_bytes.itemsize
+        weights = budget_bytes.weights or itemsize * (arch.linear_parameters + arch.other_parameters)
+        wishes = replace(wishes, embed="device")  # there both places are RAM
+    open_wishes = wishes if ctx is None else replace(wishes, ctx=None)
+    tried = costs.of_placements(arch, format, scheme, weights, open_wishes, itemsize)
+    if isinstance(budget_bytes, int):
+        cost, chosen = _choose(tried, budget_bytes - context_bytes, arch, ctx)
+    else:
+        cost, context_bytes = costs.on_cpu(tried[0]), 0
+        chosen = ctx or min(arch.max_context, CPU_CONTEXT)
+        if isinstance(budget_bytes, Ram) and ctx is None:
+            chosen = max(cost.context(budget_bytes.bytes, chosen), min(MIN_CONTEXT, arch.max_context))
+    ledger = _ledger(cost, chosen, context_bytes)
+    reason = _shortage(ledger.total, chosen, budget_bytes)
+    placed = cost.placement
+    return Plan(
+        name, stored, chosen, placed.kv_bits, ledger, not reason, reason, placed.embed, placed.head, cost.choice, arch
+    )
 
 
 def plan(
     arch: Architecture,
     format: str,
-    budget_bytes: int | None,
+    budget_bytes: Budget,
     *,
     wishes: Wishes | None = None,
     weights: int | None = None,
@@ -143,9 +156,10 @@ def plan(
 ) -> Plan:
     """The plan of a load: with the largest context that fits, or exactly the requested one.
 
-    budget_bytes   device memory for the process, CUDA context included; None = no limit (CPU)
-    weights        exact bytes of all weights without embedding and head, if known
-    itemsize       bytes of an element of the compute type
+    budget_bytes   device memory for the process, CUDA context included; or the RAM of a load on the CPU, which
+                   dequantizes every format; None = the CPU without limit
+    weights        exact bytes of all weights without embedding and head, if known; on the CPU `Ram.weights`
+    itemsize       bytes of an element of the compute type; on the CPU that of `Ram.dtype`
     context_bytes  memory of CUDA itself
     freeing        for the error: how to free memory, such as `gpus.closing_hint`
     force          return a plan that does not fit instead of raising
@@ -159,84 +173,76 @@ def plan(
     )  # fmt: skip
     if made.fits or budget_bytes is None or force:
         return made
-    why = f"{made.reason} ({made.ledger.total} and {budget_bytes} bytes)"
+    available = budget_bytes.bytes if isinstance(budget_bytes, Ram) else budget_bytes
+    why = f"{made.reason} (in bytes: {made.ledger.total} and {available})"
     instead = _that_fits(made, arch, budget_bytes, wishes or Wishes(), itemsize, context_bytes)
     found = (*_ways_out(made, arch, budget_bytes, instead, itemsize), _more(made, budget_bytes, freeing))
     ways = "; ".join(f"({number}) {way}" for number, way in enumerate(found, 1))
-    raise LocalqError(name or "model", why, f"Three ways out: {ways}.", ExitCode.DOES_NOT_FIT)
+    raise LocalqError(name or "model", why, f"Options: {ways}.", ExitCode.DOES_NOT_FIT)
 
 
-def _check(arch: Architecture, wishes: Wishes) -> None:
-    """Raises LocalqError (exit 2) for wishes that this shape does not support."""
-    if wishes.kv_bits not in (None, 16) and not kv_storable(arch):
-        why = f"heads of {arch.head_dim} columns cannot be stored in {kv_bits.text(wishes.kv_bits)}"
-        raise usage_error("--kv", why, "Use 16.")
-    head = wishes.placements(arch)[0].head
-    columns = HEAD_COLUMNS[head]
-    if arch.hidden % columns:
-        why = f"{HEAD_NAMES[head]} needs a multiple of {columns} columns, the head has {arch.hidden}"
-        step = "Use 16." if wishes.embed != "host" or not arch.tied else "Use 16, with --embed device."
-        raise usage_error("--head", why, step)
-    if wishes.embed == "host" and arch.tied and wishes.head == "16":
-        why = "this model's embedding is also its output head, which the GPU reads in full for every token"
-        raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
+def _choose(tried: tuple[Cost, ...], free_bytes: int, arch: Architecture, ctx: int | None) -> tuple[Cost, int]:
+    """The placement and context for `free_bytes` of GPU memory; the last placement if none leaves the least context."""
+    most = ctx or arch.max_context
+    target = ctx or comfortable_context(arch)
+    best, longest = tried[-1], (ctx or min(MIN_CONTEXT, arch.max_context)) - 1
+    for cost in tried:
+        reached = cost.context(free_bytes, target if cost.is_reduced else most)
+        if reached >= (most if cost.has_free_next else target):
+            return cost, reached
+        if reached > longest:
+            best, longest = cost, reached
+    return best, max(longest, ctx or min(MIN_CONTEXT, arch.max_context))
 
 
-def _plan_placement(
-    arch: Architecture,
-    placement: Placement,
-    budget_bytes: int | None,
-    fixed: dict[str, int],
-    ctx: int | None,
-    itemsize: int,
-) -> Plan:
-    """The plan of one placement, without name and format."""
-    growth = footprint.per_token_bytes(arch, placement, itemsize)
-    least = ctx or min(MIN_CONTEXT, arch.max_context)
-    if budget_bytes is None:
-        fixed.update(dict.fromkeys((*_ON_GPU_ONLY, "cuda_context"), 0))
-        chosen, fits = ctx or min(arch.max_context, CPU_CONTEXT), True
-    else:
-        largest = largest_context(budget_bytes - sum(fixed.values()), sum(growth.values()))
-        fits = largest >= least
-        rounded = largest if largest < CONTEXT_STEP else largest - largest % CONTEXT_STEP
-        chosen = ctx or (min(arch.max_context, rounded) if fits else least)
-    ledger = Ledger({part: fixed.get(part, 0) + chosen * growth.get(part, 0) for part in COMPONENTS})
-    reason = ""
-    if budget_bytes is not None and not fits:
-        reason = f"needs {_mib(ledger.total)} with {chosen} tokens of context, {_mib(budget_bytes)} available"
-    return Plan("", "", chosen, placement.kv_bits, ledger, fits, reason, placement.embed, placement.head)
+def _ledger(cost: Cost, ctx: int, context_bytes: int) -> Ledger:
+    sizes = {part: fixed + ctx * per_token for part, fixed, per_token in cost.components}
+    sizes["cuda_context"] = context_bytes
+    return Ledger(sizes)
 
 
-def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
-    """What the planner reduced, for people."""
-    changes = (
-        (wishes.embed == "auto" and chosen.embed != "device", "embedding in RAM (--embed)"),
-        (wishes.head == "auto" and chosen.head != "16", f"head {HEAD_NAMES[chosen.head]} (--head)"),
-        (wishes.kv_bits is None and chosen.kv_bits != 16, f"KV cache {kv_bits.text(chosen.kv_bits)} (--kv)"),
-    )
-    made = [text for is_made, text in changes if is_made]
-    return f"saves memory: {', '.join(made)}" if made else ""
+def _shortage(total: int, ctx: int, budget: Budget) -> str:
+    """Why a plan does not fit; empty if it does."""
+    if isinstance(budget, Ram) and total > budget.bytes:
+        needed, free = human_bytes(total), human_bytes(budget.bytes)
+        return f"needs {needed} of RAM in {budget.dtype} with {ctx} tokens of context, but only {free} is free"
+    if isinstance(budget, int) and total > budget:
+        return f"needs {_mib(total)} with {ctx} tokens of context, but only {_mib(budget)} is available"
+    return ""
 
 
-def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, other: str | None, itemsize: int) -> tuple[str, str]:
-    """The first two ways out: another format or model; a shorter context, else the CPU."""
-    first = " (it is quantized here first)" if other and catalog.resolve(other).source is None else ""
-    smaller = f"use {other}, which fits{first}" if other else "use a GPU with more memory"
+def _ways_out(made: Plan, arch: Architecture, budget: int | Ram, other: str | None, itemsize: int) -> tuple[str, str]:
+    """The first two ways out: another format or model; a shorter context, the CPU, or half the bytes there."""
+    on_cpu = isinstance(budget, Ram)
+    is_made = bool(other) and not on_cpu and catalog.resolve(str(other)).source is None
+    first = " (quantized here first)" if is_made else ""
+    larger = "a machine with more RAM" if on_cpu else "a GPU with more memory"
+    smaller = f"use {other}, which fits{first}" if other else f"use {larger}"
+    itemsize, available = (budget.itemsize, budget.bytes) if isinstance(budget, Ram) else (itemsize, budget)
     per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
-    largest = largest_context(budget_bytes - made.ledger.total + made.ctx * per_token, per_token)
-    shorter = f"a shorter context: --ctx {largest}" if MIN_CONTEXT <= largest < made.ctx else "--device cpu"
-    return smaller, shorter
+    largest = largest_context(available - made.ledger.total + made.ctx * per_token, per_token)
+    if MIN_CONTEXT <= largest < made.ctx:
+        return smaller, f"use a shorter context: --ctx {largest}"
+    if isinstance(budget, Ram):
+        half = Ram(budget.bytes, "bfloat16")
+        if half.itemsize < budget.itemsize and assess(arch, made.format, half).fits:
+            return smaller, "use --dtype bfloat16, which needs half the memory"
+    elif assess(arch, made.format, ram.free_ram()).fits:
+        return smaller, "run on the CPU: --device cpu"
+    return smaller, f"use {larger}" if other else "use a smaller model"
 
 
-def _more(made: Plan, budget_bytes: int, freeing: str) -> str:
+def _more(made: Plan, budget: int | Ram, freeing: str) -> str:
     """The third way out: more memory."""
-    missing = _mib(made.ledger.total - budget_bytes)
-    return f"free {missing} more {freeing or 'by closing other programs that use the GPU'}"
+    if isinstance(budget, Ram):
+        return f"free {human_bytes(made.ledger.total - budget.bytes)} more RAM by closing other programs"
+    missing = _mib(made.ledger.total - budget)
+    verb = "allow" if freeing.startswith("with") else "free"
+    return f"{verb} {missing} more {freeing or 'by closing other programs that use the GPU'}"
 
 
 def _that_fits(
-    made: Plan, arch: Architecture, budget_bytes: int, wishes: Wishes, itemsize: int, context_bytes: int
+    made: Plan, arch: Architecture, budget: int | Ram, wishes: Wishes, itemsize: int, context_bytes: int
 ) -> str | None:
     """The name to use instead: the same model in another format, else the largest that runs well.
 
@@ -244,6 +250,7 @@ def _that_fits(
     catalogue's first is taken, in its default format.
     """
     candidates = []
+    budget = replace(budget, weights=None) if isinstance(budget, Ram) else budget
     for order, entry in enumerate(catalog.load_catalogue()):
         for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.quantizable_formats(entry))):
             if format_facts.why_unsupported(entry.arch, format) or format_facts.of(format).offered_last:
@@ -256,7 +263,7 @@ def _that_fits(
             asked = replace(wishes, ctx=wishes.ctx or min(USABLE_CONTEXT, entry.arch.max_context))
             try:
                 other = assess(
-                    entry.arch, format, budget_bytes, wishes=asked, scheme=source.scheme if source else "",
+                    entry.arch, format, budget, wishes=asked, scheme=source.scheme if source else "",
                     itemsize=itemsize, context_bytes=context_bytes,
                 )  # fmt: skip
             except LocalqError:  # this shape does not support the wishes

@@ -18,11 +18,11 @@ from localq.files.hub import download
 from localq.files.hub import errors as hub_errors
 from localq.files.hub import fetch as hub
 from localq.files.hub import remote as hub_remote
-from localq.planner import budget as memory_budget
-from localq.planner import choose, offers, prepare, uncatalogued
+from localq.planner import choose, offers, prepare, room, uncatalogued
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer
 from localq.planner.plan import Plan
+from localq.planner.ram import Ram
 from localq.settings import Settings
 from localq.wording import human_bytes, table_lines
 
@@ -34,7 +34,7 @@ def choose_target(name: str, settings: Settings) -> tuple[Target, str | None]:
 
     Raises LocalqError as `choose.choose_target`.
     """
-    target, choice = choose.choose_target(name, None, settings, _budget(settings))
+    target, choice = choose.choose_target(name, None, settings, room.planned(settings).budget)
     unusual = choice is not None and not choice.taken.offer.preferred and target.name != name
     return target, f"{target.name}: {choice.why}" if choice is not None and unusual else None
 
@@ -66,46 +66,45 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
 
     Raises LocalqError: exit 8 for damaged files, unless `force`; 4, 5, 6 and 9 as `hub.fetch`.
     """
-    budget = _budget(settings)  # checks --vram before the first request
+    memory = room.planned(settings)  # checks --vram before the first request
+    budget = memory.budget
     try:
         offer = _offer(target, revision)
     except LocalqError as error:
         if error.exit_code != ExitCode.FAILURE and not (force and error.exit_code == ExitCode.BAD_FILE):
             raise  # an unsupported model may be downloaded for another tool
-        return Verdict(None, f"{target.name}: cannot tell whether it fits: {error.why}; it is downloaded anyway")
+        return Verdict(None, f"{target.name}: cannot tell whether it fits: {error.why}; downloading it anyway")
     if offer is None:
         return None
     if offer.unsupported:
-        return Verdict(None, f"{target.name}: {offer.unsupported}; it is downloaded anyway")
+        return Verdict(None, f"{target.name}: {offer.unsupported}; downloading it anyway")
     plan = memory_plan.assess(
         offer.arch, offer.format, budget, wishes=choose.wishes_of(settings), weights=offer.block_bytes,
         scheme=offer.scheme, name=target.name,
     )  # fmt: skip
     if plan.fits or force:
-        return Verdict(plan.fits, f"{target.name}: {_fit_text(plan, budget)}")
-    why = f"it will not fit: {plan.reason}"
+        return Verdict(plan.fits, f"{target.name}: {_fit_text(plan, memory)}")
+    why = f"does not fit: {plan.reason}"
     refused = choose.too_large(offer, budget, settings)
     ways = f" {refused.next_step}" if refused is not None else ""
-    step = f"`localq fit` lists models that fit; --force downloads it anyway.{ways}"
+    listed = "`localq fit` lists the models that fit; " if isinstance(budget, int) else ""
+    step = f"{listed}--force downloads {'this one' if listed else 'it'} anyway.{ways}"
     return Verdict(False, f"{target.name}: {why}", LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT))
 
 
-def _fit_text(plan: Plan, budget: int | None) -> str:
+def _fit_text(plan: Plan, memory: room.Room) -> str:
     if not plan.fits:
-        return f"will not fit ({plan.reason}); it is downloaded anyway"
-    takes = f"{plan.ledger.total / MIB:,.0f} MiB of GPU memory for {plan.ctx:,} tokens of context"
+        return f"does not fit ({plan.reason}); downloading it anyway"
+    budget, context = memory.budget, f"for {plan.ctx:,} tokens of context"
+    if isinstance(budget, Ram):
+        needed, free = human_bytes(plan.ledger.total), human_bytes(budget.bytes)
+        return f"fits: needs {needed} of {free} of RAM {context} (on the CPU, in {budget.dtype})"
+    total = f"{plan.ledger.total / MIB:,.0f}"
     if budget is None:
-        return f"needs {takes}"
-    return f"fits: {takes}{f' ({plan.choice})' if plan.choice else ''}, of {budget / MIB:,.0f} MiB"
-
-
-def _budget(settings: Settings) -> int | None:
-    """Bytes to plan for: of the GPU here, else of --vram; None without both."""
-    here = choose.budget_here(settings)
-    allowed = memory_budget.vram_limit(settings)
-    if here is not None or allowed is None:
-        return here
-    return max(0, allowed - memory_budget.reserve_bytes(settings))
+        return f"needs {total} MiB of GPU memory {context}"
+    saved = f" ({plan.choice})" if plan.choice else ""
+    kept = f"; the card's memory{room.desktop_text(memory.desktop, True)}" if memory.is_assumed else ""
+    return f"fits: needs {total} of {budget / MIB:,.0f} MiB {context}{saved}{kept}"
 
 
 @dataclass(frozen=True)
@@ -170,12 +169,12 @@ def _source(target: Target, revision: str | None) -> tuple[Source, str]:
     """The source to download, and the format that is then quantized here."""
     if target.source is None and target.repo is None:
         if target.base is None or target.format is None or target.entry is None:
-            raise bad_file(target.name, "it has no weights to download or to quantize")
+            raise bad_file(target.name, "there are no weights to download or quantize")
         if prepare.ready_layers(target) is not None:
-            return target.base, f"{target.format} from layers that localq includes, in seconds"
+            return target.base, f"to {target.format}, in seconds, from layers included with localq"
         prepare.check_can_make(target.format)
         time = prepare.estimate(target.format, target.entry.arch.parameters)
-        return target.base, f"{target.format} on this machine, {time} (estimated)"
+        return target.base, f"to {target.format} on this machine in {time} (estimated)"
     if target.source is not None and revision is None:
         return target.source, ""
     repo = target.source.repo if target.source is not None else target.repo
@@ -189,7 +188,7 @@ def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File,
     if source.kind == "pypi":
         name = PurePosixPath(source.member).name
         if packaged_model.local_path(source) is not None or packaged_model.installed_path(source) is not None:
-            return f"{source.package} {source.version}, installed here", None, (File(name, source.bytes, 0),)
+            return f"{source.package} {source.version}, already installed", None, (File(name, source.bytes, 0),)
         if offline:
             raise hub.not_here(source.package)
         index = f"{source.package} {source.version} from the package index"
@@ -220,9 +219,12 @@ def lines(plan: PullPlan) -> list[str]:
     """The plan as lines for people."""
     rows = [[each.name, human_bytes(each.bytes), _coming(each)] for each in plan.files]
     rows.append(["total", human_bytes(plan.bytes), human_bytes(plan.fetch_bytes)])
-    found = [f"{plan.target.name}: {plan.origin}", *table_lines(["FILE", "SIZE", "TO FETCH"], rows, frozenset({1, 2}))]
+    found = [
+        f"{plan.target.name}: {plan.origin}",
+        *table_lines(["FILE", "SIZE", "TO DOWNLOAD"], rows, frozenset({1, 2})),
+    ]
     if plan.made:
-        found.append(f"then quantized: {plan.made}")
+        found.append(f"then quantized {plan.made}")
     return [*found, *([plan.verdict.text] if plan.verdict else [])]
 
 

@@ -6,6 +6,7 @@ a few MB of a .gguf file, whose header contains the vocabulary. Nothing stays on
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from localq.errors import ExitCode, LocalqError
@@ -51,14 +52,16 @@ def remote(target: Target, offline: bool = False, revision: str | None = None) -
 def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     files = open_model(path)
     format = "gguf" if files.kind == "gguf" else stored_format.format_of_config(files.config)
-    arch, scheme = Architecture.from_config(files.config), stored_format.scheme_of(files)
+    arch, scheme = replace(Architecture.from_config(files.config), thinks=files.thinks), stored_format.scheme_of(files)
     exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path)
     format = "bf16" if format in _AS_BF16 else format
     if format not in format_facts.FORMATS:
         step = f"Supported: {', '.join(format_facts.FORMATS)}."
-        raise LocalqError(name, f"its weights are in {format!r}, which localq does not read", step, ExitCode.FAILURE)
+        raise LocalqError(
+            name, f"the weights are in the format {format!r}, which localq does not support", step, ExitCode.FAILURE
+        )
     if variant := stored_format.unreadable(files.quantization):
-        why, step = f"its weights are {variant}", "Use another repository of this model."
+        why, step = f"the weights are {variant}", "Use another repository of this model."
         raise LocalqError(name, why, step, ExitCode.FAILURE)
     unsupported = format_facts.why_unsupported(arch, format)
     return Offer(name, arch, format, scheme, source, unsupported=unsupported, block_bytes=exact)

@@ -60,7 +60,8 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
     if not request.windows and request.layers is None:
         raise usage_error("--calibration", "the text is shorter than one window", "Use a longer text.")
     with open_source(request) as checkpoint, torch.no_grad():
-        model = SourceModel(source, checkpoint, family, request.device, request.seed)
+        with memory.guard(out):
+            model = SourceModel(source, checkpoint, family, request.device, request.seed)
         if request.bits is not None and model.model.config.experts:
             why = "a mixture of experts takes the same bits for all of its matrices"
             raise usage_error("--bits", why, "Use 2, 2.5, 3 or 4.")
@@ -147,12 +148,16 @@ class _LayerwiseConversion:
         Raises LocalqError (exit 3) where a layer does not fit.
         """
         request, model = self._request, self._model
-        if request.device.type != "cuda" or not (request.layers is None or self._settings.joint_tuning.steps):
+        if not (request.layers is None or self._settings.joint_tuning.steps):
+            return
+        block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
+        counted = partial(memory.count, block, hidden, tokens, device=request.device.type, rotated=model.rotated)
+        counted = partial(counted, vocab=model.model.config.vocab_size, made=request.layers is not None)
+        if request.device.type != "cuda":
+            streams = 2 * 2 * len(request.windows) * tokens * hidden  # of the source and the result, in 16 bit
+            memory.check_ram(request.source.name, counted(self._settings).peak + streams)
             return
         held = vram.open_budget(request.device, request.vram_bytes, {})
-        block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
-        counted = partial(memory.count, block, hidden, tokens, device="cuda", rotated=model.rotated)
-        counted = partial(counted, vocab=model.model.config.vocab_size, made=request.layers is not None)
         self._settings = memory.place(request.source.name, counted, self._settings, held.budget)
         held.hold(held.context)
 

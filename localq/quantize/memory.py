@@ -17,13 +17,14 @@ import torch
 from localq.engine.load.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError
 from localq.models.decoder import Block
-from localq.planner import footprint
+from localq.planner import footprint, ram
 from localq.quantize.codebooks.finetune import product_dtype
 from localq.quantize.model import linear_algebra, statistics
 from localq.quantize.model.fold import plain_linear
 from localq.quantize.model.matrix_groups import Group, groups_of
 from localq.quantize.model.sensitivity import HEAD_BYTES
 from localq.quantize.settings import ConversionSettings
+from localq.wording import human_bytes
 
 F32, F64 = 4, 8
 # Bytes of temporaries per weight: a piece whose codewords are gathered, a matrix that is decoded, one that is read and
@@ -104,6 +105,15 @@ def place(
     why = f"quantizing needs {needed} of GPU memory at its peak ({found.widest}), and {allowed} may be used"
     step = "Close other programs, allow more (--vram), omit --best, or use --device cpu."
     raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)
+
+
+def check_ram(name: str, needed: int) -> None:
+    """Raise LocalqError (exit 3) where quantizing the model `name` on the CPU needs more RAM than is free."""
+    free = ram.free_ram().bytes
+    if needed > free:
+        why = f"quantizing needs {human_bytes(needed)} of RAM at its peak, but only {human_bytes(free)} is free"
+        step = "Close other programs, use fewer --windows, or use --format nf4."
+        raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)
 
 
 @contextmanager

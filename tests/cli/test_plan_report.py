@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from localq import gpus
@@ -60,7 +62,7 @@ def test_the_70b_on_24_gb_says_everything(capsys):
     assert "21.9 GB" in by["download"]
     assert all(name in by["speed"] for name in ("RTX 4090", "RTX 3090"))
     assert "llama-3.3-70b@vq2: " in captured.out
-    assert "tok/s on RTX 3090" in by["or"]
+    assert "tok/s (RTX 3090)" in by["or"]
     assert "localq quantize llama-3.3-70b@bf16 --format vq2 --out" in captured.out
     assert "H200" in captured.err
     assert "\x1b" not in captured.out
@@ -69,7 +71,9 @@ def test_the_70b_on_24_gb_says_everything(capsys):
 def test_json_is_one_line_and_says_what_the_planner_says(capsys):
     body = plan_of(capsys, "llama-3.3-70b", "--vram", "24")
     assert (body["schema"], body["name"], body["fits"]) == (1, "llama-3.3-70b@vptq", True)
-    assert sum(body["ledger_bytes"].values()) <= body["budget_bytes"] == 24_564 * MIB
+    assert (body["desktop_bytes"], body["desktop_assumed"]) == (700_000_000, True)
+    assert sum(body["ledger_bytes"].values()) <= body["budget_bytes"] == 24_564 * MIB - 700_000_000
+    assert body["ctx_max_no_desktop"] >= body["ctx_max"] == body["ctx"] >= 16_384
     assert {"RTX 4090", "RTX 3090"} <= set(body["tok_s"])
     (other,) = body["alternatives"]
     assert (other["name"], other["path"]) == ("llama-3.3-70b@vq2", None)
@@ -83,7 +87,7 @@ def test_everything_can_be_overridden(capsys):
     body = plan_of(capsys, "llama-3.3-70b", "--vram", "24", *asked)
     assert (body["name"], body["why"]) == ("llama-3.3-70b@vq2", "as requested")
     assert (body["kv_bits"], body["ctx"], body["embed"], body["head"]) == (8, 12_288, "host", "nf4")
-    assert body["budget_bytes"] == 24_564 * MIB - 2**30
+    assert body["budget_bytes"] == 24_564 * MIB - 700_000_000 - 2**30
     assert {line["why"] for line in body["choices"]} == {"as requested"}
     assert plan_of(capsys, "llama-3.3-70b@vq2", "--vram", "24")["name"] == "llama-3.3-70b@vq2"
 
@@ -140,6 +144,42 @@ def test_the_gpu_that_is_here_counts_without_a_size(capsys, monkeypatch):
 def test_without_a_gpu_it_is_the_cpus_plan(capsys):
     body = plan_of(capsys, "smollm2-135m")
     assert (body["budget_bytes"], body["fits"], body["tok_s"], body["name"]) == (None, True, {}, "smollm2-135m")
+    assert body["ctx_max"] == body["ctx_max_no_desktop"] == body["ctx"] == 8192
+
+
+def test_the_cpus_plan_is_refused_where_the_ram_is_short(capsys, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=23 * 10**9))
+    body = plan_of(capsys, "qwen3-32b", code=ExitCode.DOES_NOT_FIT)
+    assert (body["fits"], body["ram_bytes"], body["ctx_max"]) == (False, 23 * 10**9, 0)
+    assert sum(body["ledger_bytes"].values()) > 131 * 10**9
+    assert execute(["chat", "qwen3-32b", "--dry-run"]) == ExitCode.DOES_NOT_FIT
+    captured = capsys.readouterr()
+    assert "23.0 GB of RAM free (no GPU: on the CPU, in float32)" in captured.out
+    assert "needs 131.7 GB of RAM in float32" in captured.err
+    monkeypatch.setattr("sys.stdin", None)
+    assert execute(["run", "qwen3-32b", "hi"]) == ExitCode.DOES_NOT_FIT  # before anything is fetched
+    assert plan_of(capsys, "qwen3-4b", "--dtype", "bfloat16")["ctx"] == 8192
+
+
+def test_the_desktop_of_a_card_that_is_not_here_is_assumed_and_said(capsys, monkeypatch):
+    assert execute(["chat", "qwen3-8b", "--vram", "12", "--dry-run"]) == ExitCode.OK
+    assert "12,282 MiB (--vram 12), less 668 MiB for the desktop (assumed; --desktop 0" in capsys.readouterr().out
+    for asked, held in (("0", 0), ("2", 2 * 2**30)):
+        body = plan_of(capsys, "qwen3-8b", "--vram", "12", "--desktop", asked)
+        assert (body["desktop_bytes"], body["desktop_assumed"]) == (held, False)
+        assert body["budget_bytes"] == 12_282 * MIB - held
+        assert body["ctx_max"] <= body["ctx_max_no_desktop"]
+    monkeypatch.setenv("LOCALQ_DESKTOP", "0")
+    assert plan_of(capsys, "qwen3-8b", "--vram", "12")["budget_bytes"] == 12_282 * MIB
+
+
+def test_a_limit_on_the_card_that_is_here_is_planned_as_it_is_loaded(capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
+    for vram, budget in (("12", 12_282 * MIB), ("22GiB", 20_000 * MIB), ("48", None)):
+        body = plan_of(capsys, "qwen3-14b", "--vram", vram)
+        assert body["budget_bytes"] == (budget or 49_128 * MIB - 700_000_000)
+        assert body["desktop_assumed"] is (budget is None)
+        assert body["desktop_bytes"] == (4576 * MIB if budget else 700_000_000)
 
 
 def test_a_folder_has_a_plan_too(capsys, tmp_path):

@@ -35,7 +35,7 @@ def put_here(monkeypatch, *names: str) -> None:
 def test_the_default_counts_where_it_fits():
     choice = chosen("llama-3.3-70b", "48")
     assert (choice.taken.offer.name, choice.target.format) == ("llama-3.3-70b", "nf4")
-    assert "it fits" in choice.why
+    assert "which fits" in choice.why
 
 
 def test_a_70b_on_24_gb_is_vptq_until_its_vq2_is_made(monkeypatch):

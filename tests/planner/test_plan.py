@@ -10,7 +10,7 @@ from localq import kv_bits, wording
 from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts
 from localq.files.architecture import Linears
-from localq.planner import footprint
+from localq.planner import costs, footprint
 from localq.planner import plan as memory_plan
 from localq.planner.footprint import head_bytes, per_token_bytes
 from localq.planner.placement import Placement, Wishes
@@ -153,7 +153,7 @@ def test_kv_vectors():
     assert kv_bits.pair_bytes(128, "k8v4") == 136 + 72
     assert [kv_bits.split(bits) for bits in kv_bits.KV_BITS] == [(16, 16), (8, 8), (8, 4), (4, 4)]
     assert [kv_bits.parse(str(bits)) for bits in kv_bits.KV_BITS] == [*kv_bits.KV_BITS]
-    assert [kv_bits.text(bits) for bits in (8, "k8v4")] == ["8 bit", "keys 8 bit, values 4 bit"]
+    assert [kv_bits.text(bits) for bits in (8, "k8v4")] == ["8-bit", "8-bit keys, 4-bit values"]
     with pytest.raises(ValueError, match="k4v8"):
         kv_bits.split("k4v8")
 
@@ -204,9 +204,9 @@ def test_the_largest_context_is_the_largest(name, format, gib, kv_bits):
     plan = memory_plan.plan(arch(name), format, budget, wishes=as_is(kv_bits=kv_bits))
     assert plan.fits
     assert plan.ctx < arch(name).max_context
-    assert plan.ctx % memory_plan.CONTEXT_STEP == 0
+    assert plan.ctx % costs.CONTEXT_STEP == 0
     assert plan.ledger.total <= budget
-    wishes = as_is(ctx=plan.ctx + memory_plan.CONTEXT_STEP, kv_bits=kv_bits)
+    wishes = as_is(ctx=plan.ctx + costs.CONTEXT_STEP, kv_bits=kv_bits)
     more = memory_plan.assess(arch(name), format, budget, wishes=wishes)
     assert not more.fits
     assert more.ledger.total > budget
@@ -222,7 +222,7 @@ def test_a_context_is_never_longer_than_the_model_was_made_for():
 def test_the_ledger_names_every_component_and_exact_weights_replace_the_estimate():
     shape = arch("qwen3-8b")
     ledger = memory_plan.plan(shape, "nf4", 12 * 2**30, wishes=as_is(3000)).ledger
-    assert list(ledger.components) == list(memory_plan.COMPONENTS)
+    assert list(ledger.components) == list(costs.COMPONENTS)
     assert ledger.components["kv_cache"] == 3000 * 144 * 1024
     assert ledger.components["embedding"] == ledger.components["head"] == 2 * 151_936 * 4096
     assert ledger.components["tables"] == 3000 * (2 * 128 * 2 + 8)  # cos and sin of a head, and the slot's number

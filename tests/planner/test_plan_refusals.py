@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
 from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
+from localq.planner.ram import Ram
 from tests.support.planner.catalogue_models import arch
 
 pytestmark = pytest.mark.usefixtures("no_own_models")
@@ -54,8 +57,53 @@ def test_a_refusal_says_who_could_make_room_and_force_goes_on_all_the_same():
 def test_a_refusal_offers_the_same_model_smaller_before_another_model():
     assert "use llama-3.1-8b, which fits;" in refusal("llama-3.1-8b", "bf16", 12 * 2**30)
     text = refusal("llama-3.3-70b", "nf4", 24_564 * MIB)
-    assert "use llama-3.3-70b@vq2, which fits (it is quantized here first);" in text
-    assert "--device cpu" in text
+    assert "use llama-3.3-70b@vq2, which fits (quantized here first);" in text
+
+
+@pytest.mark.parametrize(("gib", "is_offered"), [(20, False), (400, True)])
+def test_the_cpu_is_a_way_out_only_where_the_ram_is_enough(monkeypatch, gib, is_offered):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=gib * 2**30))
+    assert ("--device cpu" in refusal("llama-3.3-70b", "nf4", 24_564 * MIB)) is is_offered
+
+
+def test_the_ram_of_a_load_on_the_cpu_counts_every_weight_in_its_type():
+    shape, ram = arch("qwen3-32b"), Ram(23 * 2**30, "float32")
+    made = memory_plan.assess(shape, "nf4", ram)
+    assert (made.fits, made.format, made.ctx) == (False, "nf4", memory_plan.MIN_CONTEXT)
+    assert made.ledger.components["weights"] == 4 * (shape.linear_parameters + shape.other_parameters)
+    assert made.ledger.components["embedding"] == made.ledger.components["head"] == 4 * shape.embedding_parameters
+    assert made.ledger.total > 131e9
+    halved = memory_plan.assess(shape, "nf4", Ram(23 * 2**30, "bfloat16")).ledger.components
+    assert 2 * halved["weights"] == made.ledger.components["weights"]
+    with pytest.raises(LocalqError, match=r"needs 131\.\d GB of RAM") as raised:
+        memory_plan.plan(shape, "nf4", ram, name="qwen3-32b")
+    text = str(raised.value)
+    assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
+    assert all(f"({number})" in text for number in (1, 2, 3))
+    assert "closing other programs" in text
+    other = catalog.resolve(re.search(r"use (\S+), which fits", text)[1])
+    assert memory_plan.assess(other.entry.arch, other.format, ram).fits
+
+
+@pytest.mark.parametrize(("gib", "is_offered"), [(20, True), (10, False)])
+def test_half_the_bytes_are_a_way_out_only_where_they_fit(gib, is_offered):
+    with pytest.raises(LocalqError) as raised:
+        memory_plan.plan(arch("llama-3.1-8b"), "nf4", Ram(gib * 2**30, "float32"))
+    assert ("--dtype bfloat16" in str(raised.value)) is is_offered
+    with pytest.raises(LocalqError) as raised:
+        memory_plan.plan(arch("llama-3.1-8b"), "nf4", Ram(10 * 2**30, "bfloat16"))
+    assert "--dtype bfloat16" not in str(raised.value)
+
+
+def test_ram_that_is_short_gives_a_shorter_context_and_more_never_less():
+    shape, found = arch("llama-3.1-8b"), []
+    for mib in range(30 * 1024, 40 * 1024, 64):
+        made = memory_plan.assess(shape, "nf4", Ram(mib * MIB, "float32"))
+        assert made.fits == (made.ledger.total <= mib * MIB)
+        found.append(made.ctx if made.fits else 0)
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (0, memory_plan.CPU_CONTEXT)
+    assert len(set(found)) > 5
 
 
 @pytest.mark.parametrize("given", [
@@ -83,4 +131,4 @@ def test_a_budget_in_which_nothing_fits():
     assert "use a GPU with more memory" in refusal("qwen3-8b", "nf4", 500 * MIB)
     plan = memory_plan.assess(arch("qwen3-8b"), "nf4", 500 * MIB)
     assert (plan.fits, plan.ctx) == (False, memory_plan.MIN_CONTEXT)
-    assert "500 MiB available" in plan.reason
+    assert "500 MiB is available" in plan.reason

@@ -60,6 +60,7 @@ def chat(
     format: options.Format = None,
     reserve: options.Reserve = None,
     force: options.Force = False,
+    desktop: options.Desktop = None,
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
     token: options.Token = None,

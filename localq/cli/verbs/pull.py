@@ -49,6 +49,7 @@ def pull(
     force: Force = False,
     dry_run: DryRun = False,
     vram: options.Vram = None,
+    desktop: options.Desktop = None,
     offline: options.Offline = None,
     token: options.Token = None,
     quiet: options.Quiet = False,
@@ -62,7 +63,7 @@ def pull(
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
     for target in targets:
         _check(target, revision)
-    settings = options.load_settings(offline=offline, vram=vram)
+    settings = options.load_settings(offline=offline, vram=vram, desktop=desktop)
     if revision is None:
         targets = [_choose_target(each, settings, quiet) for each in name]
     if dry_run:

@@ -80,6 +80,7 @@ def run(
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
     token: options.Token = None,
+    desktop: options.Desktop = None,
     stats: options.ShowStats = None,
     markdown: options.Markdown = None,
     quiet: options.Quiet = False,

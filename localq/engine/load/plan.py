@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-import psutil  # type: ignore[import-untyped]  # ships no types
 import torch
 
 from localq import gpus
 from localq.engine.load import vram, weights
 from localq.engine.load.placing import HEAD
-from localq.errors import ExitCode, LocalqError, usage_error
+from localq.errors import usage_error
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
-from localq.planner import footprint, placement
+from localq.planner import footprint, placement, ram
 from localq.planner import plan as memory_plan
 from localq.planner.load_options import LoadOptions
-from localq.wording import human_bytes
 
 LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
 
@@ -38,10 +36,10 @@ def plan_load(
     """
     packed, name = held is not None, options.name or files.name
     plan = memory_plan.plan(
-        Architecture.from_config(files.config),
-        (assignment.format if packed else None) or "bf16",
-        None if held is None else held.budget,
-        wishes=_wishes(options, assignment, packed, name),
+        replace(Architecture.from_config(files.config), thinks=options.thinks),
+        assignment.format or "bf16",
+        replace(ram.free_ram(str(dtype).removeprefix("torch.")), weights=block_bytes) if held is None else held.budget,
+        wishes=_wishes(options, assignment, name),
         weights=block_bytes,
         name=name,
         itemsize=dtype.itemsize,
@@ -51,24 +49,24 @@ def plan_load(
         force=options.force,
     )
     if held is None:
-        _check_host_memory(plan, name, options.force, dtype)
-    elif plan.fits:
+        return plan, None
+    if plan.fits:
         held = held.hold(plan.ledger.components["cuda_context"] + plan.ledger.components["graphs"])
     else:
         held = replace(held, hard=False)
     return plan, held
 
 
-def _wishes(options: LoadOptions, assignment: weights.Assignment, packed: bool, name: str) -> placement.Wishes:
+def _wishes(options: LoadOptions, assignment: weights.Assignment, name: str) -> placement.Wishes:
     """Return the user's wishes, with what the files decide: a quantized head stays as stored."""
     wishes = options.wishes
     if (head := assignment.quantized.get(HEAD)) is not None:
         kept = head.format if head.format in weights.HEAD_FORMATS else "16"
         if wishes.head not in ("auto", kept):
-            why = f"the files store the head in {head.format.upper()}, not in {wishes.head} bit"
+            why = f"the files store the head as {head.format.upper()}, not as {placement.HEAD_NAMES[wishes.head]}"
             raise usage_error("--head", why, "Remove --head.")
         wishes = replace(wishes, head=kept)
-    return wishes if packed else replace(wishes, embed="device")  # on the CPU both are host memory
+    return wishes
 
 
 def _freeing(held: vram.VramBudget) -> str:
@@ -77,14 +75,3 @@ def _freeing(held: vram.VramBudget) -> str:
         return "with a larger --vram"
     gpu = gpus.of_uuid(f"GPU-{torch.cuda.get_device_properties(held.device).uuid}")
     return gpus.closing_hint(gpu, os.getpid())
-
-
-def _check_host_memory(plan: memory_plan.Plan, name: str, force: bool, dtype: torch.dtype) -> None:
-    free = psutil.virtual_memory().available
-    if plan.ledger.total > free and not force:
-        why = (
-            f"needs {human_bytes(plan.ledger.total)} of RAM with a context of {plan.ctx}, "
-            f"but only {human_bytes(free)} is free"
-        )
-        step = f"--dtype bfloat16 needs half. Or: {LESS}" if dtype == torch.float32 else LESS
-        raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)

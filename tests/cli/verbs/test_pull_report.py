@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import psutil
 import pytest
 
 from localq import cli, settings
@@ -21,6 +24,7 @@ from tests.support.files.uncatalogued_models import CONFIG, model
 def server(tmp_path, monkeypatch):
     with hub_server.running(tmp_path, monkeypatch) as server:
         monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * 2**30))
         files = model()
         del files["model.safetensors"]
         server.add(REPO, files)
@@ -37,13 +41,14 @@ def test_a_repository_is_judged_by_its_configuration_and_headers_alone(server, c
     err = localq(capsys, "pull", REPO, "--vram", "1MiB", code=2)
     assert "too little" in err
     err = localq(capsys, "pull", REPO, "--vram", "520MiB", code=3)
-    assert "will not fit" in err
+    assert "does not fit" in err
     assert "--force" in err
     assert all(f"({number})" in err for number in (1, 2, 3))  # ways out
     assert "with a larger --vram" in err
     asked = {each.path.rpartition("/")[2]: each.headers.get("range") for each in server.seen("GET", "/resolve/")}
     assert set(asked) == {
-        "config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json",
+        "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja",
+        "model.safetensors.index.json",
         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
     }  # fmt: skip
     assert asked["model-00002-of-00002.safetensors"] == f"bytes=0-{hub_remote.HEAD_BYTES - 1}"
@@ -55,14 +60,32 @@ def test_what_fits_is_said_with_its_context_and_fetched(server, capsys):
     err = localq(capsys, "pull", REPO, "--vram", "4")
     assert "fits: " in err
     assert "8,192 tokens of context" in err
-    assert "fetched and verified" in err
+    assert "downloaded and verified" in err
     assert "fits" not in localq(capsys, "pull", REPO, "--vram", "4")  # it is here
 
 
 def test_force_fetches_what_does_not_fit(server, capsys):
     err = localq(capsys, "pull", REPO, "--vram", "520MiB", "--force")
-    assert "will not fit" in err
-    assert "fetched and verified" in err
+    assert "does not fit" in err
+    assert "downloaded and verified" in err
+
+
+def test_without_a_gpu_the_ram_counts(server, capsys, monkeypatch):
+    assert "of 68.7 GB of RAM for 8,192 tokens of context (on the CPU, in float32)" in localq(capsys, "pull", REPO)
+    for verb in (["pull"], ["chat", "--dry-run"], ["run", "--dry-run"]):
+        err = localq(capsys, *verb, "qwen3-32b", code=3)  # the hub of this test has no such repository
+        assert "of RAM in float32" in err
+        assert all(f"({number})" in err for number in (1, 2, 3))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * 2**20))
+    server.repos["maker/other"] = server.repos[REPO]
+    assert "does not fit" in localq(capsys, "pull", "maker/other", code=3)
+
+
+def test_a_card_that_is_not_here_has_a_desktop_unless_told_otherwise(server, capsys):
+    err = localq(capsys, "pull", REPO, "--vram", "4")
+    assert "the card's memory, less 668 MiB for the desktop (assumed; --desktop 0 if no monitor is attached)" in err
+    server.repos["maker/other"] = server.repos[REPO]
+    assert "desktop" not in localq(capsys, "pull", "maker/other", "--vram", "4", "--desktop", "0")
 
 
 def test_quiet_is_quiet(server, capsys):
@@ -79,7 +102,7 @@ def test_a_shape_that_is_not_known_is_said_and_no_reason_to_refuse(server, capsy
     server.add(REPO, files)
     err = localq(capsys, "pull", REPO, "--vram", "4")
     assert said in err
-    assert "fetched and verified" in err
+    assert "downloaded and verified" in err
 
 
 @pytest.mark.parametrize(("config", "said"), [({"model_type": "llama"}, "num_hidden_layers"), ({"a": 1}, "model_type")])
@@ -91,12 +114,12 @@ def test_unsound_files_are_refused_before_the_weights_unless_forced(server, caps
     assert localq(capsys, "ls").startswith("no models yet")
     err = localq(capsys, "pull", REPO, "--vram", "4", "--force")
     assert "cannot tell whether it fits" in err
-    assert "fetched and verified" in err
+    assert "downloaded and verified" in err
 
 
 def test_the_catalogue_is_enough_for_its_own(server, capsys):
     err = localq(capsys, "pull", "llama-3.3-70b@bf16", "--vram", "24", code=3)
-    assert "will not fit" in err
+    assert "does not fit" in err
     assert server.requests == []
 
 

@@ -26,7 +26,7 @@ from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import prompt_of
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
-CPU = LoadOptions(device="cpu")
+CPU = LoadOptions(device="cpu", dtype="float32")
 
 
 def logits_of(loaded, ids) -> torch.Tensor:
@@ -127,9 +127,9 @@ def test_tied_head(tmp_path):
 
 def test_context_as_asked_and_beyond_the_model(checkpoint):
     files = open_model(checkpoint)
-    assert load(files, LoadOptions(device="cpu", ctx=77)).cache.capacity == 77
+    assert load(files, LoadOptions(device="cpu", dtype="float32", ctx=77)).cache.capacity == 77
     with pytest.raises(LocalqError, match="513") as caught:
-        load(files, LoadOptions(device="cpu", ctx=513))
+        load(files, LoadOptions(device="cpu", dtype="float32", ctx=513))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -185,7 +185,7 @@ def test_notes_of_the_device_are_kept(checkpoint):
 
 
 def test_a_budget_for_a_gpu_is_noted_where_there_is_none(checkpoint):
-    assert load(open_model(checkpoint), LoadOptions(device="cpu", vram_bytes=2**33)).notes == (
+    assert load(open_model(checkpoint), LoadOptions(device="cpu", dtype="float32", vram_bytes=2**33)).notes == (
         "--vram has no effect on the CPU",
     )
 
@@ -215,7 +215,10 @@ def test_dtype(edit, device, wanted, config, dtype):
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_reduced_head_has_the_values_of_its_dequantized_form(tmp_path, tied, form, module, relative):
     folder = make_checkpoint(tmp_path, dtype=torch.float32, initializer_range=0.15, tie_word_embeddings=tied)
-    plain, quantized = load(open_model(folder), CPU), load(open_model(folder), LoadOptions(device="cpu", head=form))
+    plain, quantized = (
+        load(open_model(folder), CPU),
+        load(open_model(folder), LoadOptions(device="cpu", dtype="float32", head=form)),
+    )
     assert quantized.head_bits == form
     head = plain.model.embed_tokens.weight if tied else plain.model.lm_head.weight
     expected = module.dequantize(module.quantize(head.detach()), torch.float32)
@@ -234,7 +237,7 @@ def test_quantized_caches_on_the_cpu(checkpoint, loaded):
     ids = prompt_of(40)
     exact, errors = logits_of(loaded, ids), []
     for bits in KV_BITS[1:]:
-        quantized = load(open_model(checkpoint), LoadOptions(device="cpu", kv_bits=bits))
+        quantized = load(open_model(checkpoint), LoadOptions(device="cpu", dtype="float32", kv_bits=bits))
         assert (quantized.kv_bits, quantized.cache.bits) == (bits, bits)
         assert quantized.ledger["kv_cache"] == quantized.plan.ledger.components["kv_cache"]
         assert quantized.ledger["kv_cache"] < loaded.ledger["kv_cache"]
@@ -244,7 +247,7 @@ def test_quantized_caches_on_the_cpu(checkpoint, loaded):
 
 
 def test_host_memory_for_the_embedding_changes_nothing_on_the_cpu(checkpoint, loaded):
-    same = load(open_model(checkpoint), LoadOptions(device="cpu", embed="host"))
+    same = load(open_model(checkpoint), LoadOptions(device="cpu", dtype="float32", embed="host"))
     assert (same.embed, same.ledger) == ("device", loaded.ledger)
 
 
@@ -255,7 +258,7 @@ def test_a_head_that_the_files_hold_in_nf4(edit):
     files = edit(change)
     assert load(files, CPU).head_bits == "nf4"
     with pytest.raises(LocalqError, match="store the head in NF4") as caught:
-        load(files, LoadOptions(device="cpu", head="8"))
+        load(files, LoadOptions(device="cpu", dtype="float32", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -269,7 +272,7 @@ from localq.engine.load.load import load
 from localq.planner.load_options import LoadOptions
 from localq.files.model_folder import open_model
 from localq.sampling import Sampling
-engine = Engine(load(open_model(Path(sys.argv[1])), LoadOptions(device="cpu")))
+engine = Engine(load(open_model(Path(sys.argv[1])), LoadOptions(device="cpu", dtype="float32")))
 assert list(engine.generate([3, 4, 5], Sampling(), max_tokens=3))
 print([each for each in ("torch._dynamo", "torch._inductor", "sympy", "transformers") if each in sys.modules])
 """
