@@ -149,10 +149,11 @@ def test_without_a_gpu_it_is_the_cpus_plan(capsys):
 
 def test_the_cpus_plan_is_refused_where_the_ram_is_short(capsys, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=23 * 10**9))
-    body = plan_of(capsys, "qwen3-32b", code=ExitCode.DOES_NOT_FIT)
+    in_f32 = ("--dtype", "float32")
+    body = plan_of(capsys, "qwen3-32b", *in_f32, code=ExitCode.DOES_NOT_FIT)
     assert (body["fits"], body["ram_bytes"], body["ctx_max"]) == (False, 23 * 10**9, 0)
     assert sum(body["ledger_bytes"].values()) > 131 * 10**9
-    assert execute(["chat", "qwen3-32b", "--dry-run"]) == ExitCode.DOES_NOT_FIT
+    assert execute(["chat", "qwen3-32b", "--dry-run", *in_f32]) == ExitCode.DOES_NOT_FIT
     captured = capsys.readouterr()
     assert "23.0 GB of RAM free (no GPU: on the CPU, in float32)" in captured.out
     assert "needs 131.7 GB of RAM in float32" in captured.err
