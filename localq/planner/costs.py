@@ -27,7 +27,7 @@ class Cost:
     components  of each of `COMPONENTS`: its name, fixed bytes (0 for CUDA), bytes per token
     is_reduced  whether replies may differ from those of the first placement: head or KV cache have fewer bits
     has_free_next  whether the next placement gives the same replies and needs less
-    choice      what the planner changes to save memory, as `Wishes.choice`
+    choice      what the planner reduces, as `Wishes.choice`
     """
 
     placement: Placement

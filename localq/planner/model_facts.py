@@ -17,8 +17,7 @@ from localq.files.catalog import Source
 from localq.files.hub import fetch as hub
 from localq.files.model_folder import open_model
 from localq.files.stored_format import format_of_config, scheme_of
-from localq.planner import budget as memory_budget
-from localq.planner import choose
+from localq.planner import choose, room
 from localq.planner import plan as memory_plan
 from localq.planner.speed import local_measurements
 from localq.sanitize import sanitize
@@ -85,9 +84,8 @@ def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: S
     if last is not None:
         load = dataclasses.asdict(last)
         return {**load, "predicted_bytes": load.pop("predicted"), "measured_bytes": load.pop("measured")}
-    size = memory_budget.vram_limit(settings)
-    budget = choose.budget_here(settings) if size is None else size - memory_budget.reserve_bytes(settings)
-    if budget is None:
+    budget = room.planned(settings).budget
+    if not isinstance(budget, int):
         return None
     wishes = choose.wishes_of(settings)
     try:

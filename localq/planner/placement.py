@@ -109,9 +109,11 @@ class Wishes:
             raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
 
     def choice(self, placement: Placement) -> str:
-        """What the planner changes with `placement` to save memory, in one line; empty if nothing."""
+        """What the planner reduces with `placement` to save memory, in one line; empty if nothing.
+
+        Without the place of the embedding, which changes neither replies nor speed.
+        """
         changes = (
-            (self.embed == "auto" and placement.embed != "device", "embedding in RAM (--embed)"),
             (self.head == "auto" and placement.head != "16", f"head {HEAD_NAMES[placement.head]} (--head)"),
             (self.kv_bits is None and placement.kv_bits != 16, f"KV cache {kv_bits.text(placement.kv_bits)} (--kv)"),
         )

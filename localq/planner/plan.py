@@ -56,7 +56,7 @@ class Plan:
     """How a model would be loaded. If `fits` is false, `reason` says why in a few words.
 
     kv_bits, embed, head  as in `placement.Placement`
-    choice                how the planner saved memory, in one line; empty if it did not
+    choice                what the planner reduced, in one line (`Wishes.choice`); empty if nothing
     arch                  the planned shape
     """
 

@@ -20,7 +20,7 @@ def test_the_table_is_on_the_gpu_only_where_all_of_the_context_fits_beside_it():
     plan = memory_plan.plan(arch("qwen3-8b"), "nf4", 16 * 2**30)
     assert (plan.ctx, plan.placement, plan.choice) == (arch("qwen3-8b").max_context, Placement(), "")
     plan = memory_plan.plan(arch("qwen3-8b"), "nf4", 11 * 2**30)
-    assert (plan.placement, plan.choice) == (Placement(16, "host"), "saves memory: embedding in RAM (--embed)")
+    assert (plan.placement, plan.choice) == (Placement(16, "host"), "")
     left = memory_plan.plan(arch("qwen3-8b"), "nf4", 11 * 2**30, wishes=Wishes(embed="device", head="16", kv_bits=16))
     assert left.ctx < plan.ctx
 
@@ -77,7 +77,7 @@ def test_the_table_of_a_tied_model_moves_only_with_a_head_of_its_own():
 def test_what_was_decided_is_said_and_what_was_asked_for_is_kept():
     shape, budget = arch("llama-3.1-8b"), 6500 * MIB
     plan = memory_plan.plan(shape, "nf4", budget)
-    assert plan.choice.startswith("saves memory: embedding in RAM (--embed)")
+    assert plan.choice == "saves memory: KV cache 8-bit (--kv)"
     kept = memory_plan.assess(shape, "nf4", budget, wishes=Wishes(kv_bits=16, embed="device", head="8"))
     assert (kept.placement, kept.choice) == (Placement(16, "device", "8"), "")
     longer = memory_plan.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000))

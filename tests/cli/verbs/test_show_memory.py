@@ -15,6 +15,7 @@ from localq.cli.line.command_host import TerminalHost
 from localq.errors import ExitCode
 from localq.files import catalog
 from localq.planner import plan as memory_plan
+from localq.planner import room
 from localq.planner.speed import local_measurements
 from localq.wording import memory_lines
 from localq.worker.messages import Loaded
@@ -62,7 +63,7 @@ def shown(capsys, *arguments: str) -> dict:
 def test_without_a_gpu_nothing_is_told_and_with_a_size_the_plan(capsys):
     assert shown(capsys) is None
     told = shown(capsys, "--vram", "8")
-    plan = memory_plan.assess(catalog.find("llama-3.1-8b").arch, "nf4", 8188 * MIB)
+    plan = memory_plan.assess(catalog.find("llama-3.1-8b").arch, "nf4", 8188 * MIB - room.DESKTOP_BYTES)
     assert (told["ctx"], told["predicted_bytes"], told["measured_bytes"]) == (plan.ctx, plan.ledger.components, None)
     assert execute(["show", "llama-3.1-8b", "--vram", "8"]) == ExitCode.OK
     assert "as planned" in capsys.readouterr().out
