@@ -65,7 +65,8 @@ def served(files: dict[str, bytes]) -> Iterator[tuple[str, Callable[[], dict[str
             server.add(REPO, files)
             os.close(asked[1])
             print(server.url, file=answers, flush=True)
-            for _ in questions:
+            for _ in questions:  # asked where no client runs
+                server.settle()
                 print(json.dumps({name: server.sent_of(name) for name in files}), file=answers, flush=True)
         os._exit(0)
     os.close(asked[0])
@@ -197,9 +198,10 @@ def campaign(kills: int, seed: int, shard_bytes: list[int], root: Path) -> Repor
             "HF_ENDPOINT": url,
             **{name: str(root / folder) for name, folder in places.items()},
         }
-        import huggingface_hub.file_download  # noqa: F401
+        import huggingface_hub.file_download
 
         hub_client.list_files(REPO, "main")  # imports are made once, and not in every process that is killed
+        huggingface_hub.close_session()  # else processes would inherit its connection
         while report.kills < kills:
             one_model(report, rng, files, sent, min(KILLS_IN_A_ROW, kills - report.kills))
             for folder in places.values():

@@ -25,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import close_session
+
 from localq.files.catalog import Source
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
@@ -150,6 +152,7 @@ def main() -> int:
         os.environ |= {"HF_ENDPOINT": url, "HF_HUB_DISABLE_TELEMETRY": "1", "LOCALQ_CONFIG": str(root / "none.toml")}
         os.environ |= {name: str(root / place) for name, place in FOLDERS.items()}
         hub_client.list_files(hub_kills.REPO, "main")
+        close_session()  # else processes would inherit its connection
         for number in range(given.rounds):
             if given.what == "parallel":
                 wrong += parallel(files, sent, root, not given.no_locks)

@@ -11,9 +11,11 @@ import contextlib
 import hashlib
 import http.server
 import json
+import socket
 import sys
 import threading
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +72,8 @@ class FakeHub:
         self.sent: dict[str, int] = {}  # path -> bytes of bodies that were sent
         self._going = threading.Event()  # set when it ends
         self.blobs: dict[str, bytes] = {}  # what this host serves as a CDN
-        self._lock = threading.Lock()
+        self._lock, self._changed = threading.Lock(), threading.Condition()
+        self._open: set[Any] = set()  # addresses of clients that are connected
 
     def __enter__(self) -> FakeHub:
         hub = self
@@ -80,6 +83,7 @@ class FakeHub:
 
         Handler.hub = hub
         self.server = _Server(("127.0.0.1", 0), Handler)
+        self.server.hub = self
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -123,6 +127,27 @@ class FakeHub:
         """Bytes of the file `name` that were sent."""
         return sum(sent for path, sent in self.sent.items() if path.endswith(f"/{name}"))
 
+    def settle(self) -> None:
+        """Wait until all connections made so far have ended, where their clients have: then all bytes are counted.
+
+        A request that a killed client has left behind may still wait to be accepted, read and answered.
+        """
+        with socket.create_connection(self.server.server_address[:2]) as last:  # accepted after all others
+            place = last.getsockname()
+            self._wait(lambda: place in self._open, "the hub accepts no connections")
+        self._wait(lambda: not self._open, "connections are open, so a client has not ended")
+
+    def _wait(self, condition: Callable[[], bool], why: str) -> None:
+        with self._changed:
+            if not self._changed.wait_for(condition, 60):
+                raise TimeoutError(why)
+
+    def set_open(self, place: Any, is_open: bool) -> None:
+        """place: a client's address, of a connection that was accepted or has ended."""
+        with self._changed:
+            (self._open.add if is_open else self._open.discard)(place)
+            self._changed.notify_all()
+
     def note(self, request: Request) -> Fault | None:
         """Record a request and take the fault that waits for it."""
         with self._lock:
@@ -135,6 +160,18 @@ class FakeHub:
 
 
 class _Server(http.server.ThreadingHTTPServer):
+    hub: FakeHub
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.hub.set_open(client_address, True)
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.hub.set_open(client_address, False)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up, being killed perhaps, is no news."""
         if not isinstance(sys.exception(), ConnectionError):
