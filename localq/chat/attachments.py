@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,25 +28,64 @@ def system_text(value: str | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Attachment:
-    """A file as it is put before a message, and its name and size for a notice."""
+class AttachedFile:
+    """A text file in a user message: its name, bytes, and tokens by the tokenizer of the model it was sent to.
 
-    text: str
-    summary: str
+    length   characters that it takes at the beginning of the content, its heading included
+    """
+
+    name: str
+    length: int
+    bytes: int
+    tokens: int
+
+    def is_valid(self) -> bool:
+        """Whether the values, which may come from a file, have their types and are not negative."""
+        sizes = (self.length, self.bytes, self.tokens)
+        return isinstance(self.name, str) and all(type(each) is int and each >= 0 for each in sizes)
+
+    @property
+    def summary(self) -> str:
+        """One line: "notes.txt · 1.2 kB · 340 tokens"."""
+        return f"{self.name} · {human_bytes(self.bytes)} · {self.tokens:,} token{'' if self.tokens == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A text to put before a message, and its name. is_file: the text has a heading with the name."""
+
+    name: str
+    body: str
+    is_file: bool = True
+
+    @property
+    def text(self) -> str:
+        """The text as it is put before the message."""
+        return f"{self.name}:\n\n{self.body}" if self.is_file else self.body
+
+    def measure(self, count: Callable[[str], int]) -> tuple[AttachedFile, str]:
+        """Its size and its text. count: tokens of a text."""
+        size = len(self.body.encode("utf-8", "replace"))
+        return AttachedFile(self.name, len(self.text), size, count(self.text)), self.text
 
 
 def read_attachment(path: Path, name: str | None = None) -> Attachment:
     """`path`, called `name` or as its last part is. Raises as `disk.read_text`."""
-    text, called = sanitize(read_text(path)), sanitize(name or path.name)
-    return Attachment(f"{called}:\n\n{text}", f"{called}: {human_bytes(len(text.encode()))}")
+    return Attachment(sanitize(name or path.name), sanitize(read_text(path)))
+
+
+def piped_attachment(text: str) -> tuple[Attachment, ...]:
+    """Text from stdin, which stands before the prompt; none where it is empty."""
+    return (Attachment("stdin", text, is_file=False),) if text else ()
 
 
 @dataclass(frozen=True)
 class ExpandedMessage:
-    """A message with the texts of the files that it mentions as @file, and a notice for each."""
+    """The words of a message, the files that it mentions as @file, and those that could not be read."""
 
-    text: str
-    notices: tuple[str, ...] = ()
+    words: str
+    attachments: tuple[Attachment, ...] = ()
+    failures: tuple[LocalqError, ...] = ()
 
 
 def expand_mentions(text: str) -> ExpandedMessage:
@@ -55,7 +94,7 @@ def expand_mentions(text: str) -> ExpandedMessage:
     The words stay in the message. A word that names no file, such as a mail address, is plain text; `\@` is an @.
     """
     attached: dict[str, Attachment] = {}
-    notices = []
+    failures = []
     for found in _NAMED.finditer(text):
         name = _existing(found[1] or found[2])
         if name is None or name in attached:
@@ -63,11 +102,8 @@ def expand_mentions(text: str) -> ExpandedMessage:
         try:
             attached[name] = read_attachment(Path(name))
         except LocalqError as error:
-            notices.append(f"could not attach @{sanitize(name)}: {error.why}")
-            continue
-        notices.append(f"attached {attached[name].summary}")
-    plain = _ESCAPED.sub("@", text)
-    return ExpandedMessage("\n\n".join([*(each.text for each in attached.values()), plain]), tuple(notices))
+            failures.append(LocalqError(f"@{sanitize(name)}", error.why, error.next_step, error.exit_code))
+    return ExpandedMessage(_ESCAPED.sub("@", text), tuple(attached.values()), tuple(failures))
 
 
 def _existing(name: str) -> str | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from localq.chat import reply_stream
+from localq.chat.attachments import Attachment
 from localq.chat.client import Client
 from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.record import ChatSettings, Record
@@ -46,7 +47,7 @@ class ChatSession:
     record        the conversation as it is saved; `switch_to` replaces it
     store         None = nothing is saved
     keeper        saves and restores the KV cache of a conversation; None: the prompt is read again
-    attached      texts to put before the next message
+    attached      files and texts to put before the next message
     unsaved       conversations whose last `save` failed or was interrupted
     in_chat       False: one answer is all, so notices name options instead of commands
     """
@@ -63,7 +64,7 @@ class ChatSession:
     record: Record = field(default_factory=Record)
     store: ConversationStore | None = None
     keeper: SnapshotKeeper | None = None
-    attached: list[str] = field(default_factory=list)
+    attached: list[Attachment] = field(default_factory=list)
     loaded: Loaded | None = None
     last: Reply | None = None
     unsaved: list[Record] = field(default_factory=list)
@@ -133,12 +134,20 @@ class ChatSession:
         self.conversation.head = None
         self.attached.clear()
 
-    def ask(self, text: str) -> Replies:
-        """Add a user turn and stream the answer: pieces, then one Reply. After an error `regenerate` tries again."""
-        turn = self.conversation.add_user("\n\n".join([*self.attached, text]))
+    def ask(self, text: str, attached: Sequence[Attachment] = ()) -> Replies:
+        """Add a user turn and stream the answer: pieces, then one Reply. After an error `regenerate` tries again.
+
+        attached   put before the text, after those of `self.attached`
+        """
+        files = [each.measure(self.count_tokens) for each in (*self.attached, *attached)]
+        turn = self.conversation.add_user(text, files)
         self.attached.clear()
         self.try_save()  # saved before the load: a process that is killed then has kept the question
         return self._answer(turn)
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len(self.tokenizer.encode(text))
 
     def regenerate(self) -> Replies:
         """Answer the last user turn again; its earlier reply stays as another version.
@@ -153,7 +162,7 @@ class ChatSession:
         return _after_notice(notice, self._answer(turn))
 
     def edit(self, text: str, turn: int | None = None) -> Replies:
-        """Replace a user message (None: the last) with `text` and stream the answer."""
+        """Replace the words of a user message (None: the last) with `text` and stream the answer."""
         added = self.conversation.edit_user(text, turn)
         self.try_save()
         return self._answer(added)
@@ -218,7 +227,7 @@ class ChatSession:
                 conversation.head = before  # a reply that is not replaced stays where it was
 
     def _add_reply(self, record: Record, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
-        record.conversation.add(message, turn, stats)
+        record.conversation.add(message, turn, stats, self.loaded.name if self.loaded is not None else "")
         return tuple(filter(None, (self.try_save(record),)))
 
     # ---- what the model reads

@@ -396,9 +396,12 @@ class PromptText:
         return "\n\n".join(part for part in (self.piped, self.words) if part)
 
 
-def read_prompt(words: list[str], verb: str, example: str) -> PromptText:
-    """The prompt from piped stdin and the words of the command line ("-" alone: stdin only)."""
+def read_prompt(words: list[str], verb: str, example: str, required: bool = True) -> PromptText:
+    """The prompt from piped stdin and the words of the command line ("-" alone: stdin only).
+
+    required   raise LocalqError (exit 2) for an empty one
+    """
     prompt = PromptText("" if words == ["-"] else " ".join(words), piped_input.read())
-    if not prompt.text.strip():
-        raise usage_error(verb, "there is no prompt", f"Run {example}, or pipe the prompt in.")
+    if required and not prompt.text.strip():
+        raise usage_error(verb, "no prompt given", f"Run {example}, or pipe the prompt in.")
     return prompt

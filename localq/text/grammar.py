@@ -19,8 +19,7 @@ from localq.disk import read_text
 from localq.errors import LocalqError, usage_error
 from localq.processes import run_with_timeout
 from localq.sanitize import sanitize
-from localq.text import gbnf, schema
-from localq.text.ascii_classes import ascii_classes
+from localq.text import gbnf
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -165,6 +164,8 @@ def compile_grammar(wanted: Grammar) -> str:
     if wanted.kind == "json_schema":
         return _compiled_schema(wanted).text
     if wanted.kind == "regex":
+        from localq.text.ascii_classes import ascii_classes  # start-up cost, as below
+
         return LLMatcher.grammar_from_regex(ascii_classes(wanted.text))
     return LLMatcher.grammar_from_lark(gbnf.to_lark(wanted.text) if wanted.kind == "gbnf" else wanted.text)
 
@@ -179,6 +180,8 @@ class _CompiledSchema:
 
 @functools.lru_cache(maxsize=4)
 def _compiled_schema(wanted: Grammar) -> _CompiledSchema:
+    from localq.text import schema  # start-up cost: only where there is a schema
+
     parsed = _parse(wanted)
     try:
         prepared = _in_time(wanted, lambda: schema.prepare(parsed))

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from localq.chat import open_conversation
+from localq.chat.attachments import Attachment
 from localq.chat.history.conversation import Message
 from localq.chat.history.record import Record
 from localq.chat.history.store import ConversationStore
@@ -217,7 +218,7 @@ def test_a_regeneration_that_fails_leaves_the_reply_that_was_there(store):
 
 def test_files_go_before_the_next_message_only():
     session = session_over(["a"], ["b"])
-    session.attached.append("notes.txt:\n\nmilk")
+    session.attached.append(Attachment("notes.txt", "milk"))
     streamed(session.ask("What is missing?"))
     streamed(session.ask("And now?"))
     assert session.client.prompts[0] == "<user>notes.txt:\n\nmilk\n\nWhat is missing?<assistant>"

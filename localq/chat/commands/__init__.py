@@ -15,7 +15,7 @@ from typing import Any
 
 from localq import settings
 from localq.chat import stop_strings
-from localq.chat.attachments import expand_mentions, system_text
+from localq.chat.attachments import expand_mentions, piped_attachment, system_text
 from localq.chat.commands import bench, models, sessions, texts
 from localq.chat.commands.host import Host
 from localq.chat.commands.models import SwitchModel
@@ -178,7 +178,10 @@ def ask_with_files(session: ChatSession, text: str, before: str = "") -> tuple[t
     before   text put before it unchanged: it may come from a stranger, so its @words must not read files
     """
     message = expand_mentions(text)
-    return message.notices, session.ask("\n\n".join(filter(None, (before, message.text))))
+    attached = [each.measure(session.count_tokens)[0].summary for each in message.attachments]
+    failed = [f"could not attach {each.what}: {each.why}" for each in message.failures]
+    notices = (*(f"attached {each}" for each in attached), *failed)
+    return notices, session.ask(message.words, (*piped_attachment(before), *message.attachments))
 
 
 COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchModel]] = {

@@ -124,7 +124,8 @@ def recap(record: Record) -> Recap:
     parts = [(f"{record.name()} ({len(messages)} messages)", False)]
     for message in messages[-2:]:
         is_reply = message.role != "user"
-        parts.append((f"{'' if is_reply else '>>> '}{message.answer}", is_reply))
+        parts += [(f"[{each.summary}]", False) for each in message.attachments]
+        parts.append((f"{'' if is_reply else '>>> '}{message.shown}", is_reply))
     if len(record.conversation.path()) > len(messages):
         parts.append(("(the last message has no reply; /regen generates one)", False))
     return Recap(*((sanitize(text), is_reply) for text, is_reply in parts))

@@ -35,7 +35,7 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
         conversation.edit_reply(text)
         return session.try_save() or "reply changed; /continue continues it, /n lists the previous version"
     last = conversation.last_user()
-    old = "" if last is None else conversation.turns[last].message.content
+    old = "" if last is None else conversation.turns[last].message.words
     return session.edit(argument or (host.edit(old, "Give the text: /edit TEXT.") if old else ""))
 
 
@@ -85,7 +85,7 @@ def alternatives(session: ChatSession, argument: str, host: Host) -> str:
     lines, path = [], conversation.path()
     for number, turn in enumerate(found, 1):
         message = conversation.turns[turn].message
-        words = " ".join(message.answer.split())
+        words = " ".join(message.shown.split())
         mark, who = "*" if turn in path else " ", ">>> " if message.role == "user" else ""
         lines.append(f"{mark} {number}  {who}{words if len(words) <= 70 else words[:67] + '...'}")
     return "\n".join(lines)
@@ -154,8 +154,8 @@ def read(session: ChatSession, argument: str, host: Host) -> str:
     if not argument:
         raise usage_error("/read", "no file given", "Use /read FILE.")
     attached = read_attachment(Path(argument))
-    session.attached.append(attached.text)
-    return f"attached to your next message: {attached.summary}"
+    session.attached.append(attached)
+    return f"attached to your next message: {attached.measure(session.count_tokens)[0].summary}"
 
 
 def glob_files(session: ChatSession, argument: str, host: Host) -> str:
@@ -177,9 +177,10 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
         except LocalqError as error:
             lines.append(f"skipped: {error}")
             continue
-        attached.append(each.text)
-        lines.append(each.summary)
-    size = sum(len(text.encode()) for text in attached)
+        attached.append(each)
+    measured = [each.measure(session.count_tokens)[0] for each in attached]
+    lines += [each.summary for each in measured]
+    size = sum(each.bytes for each in measured)
     if size > MOST_TEXT_BYTES:
         why = f"the {len(attached)} files total {human_bytes(size)}, over the limit of {human_bytes(MOST_TEXT_BYTES)}"
         raise usage_error("/glob", why, "Give a narrower pattern.")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from localq.chat.attachments import AttachedFile
 from localq.errors import usage_error
 from localq.stats import Stats
 from localq.text import thinking
@@ -17,16 +18,39 @@ from localq.text import thinking
 TITLE_CHARACTERS = 60
 
 
+SEPARATOR = "\n\n"  # between attachments, and before the words of a message
+
+
 @dataclass(frozen=True)
 class Message:
     """A message with role "system", "user" or "assistant". complete: False for a reply that was cut.
 
-    content   the text; of a reply the raw text, with the thought in it (`text.thinking`)
+    content      the text; of a reply the raw text, with the thought in it (`text.thinking`)
+    attachments  files that the content of a user message begins with, in their order
     """
 
     role: str
     content: str
     complete: bool = True
+    attachments: tuple[AttachedFile, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The content without attachments."""
+        return self.content[sum(each.length + len(SEPARATOR) for each in self.attachments) :]
+
+    @property
+    def shown(self) -> str:
+        """What a front end shows: the answer of a reply, the words of a user."""
+        return self.answer if self.role == "assistant" else self.words
+
+    def attached_texts(self) -> tuple[tuple[AttachedFile, str], ...]:
+        """The attachments with their part of the content."""
+        found, start = [], 0
+        for each in self.attachments:
+            found.append((each, self.content[start : start + each.length]))
+            start += each.length + len(SEPARATOR)
+        return tuple(found)
 
     @property
     def answer(self) -> str:
@@ -43,14 +67,21 @@ class Message:
         return {"role": self.role, "content": thinking.template_content(template, self.role, self.content)}
 
 
+def user_message(words: str, attached: Sequence[tuple[AttachedFile, str]] = ()) -> Message:
+    """A user message of files with their texts, and words, which may be empty."""
+    parts = [*(text for _, text in attached), *([words] if words or not attached else [])]
+    return Message("user", SEPARATOR.join(parts), attachments=tuple(each for each, _ in attached))
+
+
 @dataclass(frozen=True)
 class Turn:
-    """A message in the tree: its parent, its time (Unix seconds), and the statistics of a reply."""
+    """A message in the tree: its parent, its time (Unix seconds), and of a reply its statistics and its model."""
 
     message: Message
     parent: int | None
     created_s: float
     stats: Stats | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,9 +190,10 @@ class Conversation:
         return [turn for turn in dict.fromkeys((*replies, *instead, *behind)) if turn != last]
 
     def title(self) -> str:
-        """The first words of the first message, on one line."""
-        first = next((turn.message.content for turn in self.turns if turn.message.role == "user"), "")
-        words = " ".join(first[: 10 * TITLE_CHARACTERS].split())
+        """The first words of the first message, on one line; the names of its attachments where it has no words."""
+        first = next((turn.message for turn in self.turns if turn.message.role == "user"), Message("user", ""))
+        named = (first.words.strip() and first.words) or ", ".join(each.name for each in first.attachments)
+        words = " ".join(named[: 10 * TITLE_CHARACTERS].split())
         return words if len(words) <= TITLE_CHARACTERS else words[: TITLE_CHARACTERS - 3].rstrip() + "..."
 
     def replies(self) -> Iterator[Turn]:
@@ -170,22 +202,26 @@ class Conversation:
 
     # ---- changing
 
-    def add(self, message: Message, parent: int | None, stats: Stats | None = None) -> int:
+    def add(self, message: Message, parent: int | None, stats: Stats | None = None, model: str = "") -> int:
         """Add `message` after `parent`; it becomes the head."""
-        self.turns.append(Turn(message, parent, time.time(), stats))
+        self.turns.append(Turn(message, parent, time.time(), stats, model))
         self.head = len(self.turns) - 1
         return self.head
 
-    def add_user(self, text: str) -> int:
-        """Add a user message after the last reply."""
-        return self.add(Message("user", text), self.last_reply())
+    def add_user(self, text: str, attached: Sequence[tuple[AttachedFile, str]] = ()) -> int:
+        """Add a user message after the last reply. attached: files with their texts, which go before `text`."""
+        return self.add(user_message(text, attached), self.last_reply())
 
     def edit_user(self, text: str, turn: int | None = None) -> int:
-        """Add `text` as a sibling of `turn` (None: the last user message); what followed stays on its branch."""
+        """Add `text` as a sibling of `turn` (None: the last user message); what followed stays on its branch.
+
+        The attachments stay.
+        """
         replaced = self.last_user() if turn is None else turn
         if replaced is None or self.turns[replaced].message.role != "user":
             raise usage_error("/edit", "there is no message to edit", "Send a message first.")
-        return self.add(Message("user", text), self.turns[replaced].parent)
+        old = self.turns[replaced]
+        return self.add(user_message(text, old.message.attached_texts()), old.parent)
 
     def edit_reply(self, text: str) -> int:
         """Add `text` as a sibling of the last reply."""
@@ -205,12 +241,12 @@ class Conversation:
         return summary is not None
 
     def undo(self) -> str:
-        """Go back to before the last user message; return its text."""
+        """Go back to before the last user message; return its words."""
         last = self.last_user()
         if last is None:
             raise usage_error("/undo", "there is nothing to undo", "Send a message first.")
         self.head = self.turns[last].parent
-        return self.turns[last].message.content
+        return self.turns[last].message.words
 
     def switch_to(self, turn: int) -> None:
         """Make the newest end of what follows `turn` the head."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 
@@ -19,7 +20,10 @@ def export_record(session: Record, format: str) -> str:
 
 
 def markdown(session: Record) -> str:
-    """A heading for each turn and its text unchanged, since replies are Markdown; a thought is a closed <details>."""
+    """A heading for each turn and its text unchanged, since replies are Markdown.
+
+    Thoughts and attachments are closed <details>.
+    """
     parts = [f"# {session.name() or 'Conversation'}", f"Model: {session.model}"]
     conversation = session.conversation
     if conversation.system:
@@ -28,14 +32,15 @@ def markdown(session: Record) -> str:
         cut = "" if message.complete else " (cut)"
         parts += [
             f"## {'You' if message.role == 'user' else 'Reply'}{cut}",
-            *_folded(message.thought),
-            message.answer.strip("\n"),
+            *(part for file, text in message.attached_texts() for part in _folded(text, file.summary)),
+            *_folded(message.thought, "Thought"),
+            message.shown.strip("\n"),
         ]
     return sanitize("\n\n".join(parts) + "\n")
 
 
-def _folded(thought: str) -> list[str]:
-    return ["<details><summary>Thought</summary>", thought, "</details>"] if thought else []
+def _folded(text: str, title: str) -> list[str]:
+    return [f"<details><summary>{html.escape(title)}</summary>", text, "</details>"] if text else []
 
 
 def as_json(session: Record) -> str:

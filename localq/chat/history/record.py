@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from localq.chat.attachments import AttachedFile
 from localq.chat.history.conversation import Conversation, Message, Turn, TurnSummary
 from localq.chat.stop_strings import validate
 from localq.sampling import Sampling
@@ -74,11 +75,8 @@ def from_rows(
     title, model, system, settings, head = found
     place = {row[0]: index for index, row in enumerate(turns)}
     read = [
-        Turn(
-            Message(str(role), str(content), bool(complete)),
-            None if parent is None else place[parent],
-            float(created_s),
-            None if stats is None else _stats(json.loads(stats)),
+        _turn(
+            str(role), str(content), bool(complete), None if parent is None else place[parent], float(created_s), stats
         )
         for _, parent, role, content, complete, created_s, stats in turns
     ]
@@ -97,5 +95,22 @@ def from_rows(
     return Record(conversation, str(model), str(title), chosen, id, [row[0] for row in turns], known_rows)
 
 
-def _stats(known: dict[str, Any]) -> Stats:
-    return Stats(**{each.name: known[each.name] for each in fields(Stats) if each.name in known})
+def turn_facts(turn: Turn) -> str | None:
+    """JSON of what a turn has besides its text: statistics and model of a reply, attachments of a message."""
+    facts: dict[str, Any] = {} if turn.stats is None else asdict(turn.stats)
+    if turn.stats is not None and turn.model:
+        facts["model"] = turn.model
+    if turn.message.attachments:
+        facts["attachments"] = [asdict(each) for each in turn.message.attachments]
+    return json.dumps(facts) if facts else None
+
+
+def _turn(role: str, content: str, complete: bool, parent: int | None, created_s: float, facts: str | None) -> Turn:
+    """Inverse of `turn_facts`. Versions that know statistics alone ignore the other facts."""
+    known = {} if facts is None else json.loads(facts)
+    attached = tuple(AttachedFile(**each) for each in known.pop("attachments", ()))
+    if not all(each.is_valid() for each in attached) or sum(each.length for each in attached) > len(content):
+        raise ValueError("attachments that are not those of the message")
+    model = str(known.pop("model", ""))
+    stats = {each.name: known[each.name] for each in fields(Stats) if each.name in known}
+    return Turn(Message(role, content, complete, attached), parent, created_s, Stats(**stats) if stats else None, model)

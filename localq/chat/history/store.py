@@ -29,7 +29,7 @@ from pathlib import Path
 from localq import disk, places, processes
 from localq.chat.history import snapshot_files
 from localq.chat.history.conversation import Conversation, Turn, TurnSummary
-from localq.chat.history.record import Record, RecordSummary, from_rows
+from localq.chat.history.record import Record, RecordSummary, from_rows, turn_facts
 from localq.errors import ExitCode, LocalqError, bad_file
 
 SCHEMA = 1
@@ -239,9 +239,9 @@ class ConversationStore:
 
 
 def _insert(db: sqlite3.Connection, session: int, parent: int | None, turn: Turn) -> int:
-    stats = None if turn.stats is None else json.dumps(asdict(turn.stats))
     message = turn.message
-    values = (session, parent, message.role, _clean(message.content), message.complete, turn.created_s, stats)
+    content, facts = _clean(message.content), turn_facts(turn)
+    values = (session, parent, message.role, content, message.complete, turn.created_s, facts)
     row = db.execute("INSERT INTO turns VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", values).lastrowid
     assert row is not None
     return row

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from localq.chat import commands, open_conversation, open_model
+from localq.chat.attachments import Attachment
 from localq.chat.commands.models import SwitchModel
 from localq.chat.commands.sessions import recap
 from localq.chat.open_conversation import Start
@@ -44,12 +45,12 @@ LEAVE_WITHIN_S = 2.0  # a second Ctrl-C on an empty prompt within this time quit
 
 @dataclasses.dataclass(frozen=True)
 class _ChatStart:
-    """The model to open and the state to start from. attached: texts that precede the next message."""
+    """The model to open and the state to start from. attached: files that precede the next message."""
 
     settings: Settings
     wanted: OpenOptions
     start: Start
-    attached: tuple[str, ...] = ()
+    attached: tuple[Attachment, ...] = ()
 
     def with_model(self, wish: SwitchModel, session: ChatSession) -> _ChatStart:
         """This state with another model; conversation and settings stay, sampling is reset to its defaults."""

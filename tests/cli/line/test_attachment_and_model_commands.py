@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import sqlite3
 import sys
 
 import pytest
 
 from localq.chat import attachments, commands, open_model, side_request
-from localq.chat.attachments import expand_mentions
+from localq.chat.attachments import expand_mentions, read_attachment
 from localq.chat.commands.models import SwitchModel
+from localq.chat.commands.sessions import recap
 from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
@@ -51,24 +54,85 @@ def test_files_named_with_an_at_go_before_the_message(own_folder):
     (own_folder / "a.txt").write_text("alpha\n")
     (own_folder / "b c.txt").write_text("beta")
     (own_folder / "data.bin").write_bytes(b"\0\1")
-    message = expand_mentions('compare @a.txt, with @"b c.txt"? and @a.txt')
-    assert message.text == 'a.txt:\n\nalpha\n\n\nb c.txt:\n\nbeta\n\ncompare @a.txt, with @"b c.txt"? and @a.txt'
-    assert message.notices == ("attached a.txt: 6 B", "attached b c.txt: 4 B")
-    for text in ("mail me@a.txt", "ask @nobody", "@", "in @sub/", 'and @"', "@" + "x" * 5000):
+    text = 'compare @a.txt, with @"b c.txt"? and @a.txt'
+    message = expand_mentions(text)
+    assert message.words == text
+    assert [each.text for each in message.attachments] == ["a.txt:\n\nalpha\n", "b c.txt:\n\nbeta"]
+    for text in (
+        "mail me@a.txt",
+        "ask @nobody",
+        "@",
+        "in @sub/",
+        'and @"',
+        "@" + "x" * 5000,
+        "@dataclass\nclass A: ...",
+    ):
         assert expand_mentions(text) == expand_mentions(text).__class__(text)
-    assert expand_mentions("\\@a.txt is a name").text == "@a.txt is a name"
+    assert expand_mentions("\\@a.txt is a name") == expand_mentions("").__class__("@a.txt is a name")
     binary = expand_mentions("what is @data.bin")
-    assert binary.text == "what is @data.bin"
-    assert binary.notices == ("could not attach @data.bin: not a text file",)
+    assert (binary.words, binary.attachments) == ("what is @data.bin", ())
+    assert str(binary.failures[0]) == "@data.bin: not a text file. Use a text file."
 
 
 def test_a_message_of_a_front_end_takes_files_along(own_folder):
     (own_folder / "a.txt").write_text("alpha")
+    (own_folder / "data.bin").write_bytes(b"\0\1")
     session = session_over(["fine"])
-    told, parts = commands.ask_with_files(session, "read @a.txt")
+    told, parts = commands.ask_with_files(session, "read @a.txt, @data.bin", "from a pipe, @a.txt")
     list(parts)
-    assert told == ("attached a.txt: 5 B",)
-    assert session.client.prompts == ["<user>a.txt:\n\nalpha\n\nread @a.txt<assistant>"]
+    assert told == ("attached a.txt · 5 B · 13 tokens", "could not attach @data.bin: not a text file")
+    before = "from a pipe, @a.txt\n\na.txt:\n\nalpha\n\n"
+    assert session.client.prompts == [f"<user>{before}read @a.txt, @data.bin<assistant>"]
+
+
+def test_an_attachment_is_folded_everywhere_but_in_the_prompt_and_the_record(own_folder, tmp_path):
+    (own_folder / "notes.txt").write_text("milk\nand <b>bread</b>")
+    session = session_over(["fine"], ["again"], ["and again"])
+    session.store = ConversationStore(tmp_path / "sessions.sqlite")
+    assert command(session, "/read notes.txt") == "attached to your next message: notes.txt · 21 B · 33 tokens"
+    list(session.ask("What is missing?"))
+    content = "notes.txt:\n\nmilk\nand <b>bread</b>\n\nWhat is missing?"
+    assert session.client.prompts == [f"<user>{content}<assistant>"]
+    assert session.record.name() == "What is missing?"
+    saved = session.store.find(None)
+    message = saved.conversation.turns[0].message
+    assert (message.content, message.words) == (content, "What is missing?")
+    assert [(each.name, each.bytes, each.tokens) for each in message.attachments] == [("notes.txt", 21, 33)]
+    assert message.attached_texts()[0][1] == "notes.txt:\n\nmilk\nand <b>bread</b>"
+    assert str(recap(saved)).split("\n") == [
+        "What is missing? (2 messages)", "[notes.txt · 21 B · 33 tokens]", ">>> What is missing?", "fine",
+    ]  # fmt: skip
+    list(command(session, "/edit And what else?"))
+    assert session.client.prompts[1].endswith("bread</b>\n\nAnd what else?<assistant>")
+    assert ">>> What is missing?" in command(session, "/n")
+    exported = command(session, "/export md")
+    assert "<details><summary>notes.txt · 21 B · 33 tokens</summary>\n\nnotes.txt:" in exported
+    assert command(session, "/undo") == "removed: And what else?"
+    assert session.store.summaries("bread")
+
+
+def test_a_message_of_files_alone_is_named_after_them(own_folder):
+    (own_folder / "a.txt").write_text("alpha")
+    session = session_over(["fine"])
+    list(session.ask("", [read_attachment(own_folder / "a.txt")]))
+    message = session.conversation.turns[0].message
+    assert (message.content, message.words, session.record.name()) == ("a.txt:\n\nalpha", "", "a.txt")
+
+
+def test_a_record_whose_attachments_are_not_those_of_the_message_is_damaged(own_folder, tmp_path):
+    (own_folder / "a.txt").write_text("alpha")
+    store = ConversationStore(tmp_path / "sessions.sqlite")
+    for damage in ({"length": 999}, {"length": -1}, {"length": "1"}, {"name": 3}, {"more": 1}):
+        session = session_over(["fine"])
+        session.store = store
+        list(session.ask("x", [read_attachment(own_folder / "a.txt")]))
+        with sqlite3.connect(store.path) as db:
+            ((facts,),) = db.execute("SELECT stats FROM turns WHERE role = 'user' ORDER BY id DESC LIMIT 1")
+            file = {**json.loads(facts)["attachments"][0], **damage}
+            db.execute("UPDATE turns SET stats = ? WHERE stats = ?", (json.dumps({"attachments": [file]}), facts))
+        with pytest.raises(LocalqError, match="it is damaged"):
+            store.find(None)
+        store.delete(session.record.id)
 
 
 def test_glob_reads_all_that_fit_and_names_what_is_no_text(own_folder):

@@ -123,7 +123,7 @@ def test_what_is_too_long_for_a_terminal_is_printed(monkeypatch):
 def test_a_file_goes_before_the_next_message(start, tmp_path):
     talk = start("a")
     (tmp_path / "notes.txt").write_bytes("\ufeffmilk\r\n\x1b[2Jeggs\n".encode())
-    assert talk.says("/read notes.txt")[1] == "attached to your next message: notes.txt: 13 B\n"
+    assert talk.says("/read notes.txt")[1] == "attached to your next message: notes.txt · 13 B · 25 tokens\n"
     talk.says("What is missing?")
     assert talk.client.prompts == ["<user>notes.txt:\n\nmilk\n[2Jeggs\n\n\nWhat is missing?<assistant>"]
 
