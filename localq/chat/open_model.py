@@ -17,7 +17,8 @@ from localq.chat.open_options import OpenOptions
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
-from localq.planner import budget, choose, prepare
+from localq.planner import budget, choose, consent, open_cost, prepare, room
+from localq.planner.consent import Cost
 from localq.planner.speed import local_measurements
 from localq.sampling import Sampling
 from localq.settings import Settings
@@ -31,6 +32,9 @@ class Watcher(Protocol):
 
     def say(self, text: str) -> None:
         """Show a notice."""
+
+    def agree(self, cost: Cost) -> bool:
+        """Ask the user about a large download or quantization; may raise ConsentError to ask later."""
 
     def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
         """Show progress of fetching or converting `name`; an exception in it ends the fetch, which can be resumed."""
@@ -60,6 +64,9 @@ def open_session(
     """
     target = _target(name, settings, wanted, watcher)
     _refuse_unsupported(target)
+    cost = None if wanted.agreed else open_cost.of(target, settings, wanted.why)
+    if cost is not None and (cost.is_large or cost.why) and not watcher.agree(cost):
+        raise consent.declined(target.name)
     client = EngineClient()
     try:
         client.start()
@@ -69,7 +76,8 @@ def open_session(
         from localq.text.tokenizer import Tokenizer  # start-up cost: a wrong name is answered without these
 
         files = open_model(path)
-        request = load_request(str(path), target.name, settings, wanted.force)
+        thinks = files.thinks if target.entry is None else target.entry.arch.thinks
+        request = load_request(str(path), target.name, settings, wanted.force, thinks)
         sampling = settings.sampling(default_sampling.sampling(target.entry, files.generation_config))
         for line in default_sampling.notes(files.generation_config):
             watcher.say(line)
@@ -109,9 +117,9 @@ def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
     return loaded
 
 
-def load_request(path: str, name: str, settings: Settings, force: bool = False) -> Load:
+def load_request(path: str, name: str, settings: Settings, force: bool = False, thinks: bool = False) -> Load:
     """What the engine is asked to load, by the settings."""
-    return Load(path, budget.load_options(settings, name, force=force))
+    return Load(path, budget.load_options(settings, name, force=force, thinks=thinks))
 
 
 def check_chat_template(opened: OpenSession, name: str) -> None:
@@ -126,7 +134,7 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
 
     Raises LocalqError (exit 3) for a model that does not fit and is not on this machine.
     """
-    available = choose.budget_here(settings)
+    available = room.here(settings).budget
     target, choice = choose.choose_target(name, wanted.format, settings, available)
     if choice is None:
         choose.check_unlisted(target, available, settings, wanted.force)

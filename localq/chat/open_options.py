@@ -1,4 +1,4 @@
-"""Options for opening a model: weight format, and loading against the plan.
+"""Options for opening a model: weight format, loading against the plan, and consent to a large download.
 
 A module of its own so that a front end can draw before `open_model` is imported.
 """
@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """Weight format (None: as the catalogue or the name says); force: load although the plan says it does not fit."""
+    """Options for opening a model.
+
+    format  weight format; None: as the catalogue or the name says
+    force   load although the plan says it does not fit
+    agreed  download or quantize more than 1 GB without a question
+    why     why this model was chosen, if the user did not name it; then opening it asks before any download
+    """
 
     format: str | None = None
     force: bool = False
+    agreed: bool = False
+    why: str = ""

@@ -11,10 +11,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localq import gpus, processes, wording
+from localq import gpus, processes
 from localq.errors import usage_error
 from localq.gpus import Gpu
-from localq.planner import budget, footprint
+from localq.planner import budget, room
 from localq.planner import plan as memory_plan
 from localq.planner.fit_rows import Memory
 from localq.planner.speed import cards, local_measurements
@@ -41,7 +41,7 @@ def measure_bandwidth() -> float | None:
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
 
-BASIS = "from H200 measurements, no consumer card measured yet"
+BASIS = "based on H200 measurements; no consumer GPU measured yet"
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,24 @@ class PlanningCard:
     """The card: `gpu` is None if only its size is known, `machine` is None if no speed is predicted.
 
     basis   what the prediction is based on, or why there is none, for people
+    card    the GPU that would quantize models; None: that of this machine
+    desktop_assumed   `memory.desktop` is neither measured nor given
     """
 
     memory: Memory
     gpu: str | None
     machine: Machine | None
     basis: str
+    card: Card | None = None
+    desktop_assumed: bool = False
+
+    @property
+    def memory_text(self) -> str:
+        """The memory for people: "24,564 MiB, less 668 MiB for the desktop (assumed; ...), 300 MiB reserved"."""
+        memory = self.memory
+        kept = f", {memory.reserve / room.MIB:,.0f} MiB reserved" if memory.reserve else ""
+        held = room.desktop_text(memory.desktop, self.desktop_assumed)
+        return f"{memory.total / room.MIB:,.0f} MiB{held}{kept}"
 
 
 def planning_card(
@@ -62,40 +74,42 @@ def planning_card(
 ) -> PlanningCard:
     """The card of the options, else the one of this machine. `say` gets a line before a measurement.
 
+    desktop   what other programs hold; without it, it is measured on the card of this machine, else assumed
+
     Raises LocalqError (exit 2) without either.
     """
     card = cards.find(gpu) if gpu is not None else None
     given = bandwidth_gb_per_s * 1e9 if bandwidth_gb_per_s else None
-    used = wording.parse_bytes(desktop) if desktop else 0
+    used, assumed = room.desktop_bytes(desktop)
     if vram is None and card is None:
         here, total, free = _here()
         memory = Memory(total, used if desktop else total - free, reserve)
         machine, basis = machine_here(here, say, given)
-        return PlanningCard(memory, here.name, machine, basis)
+        return PlanningCard(memory, here.name, machine, basis, cards.match_card(here.name, here.total))
     total = budget.card_bytes(vram) if vram is not None else memory_plan.parse_card(str(card.gib if card else 0))
-    return PlanningCard(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
+    usual = card or _typical(total)
+    looked = _elsewhere(card, usual, given)
+    return PlanningCard(Memory(total, used, reserve), card.name if card else None, *looked, usual, assumed)
 
 
 def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machine | None, str]:
     """Speed of the GPU here, from a given, saved, measured or expected bandwidth; and its basis."""
-    card = cards.match_card(here.name)
+    card = cards.match_card(here.name, here.total)
     if given:
-        return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
+        return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, {BASIS}"
     key = here.uuid or here.name
     found = local_measurements.bandwidth(key)
     if found is None:
-        say(f"measuring the memory bandwidth of {here.name}, once")
+        say(f"measuring the memory bandwidth of {here.name} (once)")
         found = measure_bandwidth()
         if found is not None:
             local_measurements.keep_bandwidth(key, found)
     if found is not None:
-        return Machine.of(
-            card, found
-        ), f"predicted for {here.name} ({found / 1e9:,.0f} GB/s, measured), empty context; {BASIS}"
+        return Machine.of(card, found), f"predicted for {here.name} ({found / 1e9:,.0f} GB/s, measured), {BASIS}"
     if card is None:
-        return None, f"not predicted, the bandwidth of {here.name} could not be measured; give --bandwidth"
+        return None, f"not predicted: the bandwidth of {here.name} could not be measured; use --bandwidth"
     rate = f"{card.read_bytes_per_s / 1e9:,.0f} GB/s, expected"
-    return Machine.of(card), f"predicted for {card.name} ({rate}), empty context; {BASIS}"
+    return Machine.of(card), f"predicted for {card.name} ({rate}), {BASIS}"
 
 
 def _here() -> tuple[Gpu, int, int]:
@@ -103,26 +117,26 @@ def _here() -> tuple[Gpu, int, int]:
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.total is None or gpu.free is None:
-        why = f"no NVIDIA GPU is usable ({'; '.join(found.unavailable) or 'none is visible'})"
-        raise usage_error("fit", why, "Give the memory of the card: localq fit --vram 24.")
+        why = f"no usable NVIDIA GPU ({'; '.join(found.unavailable) or 'none is visible'})"
+        raise usage_error("fit", why, "Give the memory size of the card, as in localq fit --vram 24.")
     return gpu, gpu.total, gpu.free
 
 
-def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Machine | None, str]:
+def _elsewhere(card: Card | None, usual: Card | None, given: float | None) -> tuple[Machine | None, str]:
     """Speed of a card that need not be here, and its basis.
 
-    A card of known size only counts as the typical one.
+    A card of known size only counts as the `usual` one.
     """
     if given:
-        return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, empty context; {BASIS}"
-    usual = card or (cards.typical(round(total / 2**30)) if _is_usual(total) else None)
+        return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, {BASIS}"
     if usual is None:
-        return None, "not predicted for a card of this size; give --gpu or --bandwidth"
-    other = "" if card else ". Another card: --gpu"
+        return None, "not predicted: no known card has this much memory; use --gpu or --bandwidth"
+    other = "" if card else ". For another card, use --gpu"
     rate = f"{usual.read_bytes_per_s / 1e9:,.0f} GB/s"
-    return Machine.of(usual), f"predicted for an {usual.name} ({rate}), empty context; {BASIS}{other}"
+    return Machine.of(usual), f"predicted for an {usual.name} ({rate}), {BASIS}{other}"
 
 
-def _is_usual(total: int) -> bool:
-    """Whether drivers of consumer cards report this size."""
-    return total // footprint.MIB in memory_plan.CARD_TOTALS_MIB.values()
+def _typical(total: int) -> Card | None:
+    """The card assumed where drivers of cards of that size report `total` bytes."""
+    nominal = round(total / 2**30)
+    return cards.typical(nominal) if nominal and memory_plan.parse_card(str(nominal)) == total else None

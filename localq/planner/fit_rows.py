@@ -9,24 +9,17 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from localq import kv_bits
 from localq.errors import LocalqError, usage_error
 from localq.files import catalog, format_facts
-from localq.planner import footprint, offers
+from localq.planner import footprint, making, offers, ranking
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer, ratio
-from localq.planner.placement import Wishes
+from localq.planner.placement import HEAD_NAMES, Wishes
 from localq.planner.plan import Plan
 from localq.planner.speed import predict
+from localq.planner.speed.cards import Card
 from localq.planner.speed.predict import Machine
-
-# Least bits per weight, worth of a parameter (1 at 16 bits), and words for it. The worth is a judgement to sort by:
-# 27B to 32B at 4 bits come before 70B at 2 bits, and 70B at 2 bits before 24B at 4 bits.
-WORTH = (
-    (6.0, 1.0, "no visible quality loss"),
-    (3.8, 0.95, "close to full quality"),
-    (2.4, 0.80, "some quality loss"),
-    (0.0, 0.35, "clearly worse than its 4-bit version"),
-)
 
 
 @dataclass(frozen=True)
@@ -50,9 +43,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class FitRow:
-    """One offer on one card. Contexts in tokens, 0 if it does not fit; tok_s is None if not predicted.
+    """One offer on one card. Contexts in tokens, 0 if it does not fit; speeds are None if not predicted.
 
-    reason   what is lost or reduced, or why it does not fit or run
+    reason      what is lost or reduced, or why it does not fit or run
+    tok_s       at an empty context; tok_s_full: at `ctx_max`
+    make_s      seconds to quantize it on this machine, estimated; None if it is published
     """
 
     offer: Offer
@@ -62,6 +57,8 @@ class FitRow:
     fits: bool
     reason: str
     tok_s: float | None = None
+    tok_s_full: float | None = None
+    make_s: float | None = None
 
     @property
     def weights(self) -> int:
@@ -75,13 +72,26 @@ class FitRow:
         """Perplexity ratio, see `offers.ratio`."""
         return ratio(self.offer)
 
+    @property
+    def disk_bytes(self) -> int | None:
+        """Disk that it needs: the download, and the result if it is quantized here; None if unknown."""
+        size = self.offer.download_bytes
+        return size + self.weights if size and self.offer.is_made_here else size
+
+    @property
+    def value(self) -> float:
+        """Its rank, see `ranking.value`."""
+        return ranking.value(self.offer, self.now.placement, self.ctx_max, self.tok_s)
+
 
 def of_catalogue(format: str | None = None) -> list[Offer]:
     """All offers, or those in one format. Raises LocalqError (exit 2) for a format without offers."""
     found = [offer for offer in offers.of_catalogue() if format in (None, offer.format)]
     if not found:
         raise usage_error(
-            "--format", f"no model is available in {format!r}", f"Formats: {', '.join(format_facts.FORMATS)}."
+            "--format",
+            f"no model is available in the format {format!r}",
+            f"Formats: {', '.join(format_facts.FORMATS)}.",
         )
     return found
 
@@ -100,14 +110,19 @@ def of_model(name: str, format: str | None = None, offline: bool = False) -> lis
         known = ", ".join(each.format for each in offers.of_entry(target.entry))
         raise usage_error("--format", f"{target.entry.name} is not available in {format!r}", f"Available: {known}.")
     if format is not None:
-        raise usage_error("--format", f"{name} is not in the catalogue", "Remove --format.")
+        raise usage_error(
+            "--format", f"{name} is not in the catalogue", "--format works only for catalogue models; remove it."
+        )
     from localq.planner import uncatalogued  # start-up cost: only files and repositories need it
 
     return [uncatalogued.offer(target, offline)]
 
 
-def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None) -> FitRow:
-    """The row of an offer: planned with the context of `wishes` if it has one, else with the largest."""
+def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None, card: Card | None = None) -> FitRow:
+    """The row of an offer: planned with the context of `wishes` if it has one, else with the largest.
+
+    card   the GPU that would quantize it here; None: that of this machine
+    """
     arch, ctx = offer.arch, wishes.ctx
     planned = functools.partial(
         memory_plan.assess, arch, offer.format, weights=offer.block_bytes, scheme=offer.scheme, name=offer.name
@@ -133,27 +148,50 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
             fits, why_not = asked.fits, asked.reason
             now, ctx_max = (asked, ctx) if asked.fits else (now, ctx_max)
     reason = _reason(offer, now) if fits else why_not
-    return FitRow(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, _tok_s(offer, now, machine))
+    empty, full = (_tok_s(offer, now, machine, live) for live in (predict.LIVE, ctx_max))
+    return FitRow(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, empty, full, _make_s(offer, card))
 
 
-def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
-    if machine is None or offer.unsupported is not None:
+def _tok_s(offer: Offer, plan: Plan, machine: Machine | None, live: float) -> float | None:
+    if machine is None or offer.unsupported is not None or not live:
         return None
-    return predict.tokens_per_s(offer.arch, offer.format, offer.scheme, plan.placement, machine)
+    return predict.tokens_per_s(offer.arch, offer.format, offer.scheme, plan.placement, machine, live)
+
+
+def _make_s(offer: Offer, card: Card | None) -> float | None:
+    if not offer.is_made_here:
+        return None
+    if making.has_layers(offer.model, offer.format):
+        return making.READY_S
+    return making.seconds(offer.format, offer.arch.parameters, card)
 
 
 def _reason(offer: Offer, plan: Plan) -> str:
-    """The reason of a row that fits: why it does not run, its quality, what was reduced, and the remark."""
-    bits = "16 bits" if offer.bits >= 6 else f"{offer.bits:.1f} bits"
-    sized = f"{human_count(offer.arch.parameters)} at {bits}: {quality(offer)}"
-    return "; ".join(filter(None, (offer.unsupported, sized, plan.choice, offer.remark)))
+    """The reason of a row that fits: why it does not run, its bits and quality, what was reduced, and the remark."""
+    sized = f"{human_count(offer.arch.parameters)} parameters at {offer.stored_bits:.2g} bits"
+    return "; ".join(filter(None, (offer.unsupported, sized, quality(offer), plan.choice, offer.remark)))
 
 
 def quality(offer: Offer) -> str:
-    """Quality in words, with the measured perplexity ratio if there is one."""
-    words = next(words for least, _, words in WORTH if offer.bits >= least)
+    """What is measured of its quality, in words."""
     known = ratio(offer)
-    return words if known is None else f"{words}, perplexity {known:.2f}x (measured)"
+    return "perplexity not measured" if known is None else f"perplexity {known:.2f}x that of the unquantized model"
+
+
+def notes(row: FitRow) -> str:
+    """What a table says of a row beside its figures: what was reduced, and the remark; or why it does not fit."""
+    if not row.fits:
+        return row.reason
+    return "; ".join(filter(None, (row.offer.unsupported, reductions(row.now), row.offer.remark)))
+
+
+def reductions(plan: Plan) -> str:
+    """What the planner reduced that may change replies, such as "8-bit head, 8-bit KV cache"; empty if nothing."""
+    if not plan.choice:
+        return ""
+    head = "" if plan.head == "16" else f"{HEAD_NAMES[plan.head]} head"
+    cache = "" if plan.kv_bits == 16 else f"{kv_bits.text(plan.kv_bits)} KV cache"
+    return ", ".join(filter(None, (head, cache)))
 
 
 def human_count(parameters: int) -> str:
@@ -161,45 +199,30 @@ def human_count(parameters: int) -> str:
     return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"
 
 
-def worth(offer: Offer) -> float:
-    """Parameters of a 16-bit model of equal worth; see `WORTH`."""
-    share = next(share for least, share, _ in WORTH if offer.bits >= least)
-    return share * memory_plan.size_class(offer.arch)
-
-
 def sort(rows: list[FitRow]) -> list[FitRow]:
-    """Sort rows: first those that run and leave a usable context, the most capable model first.
+    """Sort rows: first those that run, the most valuable first (`ranking.value`).
 
-    Formats that are offered last follow, then unsupported ones. Models of equal `worth` (of their best row) keep the
-    catalogue's order. Among the formats of a model the default comes first, then more bits. Rows that do not fit come
-    last, the smallest first.
+    Formats that are offered last follow, then base models and unsupported ones. Rows that do not fit come last, the
+    smallest first.
     """
 
-    def group(row: FitRow) -> int:
-        if not row.fits:
-            return 4
-        usable = row.ctx_max >= min(memory_plan.USABLE_CONTEXT, row.offer.arch.max_context)
-        return 3 if row.offer.unsupported else 2 if row.offer.last else 0 if usable else 1
+    def key(row: FitRow) -> tuple[int, float, float]:
+        group = _group(row)
+        return (group, row.now.ledger.total, 0.0) if not row.fits else (group, -row.value, -(row.tok_s or 0.0))
 
-    def within(row: FitRow) -> tuple[bool, float]:
-        return (not row.offer.preferred, -row.offer.bits)
-
-    best: dict[tuple[int, str], FitRow] = {}
-    for row in sorted(rows, key=within):
-        best.setdefault((group(row), row.offer.model), row)
-
-    def key(row: FitRow) -> tuple[int, float]:
-        return (
-            (4, row.now.ledger.total) if not row.fits else (group(row), -worth(best[group(row), row.offer.model].offer))
-        )
-
-    order = {name: i for i, name in enumerate(dict.fromkeys(row.offer.model for row in rows))}
-    return sorted(rows, key=lambda row: (key(row), order[row.offer.model], within(row)))
+    return sorted(rows, key=key)
 
 
-def best_of_each(rows: Iterable[FitRow]) -> list[FitRow]:
-    """The first row of every model, in the order given."""
+def _group(row: FitRow) -> int:
+    if not row.fits:
+        return 4
+    return 3 if row.offer.unsupported else 2 if not ranking.chats(row.offer) else 1 if row.offer.last else 0
+
+
+def best_of_families(rows: Iterable[FitRow]) -> list[FitRow]:
+    """The first row of every family, in the order given; a model without a family is one of its own."""
     best: dict[str, FitRow] = {}
     for row in rows:
-        best.setdefault(row.offer.model, row)
+        family = row.offer.entry.family if row.offer.entry is not None else ""
+        best.setdefault(family or row.offer.model, row)
     return list(best.values())

@@ -1,8 +1,9 @@
 """Formats available for a model, and the one that its plain name selects on a card. Torch-free.
 
-The default of the catalogue is selected if it leaves a usable context. Else weights on this machine come before
-published ones, fast formats before those that are offered last, more bits before fewer. A format that needs a
-calibration text is selected only after it was quantized here; the plan names the command.
+The default of the catalogue is selected if it leaves the context that memory is saved for, else a format that does,
+else one that leaves a usable context. Among several, weights on this machine come before published ones, fast formats
+before those that are offered last, more bits before fewer. A format that needs a calibration text is selected only
+after it was quantized here; the plan names the command.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from localq.errors import usage_error
 from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.catalog import ModelEntry, Source, Target
-from localq.planner import footprint
+from localq.planner import footprint, making
 from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
-from localq.planner.plan import Plan
+from localq.planner.plan import Budget, Plan
 from localq.planner.speed import measurements
 
 
@@ -32,6 +33,7 @@ class Offer:
     unsupported  why localq cannot run it, None if it can
     preferred    the plain name of the model selects it
     block_bytes  exact bytes of the weights without embedding and head, None if unknown
+    entry        its entry in the catalogue, if any
     """
 
     name: str
@@ -43,6 +45,7 @@ class Offer:
     unsupported: str | None = None
     preferred: bool = True
     block_bytes: int | None = None
+    entry: ModelEntry | None = None
 
     @property
     def model(self) -> str:
@@ -64,21 +67,51 @@ class Offer:
     @property
     def is_calibrated(self) -> bool:
         """Whether it is quantized here on a text, which takes hours for a large model."""
-        made_here = self.source is None and self.base is not None
-        return made_here and format_facts.of(self.format).made_from == "text"
+        return self.is_made_here and format_facts.of(self.format).made_from == "text"
+
+    @property
+    def is_made_here(self) -> bool:
+        """Whether it is not published, but quantized on this machine."""
+        return self.source is None and self.base is not None
+
+    @property
+    def quantized_before(self) -> str:
+        """The format of the published weights if they are quantized again here; else empty."""
+        if not self.is_made_here or self.base is None:
+            return ""
+        own, base = format_facts.of(self.format), format_facts.of(self.base.format)
+        keeps = base.experts_only and own.keeps_experts  # the other matrices are published in 16 bit
+        return "" if base.full_precision or keeps else base.name
 
     @functools.cached_property
     def bits(self) -> float:
-        """Stored bits per weight of the block matrices."""
+        """Bits per weight of the block matrices in memory."""
         return footprint.bits_per_weight(self.arch, self.format, self.scheme)
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits per weight of the block matrices in the files, which decide the quality; GGUF takes 16 in memory."""
+        return gguf_bits(self.scheme) if self.format == "gguf" else self.bits
 
     @property
     def remark(self) -> str:
         """A remark for the user, in a few words."""
-        made = f"quantized here from {self.base.format}" if self.source is None and self.base else ""
+        made = f"quantized here from {self.base.format}" if self.is_made_here and self.base else ""
+        made += ", so quantized twice" if self.quantized_before else ""
+        if self.format == "gguf" and self.scheme:
+            made = f"{self.scheme}, 16 bits in memory"
         gated = "gated" if self.source is not None and self.source.gated else ""
-        slow = "slow, experts one by one" if format_facts.one_by_one(self.arch, self.format) else ""
+        slow = "slow: experts run one by one" if format_facts.one_by_one(self.arch, self.format) else ""
         return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))
+
+
+# Bits per weight of a GGUF type: those of its blocks, as in `files.gguf.binary.BLOCKS`.
+_GGUF_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5}
+
+
+def gguf_bits(scheme: str) -> float:
+    """Bits per weight in a GGUF file whose matrices have one type; 16 for another scheme."""
+    return _GGUF_BITS.get(scheme, 16.0)
 
 
 def of_catalogue() -> list[Offer]:
@@ -100,7 +133,7 @@ def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
         preferred = format == entry.default_format
         name = entry.name if preferred else f"{entry.name}@{format}"
         scheme, unsupported = source.scheme if source else "", format_facts.why_unsupported(entry.arch, format)
-        offers.append(Offer(name, entry.arch, format, scheme, source, base, unsupported, preferred))
+        offers.append(Offer(name, entry.arch, format, scheme, source, base, unsupported, preferred, entry=entry))
     return offers
 
 
@@ -109,12 +142,14 @@ class FormatCandidate:
     """An offer on one card, and its path on this machine (None: not here).
 
     usable   it runs, and leaves a usable context, or the requested one
+    roomy    the same with the context that memory is saved for (`plan.comfortable_context`)
     """
 
     offer: Offer
     plan: Plan
     here: Path | None
     usable: bool
+    roomy: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,12 +166,12 @@ class Choice:
         return catalog.resolve(self.taken.offer.name)
 
 
-def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: str | None = None) -> Choice:
+def choose(entry: ModelEntry, budget_bytes: Budget, wishes: Wishes, only: str | None = None) -> Choice:
     """Choose the format of `entry` for a card, or `only` that format.
 
     If none fits, the default is returned.
 
-    On the CPU (`budget_bytes` None) the default is chosen.
+    On the CPU the default is chosen, as every format is dequantized there.
 
     Raises LocalqError (exit 2) for wishes that the shape does not support, and for an unavailable format.
     """
@@ -148,22 +183,23 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
             raise usage_error("--format", f"{entry.name} is not available in {only!r}", f"Available: {known}.")
         return Choice(taken, "as requested", considered)
     default = next(each for each in considered if each.offer.preferred)
-    if default.usable:
-        return Choice(default, "the default format, and it fits", considered)
-    if wishes.ctx and _candidate(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
-        return Choice(default, "the default format; it fits with a shorter context", considered)
     ready = [each for each in considered if each.usable and (each.here or not each.offer.is_calibrated)]
+    if default.roomy or (default.usable and not any(each.roomy for each in ready)):
+        return Choice(default, "the default format, which fits", considered)
+    if wishes.ctx and _candidate(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
+        return Choice(default, "the default format, which fits with a shorter context", considered)
     if not ready:
-        return Choice(default, "no format that is ready to use fits", considered)
+        return Choice(default, "the default format; no format that is ready to use fits", considered)
+    ready = [each for each in ready if each.roomy] or ready
     taken = min(ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
     where = "can be downloaded" if taken.offer.source else "is quantized here"
-    reason = default.offer.unsupported or default.plan.reason or "leaves too little context"
-    left_out = f"{default.offer.format} {reason}"
-    why = f"{left_out}; {taken.offer.format} {'is on this machine' if taken.here else where} and fits"
+    reason = f" {default.plan.reason or f'leaves only {default.plan.ctx:,} tokens of context'}"
+    left_out = f"{default.offer.format}{f': {default.offer.unsupported}' if default.offer.unsupported else reason}"
+    why = f"{left_out}; {taken.offer.format} fits and {'is already on this machine' if taken.here else where}"
     return Choice(taken, why, considered)
 
 
-def _candidate(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> FormatCandidate:
+def _candidate(offer: Offer, budget_bytes: Budget, wishes: Wishes) -> FormatCandidate:
     from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does not need it
 
     plan = memory_plan.assess(
@@ -171,21 +207,21 @@ def _candidate(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Format
     )
     wanted = wishes.ctx or min(memory_plan.USABLE_CONTEXT, offer.arch.max_context)
     usable = offer.unsupported is None and plan.fits and plan.ctx >= wanted
-    return FormatCandidate(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
+    roomy = usable and plan.ctx >= (wishes.ctx or memory_plan.comfortable_context(offer.arch))
+    return FormatCandidate(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable, roomy)
 
 
 def making_command(offer: Offer) -> str:
     """The command that quantizes an offer that is not published, with an estimate of the time."""
     from localq import driver
-    from localq.planner import prepare
 
     name = f"{offer.model}@{offer.format}"
-    if prepare.ready_layers(catalog.resolve(name)):
-        return f"localq chat {name} (localq includes its layers: a few seconds)"
+    if making.has_layers(offer.model, offer.format):
+        return f"localq chat {name} (takes seconds: localq includes its quantized layers)"
     source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
     out = places.quantized_dir() / name
-    here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"
-    there = f"{prepare.estimate_on_an_h200(offer.arch.parameters)} on an H200, estimated"
+    here = f"{making.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"
+    there = f"{making.estimate_on_an_h200(offer.arch.parameters)} on an H200, estimated"
     time = here if driver.probe_driver().present else there
     return f"localq quantize {source} --format {offer.format} --out {out} ({time})"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
-import os
 import subprocess
 import sys
 import threading
@@ -22,14 +21,9 @@ from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.files import catalog, format_facts
 from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
-from localq.planner.speed import measurements
+from localq.planner import making
 from localq.wording import OnProgress, Say
 
-# First layer of smollm2-135m, 131,072 tokens: 77 s on two cores that had other work. A whole model was not timed.
-SEARCH_PARAMETERS_PER_S_AND_CORE = 30e3
-# On an idle H200: one layer of llama-3.3-70b (856 M parameters) takes 47 s, all of smollm2-135m about 30 s, mostly
-# launches for its small layers.
-SEARCH_PARAMETERS_PER_S_ON_AN_H200, SEARCH_LAUNCHES_S = 18e6, 25
 POLL_S = 0.2  # interval of checks on the quantizing process
 
 
@@ -63,40 +57,6 @@ def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
     return target.source
 
 
-def estimate(format: str, parameters: int) -> str:
-    """Estimated time to quantize so many parameters to `format` on this machine: "about 40 min"."""
-    made, cores = format_facts.writable()[format], len(os.sched_getaffinity(0))
-    rate, launches_s = made.parameters_per_s * (cores if made.per_core else 1), 0
-    if made.made_from == "text":
-        from localq import driver  # start-up cost: only searches need it
-
-        found = driver.probe_driver()
-        rate = SEARCH_PARAMETERS_PER_S_AND_CORE * cores
-        if found.present and not found.why_not:
-            rate, launches_s = SEARCH_PARAMETERS_PER_S_ON_AN_H200 * _share_of_an_h200(), SEARCH_LAUNCHES_S
-    return _in_words(parameters / rate + launches_s)
-
-
-def estimate_on_an_h200(parameters: int) -> str:
-    """Estimated time for vq2 on an H200."""
-    return _in_words(parameters / SEARCH_PARAMETERS_PER_S_ON_AN_H200 + SEARCH_LAUNCHES_S)
-
-
-def _in_words(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    return f"about {minutes} min" if minutes < 120 else f"about {round(minutes / 60)} h"
-
-
-def _share_of_an_h200() -> float:
-    """Speed of the GPU here relative to an H200, by multiprocessors and clock; 1 for an unknown card."""
-    from localq import gpus  # start-up cost, as above
-    from localq.planner.speed import cards
-
-    here = gpus.first_visible(gpus.probe().gpus)
-    card = cards.match_card(here.name) if here else None
-    return card.multiprocessors * card.boost_ghz / measurements.load().multiprocessor_ghz if card else 1.0
-
-
 def check_can_make(format: str, source: str = "") -> None:
     """Check that `format` can be quantized here from `source`, a name or path.
 
@@ -115,30 +75,31 @@ def check_can_make(format: str, source: str = "") -> None:
 
 def cannot_search(format: str, why: str) -> LocalqError:
     """The error (exit 7) for a format that needs the compiled search. why: why there is none."""
-    ways = "Install a localq wheel with compiled kernels, or build it where nvcc is found; or use --format nf4."
-    return LocalqError(f"--format {format}", f"it needs a compiled search, and {why}", ways, ExitCode.NO_DEVICE)
+    ways = "Install a localq wheel with compiled kernels, build localq with nvcc, or use --format nf4."
+    return LocalqError(
+        f"--format {format}", f"quantizing to it needs compiled code, but {why}", ways, ExitCode.NO_DEVICE
+    )
 
 
 def ready_layers(target: catalog.Target) -> Path | None:
     """The packaged folder of a model's quantized layers, or None (`localq.quantize.prequantized_layers`)."""
-    if target.entry is None:
+    if target.entry is None or not making.has_layers(target.entry.name, target.format or ""):
         return None
-    folder = places.PACKAGE_DATA / f"{target.entry.name}-{target.format}"
-    return folder if folder.is_dir() else None
+    return places.PACKAGE_DATA / f"{target.entry.name}-{target.format}"
 
 
 def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool) -> Path:
     if target.base is None or target.format is None:
-        raise bad_file(target.name, "it has no weights to download or to quantize", "`localq show` lists its sources.")
+        raise bad_file(target.name, "there are no weights to download or quantize", "`localq show` lists its sources.")
     ready = ready_layers(target)
     if ready is None:
         check_can_make(target.format)
     out = places.quantized_dir() / target.name
     origin = target.base.repo or target.base.package
-    time = estimate(target.format, target.entry.arch.parameters if target.entry else 0)
-    took = "localq includes its layers: a few seconds" if ready else time
+    time = making.estimate(target.format, target.entry.arch.parameters if target.entry else 0)
+    took = "a few seconds, because localq includes its quantized layers," if ready else time
     say(
-        f"{target.name}: these weights are not published; localq quantizes them once from {origin} "
+        f"{target.name}: these weights are not published, so localq quantizes them once from {origin} "
         f"({took} after the download). Saved in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
@@ -159,7 +120,7 @@ def quantize(
     command = [*localq, "quantize", str(source.resolve()), "--format", format, "--out", str(out), *more]
     code, last_line = _run(command, on_progress)
     if code != 0:
-        again = f"{'' if last_line else 'The cause is above. '}Run the same command again to resume."
+        again = f"{'' if last_line else 'See the error above. '}Run the same command again to resume."
         known = code in ExitCode.__members__.values()
         why = f"quantizing failed{f': {last_line}' if last_line else ''}"
         raise LocalqError(name, why, again, ExitCode(code) if known else ExitCode.FAILURE)

@@ -18,7 +18,7 @@ from localq.files.hub import download
 from localq.files.hub import errors as hub_errors
 from localq.files.hub import fetch as hub
 from localq.files.hub import remote as hub_remote
-from localq.planner import choose, offers, prepare, room, uncatalogued
+from localq.planner import choose, making, offers, prepare, room, uncatalogued
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer
 from localq.planner.plan import Plan
@@ -173,7 +173,7 @@ def _source(target: Target, revision: str | None) -> tuple[Source, str]:
         if prepare.ready_layers(target) is not None:
             return target.base, f"to {target.format}, in seconds, from layers included with localq"
         prepare.check_can_make(target.format)
-        time = prepare.estimate(target.format, target.entry.arch.parameters)
+        time = making.estimate(target.format, target.entry.arch.parameters)
         return target.base, f"to {target.format} on this machine in {time} (estimated)"
     if target.source is not None and revision is None:
         return target.source, ""

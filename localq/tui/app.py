@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,7 @@ from localq.chat.open_conversation import Start, resumed_settings
 from localq.chat.open_options import OpenOptions
 from localq.chat.terminal import editor, input_history
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.planner.consent import ConsentError
 from localq.settings import Settings
 from localq.tui import preload
 from localq.tui.chat.chat_screen import ChatScreen
@@ -124,12 +126,29 @@ class LocalqApp(ChatApp):
         if job is None or message.job is not job:
             return
         self._opening, outcome = None, job.take()
-        if isinstance(outcome, LocalqError):
+        if isinstance(outcome, ConsentError):
+            self._ask(outcome)
+        elif isinstance(outcome, LocalqError):
             self.error = outcome
             self.chat.status(doing="no model")
             await self.chat.conversation.transcript.notice(str(outcome), failed=True)
         else:
             await self.use_model(ModelHandle.from_ready(outcome, self.chat.post_message))
+
+    def _ask(self, error: ConsentError) -> None:
+        """Ask about a large download; without it another model can be chosen."""
+        from localq.tui.models.picker_dialogs import ConsentScreen  # start-up cost
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.open(self.settings.model, replace(self.wanted or OpenOptions(), agreed=True))
+            else:
+                self.error = error
+                self.chat.status(doing="no model")
+                self.action_models()
+
+        self.chat.status(doing="waiting for your answer")
+        self.push_screen(ConsentScreen(error.cost), answered)
 
     async def use_model(self, model: ModelHandle) -> None:
         """Continue the chat with `model`."""

@@ -168,6 +168,9 @@ class Watcher:
     def say(self, text: str) -> None:
         self.said.append(text)
 
+    def agree(self, cost: object) -> bool:
+        return True
+
     def fetching(self, name: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 

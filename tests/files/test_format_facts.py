@@ -9,7 +9,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, stored_format
 from localq.files.architecture import Linears
 from localq.files.format_facts import Format
-from localq.planner import offers, prepare
+from localq.planner import making, offers
 from localq.planner import plan as memory_plan
 
 
@@ -29,7 +29,7 @@ def test_one_record_makes_a_format_known(toy):
     assert "toy" in format_list.names()
     assert "toy" in format_list.to_make("all")
     assert choose.quantized_formats()[-3:].count("toy") == 1  # with those that are offered last
-    assert prepare.estimate("toy", 10**9).startswith("about")
+    assert making.estimate("toy", 10**9).startswith("about")
     assert stored_format.format_of_config({"quantization_config": {"quant_method": "localq_toy"}}) == "toy"
 
 

@@ -32,8 +32,8 @@ OUTLOOK = Outlook("NVIDIA GeForce RTX 3090: 23,000 MiB available", 23_000 * 2**2
 HERE = LocalModel("smollm2-135m", "gguf", Path("smollm2-135m.gguf"), 98_400_000, "embedded", True, 0.0)
 PART = LocalModel("qwen3-32b", "nf4", Path("qwen3-32b"), 4_200_000_000, "hub", False, 0.0)
 ROWS = [
-    PickerRow("smollm2-135m", "gguf", FITS, ctx=8192, tok_s=648.4, local=HERE),
-    PickerRow("qwen3-32b", "nf4", FITS, ctx=15_360, tok_s=38.25, local=PART),
+    PickerRow("smollm2-135m", "gguf", FITS, ctx=8192, tok_s=648.4, tok_s_full=512.0, local=HERE),
+    PickerRow("qwen3-32b", "nf4", FITS, ctx=15_360, tok_s=38.25, tok_s_full=30.5, local=PART),
     PickerRow("llama-3.3-70b", "vq2", SHORT, "its weights leave room for 2,048 tokens", 2048, 9.96),
     PickerRow("phi-4", "bf16", TOO_LARGE, "its weights take 28,000 MiB"),
     PickerRow("gpt-oss-20b", "mxfp4", NOT_YET, "no version runs it"),

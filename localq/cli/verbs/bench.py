@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import help_page, options, progress
+from localq.cli import agree, help_page, options, progress
 from localq.cli.output import note, print_json
 from localq.cli.verbs import bench_formats
 from localq.errors import LocalqError, usage_error
@@ -101,7 +101,7 @@ TAKEN = {"kernels": ("model", "plot", "only"), "crossover": (), "patched": (), "
                      "token")}  # fmt: skip
 OWNERS = {"make": "formats", "max_windows": "formats", "only": "kernels"}  # parameters of a single mode
 NOT_FOR_PROFILE = ("plot", "against", "no_baseline", "repetitions", *OWNERS)
-ALWAYS = (*MODES, "output", "json", "quiet")
+ALWAYS = (*MODES, "output", "json", "quiet", "yes")
 SPELLINGS = {"model": "MODEL", "prompt": "-p", "generate": "-n", "depth": "-d", "repetitions": "-r"}
 
 
@@ -115,6 +115,7 @@ class _CommonArguments:
     plot: str | None
     force: bool
     quiet: bool
+    yes: bool
 
 
 def bench(
@@ -151,6 +152,7 @@ def bench(
     seed: Seed = 0,
     offline: options.Offline = None,
     token: options.Token = None,
+    yes: agree.Yes = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -159,7 +161,7 @@ def bench(
     Compares with fp16, transformers and the memory bandwidth. The last line on stdout is one JSON object.
     """
     flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize, bcq, formats), strict=True))
-    arguments = _CommonArguments(model, synthetic, "json" if json else output, plot, force, quiet)
+    arguments = _CommonArguments(model, synthetic, "json" if json else output, plot, force, quiet, yes)
     mode = _mode(flags, arguments, context)
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
@@ -297,8 +299,11 @@ def _request(
     if synthetic:
         files, opened = random(name, plan.seed)
     else:
+        from localq.files import catalog
         from localq.planner import prepare
 
+        if path is None:
+            agree.check([catalog.resolve(name)], settings, arguments.yes)
         with progress.fetch_bar(name, arguments.quiet) as show:
             path = path or prepare.source_path(name, note, show, settings.offline)
         files, opened = from_files(path)

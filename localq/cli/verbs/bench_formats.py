@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq.cli import help_page, progress
+from localq.cli import agree, help_page, progress
 from localq.cli.output import note
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
@@ -38,6 +38,7 @@ class Arguments:
     plot: str | None
     force: bool
     quiet: bool
+    yes: bool
     ctx: int | None
     make: str
     windows: int | None
@@ -83,10 +84,14 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
 
 def _find_candidates(arguments: Arguments, settings: Settings, wanted: tuple[str, ...]) -> FormatCandidates:
     from localq.bench.models import format_list
+    from localq.files import catalog
 
     assert arguments.model is not None
+    agree.check([catalog.resolve(arguments.model)], settings, arguments.yes)
     with progress.fetch_bar(arguments.model, arguments.quiet) as show:
         found = format_list.find(arguments.model, note, show, settings.offline)
+    named = [catalog.resolve(each.made_as) for each in found.candidates if each.format in wanted and each.made_as]
+    agree.check(named, settings, arguments.yes, named=True)
     return format_list.make(found, wanted, note, None, settings.offline)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq import kv_bits, places
-from localq.cli import help_page, options
+from localq.cli import agree, help_page, options
 from localq.cli import progress as progress_lines
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
@@ -75,6 +75,7 @@ def eval(
     dtype: options.Dtype = None,
     offline: options.Offline = None,
     token: options.Token = None,
+    yes: agree.Yes = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -91,7 +92,7 @@ def eval(
     from localq.bench import plot as plots  # start-up cost: not for --help
 
     plots.check_target(plot)
-    files, rival = _open_models(models, against, settings, quiet)
+    files, rival = _open_models(models, against, settings, quiet, yes)
     with _progress(quiet) as on_progress:
         from localq.bench.models.speed import speed_test  # torch loads only now
         from localq.bench.quality import comparison
@@ -122,14 +123,16 @@ def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int,
 
 
 def _open_models(
-    models: list[str], against: str | None, settings: Settings, quiet: bool
+    models: list[str], against: str | None, settings: Settings, quiet: bool, yes: bool
 ) -> tuple[list[ModelFiles], ModelFiles | None]:
     """The files of all models, and those of the model to compare with."""
+    from localq.files import catalog
     from localq.files.model_folder import open_model
     from localq.planner import prepare  # start-up cost, as above
 
     rivals = [] if against in (None, "reference") else [against]
     found = []
+    agree.check([catalog.resolve(each) for each in (*models, *filter(None, rivals))], settings, yes)
     for each in (*models, *filter(None, rivals)):
         with progress_lines.fetch_bar(each, quiet) as show:
             found.append(open_model(prepare.source_path(each, note, show, settings.offline)))

@@ -21,23 +21,31 @@ if TYPE_CHECKING:
     from localq.planner.fit_rows import FitRow
 
 MIB = 2**20
-_MODEL_HELP = "Details of this model in every format; ORG/REPO also works."
+SCORE_NOTE = (
+    "score: votes of people who compared answers (LMArena text, 2026-01-16), less an estimated loss by the bits; "
+    "~ estimated from a related model. Sorted by score, context and speed"
+)
+MEASURED_NOTE = "perplexity: relative to the unquantized model; - is not measured"
+_MODEL_HELP = "Show this model in every format; ORG/REPO also works."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Vram = Annotated[
     str | None,
     typer.Option(
-        "--vram", metavar="SIZE", help="Plan for a card with this much memory (GiB).", rich_help_panel=help_page.CARD
+        "--vram", metavar="SIZE", help="Plan for a GPU with this much memory (GiB).", rich_help_panel=help_page.CARD
     ),
 ]
 Desktop = Annotated[
     str | None,
     typer.Option(
-        "--desktop", metavar="SIZE", help="Memory that other programs use, such as 1.2.", rich_help_panel=help_page.CARD
+        "--desktop",
+        metavar="SIZE",
+        help="Memory used by other programs (GiB), such as 1.2.",
+        rich_help_panel=help_page.CARD,
     ),
 ]
 GpuName = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help='A card by name, such as "RTX 4090".', rich_help_panel=help_page.CARD),
+    typer.Option("--gpu", metavar="NAME", help='GPU to plan for, such as "RTX 4090".', rich_help_panel=help_page.CARD),
 ]
 Bandwidth = Annotated[
     float | None,
@@ -48,7 +56,7 @@ Bandwidth = Annotated[
 ]  # fmt: skip
 Everything = Annotated[
     bool,
-    typer.Option("--all", help="List every format, not only the best one.", rich_help_panel=help_page.OUTPUT),
+    typer.Option("--all", help="List every format, not just the best one.", rich_help_panel=help_page.OUTPUT),
 ]
 
 
@@ -69,16 +77,17 @@ def fit(
     token: options.Token = None,
     json: options.Json = False,
 ) -> None:
-    """List the models that fit a GPU, with context and speed."""
+    """List the models that fit on a GPU, with context and speed."""
     from localq.planner import card as planner_card  # start-up cost: the other verbs skip the planner
     from localq.planner import fit_rows, placement
 
     settings = options.load_settings(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
     ctx, vram = options.flag_or_environment("ctx", ctx), options.flag_or_environment("vram", vram)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
+    desktop = options.flag_or_environment("desktop", desktop)
     looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserve_bytes(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
-    rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in candidates]
+    rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card) for each in candidates]
     if not model:
         rows = fit_rows.sort(rows)
     if json:
@@ -87,10 +96,14 @@ def fit(
         _print_ledgers(rows, looked)
     else:
         with page_output():
-            _print_table(rows if everything else fit_rows.best_of_each(rows), looked)
+            _print_table(rows if everything else fit_rows.best_of_families(rows), looked)
+            if not everything:
+                _note_others(rows)
 
 
 def _as_json(rows: list[FitRow], looked: PlanningCard, ctx: int | None, with_ledger: bool) -> dict[str, Any]:
+    from localq.planner import ranking
+
     def placed(row: FitRow) -> dict[str, Any]:
         return {"kv_bits": row.now.kv_bits, "embed": row.now.embed, "head": row.now.head}
 
@@ -101,12 +114,21 @@ def _as_json(rows: list[FitRow], looked: PlanningCard, ctx: int | None, with_led
             "fits": row.fits,
             "runs": row.offer.unsupported is None,
             "last": row.offer.last,
+            "family": row.offer.entry.family or None if row.offer.entry else None,
+            "year": row.offer.entry.year or None if row.offer.entry else None,
+            "score": round(ranking.quality(row.offer), 1),
+            "score_estimated": ranking.is_estimated(row.offer),
             "bits_per_weight": round(row.offer.bits, 3),
+            "stored_bits_per_weight": round(row.offer.stored_bits, 3),
+            "quantized_here": row.offer.is_made_here,
             "weights_bytes": row.weights,
             "ctx_max": row.ctx_max,
             "ctx_max_no_desktop": row.ctx_max_no_desktop,
             "tok_s": None if row.tok_s is None else round(row.tok_s, 1),
+            "tok_s_full": None if row.tok_s_full is None else round(row.tok_s_full, 1),
             "download_bytes": row.offer.download_bytes,
+            "disk_bytes": row.disk_bytes,
+            "make_s": None if row.make_s is None else round(row.make_s),
             "quality": None if row.quality is None else round(row.quality, 3),
             "reason": row.reason,
         }
@@ -127,52 +149,61 @@ def _as_json(rows: list[FitRow], looked: PlanningCard, ctx: int | None, with_led
 
 
 def _print_table(rows: list[FitRow], looked: PlanningCard) -> None:
+    from localq.planner import fit_rows, making, ranking
+
     _print_memory(looked)
     contexts = ["CONTEXT", "DESKTOP CLOSED"] if looked.memory.desktop else ["CONTEXT"]
-    headers = ["MODEL", "FORMAT", "BITS", "WEIGHTS", *contexts, "TOK/S", "QUALITY", "DOWNLOAD", "FITS"]
+    is_made, is_measured = any(row.make_s for row in rows), any(row.quality is not None for row in rows)
+    headers = ["MODEL", "YEAR", "SCORE", "FORMAT", "BITS", *contexts, "TOK/S", "WHEN FULL", "DOWNLOAD"]
+    headers += [*(["TO MAKE", "DISK"] if is_made else []), *(["PERPLEXITY"] if is_measured else []), "NOTES"]
     lines = []
     for row in rows:
+        offer, entry = row.offer, row.offer.entry
         shown = [_tokens(row.ctx_max), _tokens(row.ctx_max_no_desktop)][: len(contexts)]
-        quality = "-" if row.quality is None else f"{row.quality:.2f}x"
+        made = ["-" if row.make_s is None else making.duration(row.make_s), _size(row.disk_bytes)] if is_made else []
+        measured = ["-" if row.quality is None else f"{row.quality:.2f}x"] if is_measured else []
+        mark = "~" if ranking.is_estimated(offer) else ""
         lines.append([
-            row.offer.name, row.offer.format, f"{row.offer.bits:.2f}", human_bytes(row.weights), *shown,
-            _rate(row), quality, _size(row.offer.download_bytes), _verdict(row),
+            offer.name, str(entry.year or "-") if entry else "-", f"{mark}{ranking.quality(offer):.0f}", offer.format,
+            f"{offer.stored_bits:.2f}", *shown, _rate(row, row.tok_s), _rate(row, row.tok_s_full),
+            _size(offer.download_bytes), *made, *measured, fit_rows.notes(row),
         ])  # fmt: skip
-    stdout_table(headers, lines, right=frozenset(range(2, len(headers) - 1)))
-    if any(row.quality is not None for row in rows):
-        note("quality: perplexity relative to the unquantized model, where measured")
+    stdout_table(headers, lines, right=frozenset({2, *range(4, len(headers) - 1)}))
+    note(SCORE_NOTE)
+    note(MEASURED_NOTE if is_measured else "perplexity: not measured for these models in these formats")
+
+
+def _note_others(rows: list[FitRow]) -> None:
+    """How many rows `--all` adds."""
+    from localq.planner import fit_rows
+
+    fitting = sum(row.fits for row in rows) - sum(row.fits for row in fit_rows.best_of_families(rows))
+    note(f"one line per family; {fitting} other models and formats fit too: add --all")
 
 
 def _print_ledgers(rows: list[FitRow], looked: PlanningCard) -> None:
     _print_memory(looked)
     parts = ("weights", "embedding", "head", "kv_cache", "scratch", "cuda_context")
     headers = ["MODEL", "FORMAT", "CONTEXT", "KV BITS", *(part.replace("_", " ").upper() for part in parts)]
-    headers += ["OTHER", "TOTAL, MIB", "TOK/S", "FITS"]
+    headers += ["OTHER", "TOTAL, MIB", "TOK/S", "NOTES"]
     lines = []
     for row in rows:
         ledger = row.now.ledger
         shown = [ledger.components[part] for part in parts]
         sizes = [f"{size / MIB:,.0f}" for size in (*shown, ledger.total - sum(shown), ledger.total)]
         name, format, bits = row.offer.name, row.offer.format, str(row.now.kv_bits)
-        lines.append([name, format, _tokens(row.now.ctx), bits, *sizes, _rate(row), _verdict(row)])
+        lines.append([name, format, _tokens(row.now.ctx), bits, *sizes, _rate(row, row.tok_s), row.reason])
     stdout_table(headers, lines, right=frozenset(range(2, len(headers) - 1)))
     note("sizes in MiB, at the context shown")
 
 
 def _print_memory(looked: PlanningCard) -> None:
-    memory = looked.memory
-    taken = f", {memory.desktop / MIB:,.0f} MiB used by other programs" if memory.desktop else ""
-    kept = f", {memory.reserve / MIB:,.0f} MiB reserved" if memory.reserve else ""
-    note(f"GPU memory {memory.total / MIB:,.0f} MiB{taken}{kept}")
+    note(f"GPU memory {looked.memory_text}")
     note(f"tok/s: {looked.basis}")
 
 
-def _verdict(row: FitRow) -> str:
-    return f"{'yes' if row.fits else 'no'}: {row.reason}"
-
-
-def _rate(row: FitRow) -> str:
-    return "-" if row.tok_s is None or not row.fits else f"{row.tok_s:.0f}" if row.tok_s >= 10 else f"{row.tok_s:.1f}"
+def _rate(row: FitRow, tok_s: float | None) -> str:
+    return "-" if tok_s is None or not row.fits else f"{tok_s:.0f}" if tok_s >= 10 else f"{tok_s:.1f}"
 
 
 def _tokens(count: int) -> str:

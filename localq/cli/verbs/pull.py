@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localq.cli import help_page, options, progress
+from localq.cli import agree, help_page, options, progress
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, usage_error
 from localq.files import catalog
@@ -52,6 +52,7 @@ def pull(
     desktop: options.Desktop = None,
     offline: options.Offline = None,
     token: options.Token = None,
+    yes: agree.Yes = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> int:
@@ -71,6 +72,8 @@ def pull(
     missing = [each for each in targets if revision is not None or _here(each) is None]
     for target in missing:
         _judge(target, revision, settings, force, quiet)
+    if revision is None:
+        agree.check(missing, settings, yes)
     fetched = []
     for target in targets:
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq.cli import help_page, options
+from localq.cli import agree, help_page, options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console
 from localq.cli.verbs import quantize_bcq, quantize_calibrated
 from localq.cli.verbs.quantize_calibrated import WEIGHED_WINDOWS, CalibrationOptions
@@ -64,6 +64,7 @@ def quantize(
     keep: Annotated[bool, typer.Option("--keep-source", help=_KEEP, rich_help_panel=help_page.ADVANCED)] = False,
     offline: options.Offline = None,
     token: options.Token = None,
+    yes: agree.Yes = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -80,7 +81,7 @@ def quantize(
         None if scheme or mix else bits, texts, windows, wish, device, seed, vram, layers
     )
     settings = options.load_settings(offline=offline, device=device, vram=vram)
-    job = _Conversion(source, format, out, force, quiet, settings, keep, scheme, mix)
+    job = _Conversion(source, format, out, force, quiet, settings, keep, scheme, mix, yes)
     folder = job.run(calibration_options)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if json:
@@ -102,6 +103,7 @@ class _Conversion:
     keep_source: bool
     scheme: str = ""
     mix: float | None = None  # bits per weight of a mixture of bcq
+    yes: bool = False
 
     def say(self, line: str) -> None:
         """Print a line unless quiet."""
@@ -127,6 +129,8 @@ class _Conversion:
             from localq.quantize import prequantized_layers
 
             ready = prequantized_layers.open_layers(asked.layers)
+        if not self.yes and not self.out.exists():  # an interrupted conversion resumes
+            agree.check_quantize(self.source, self.format, self.out, self.settings)
         on_text = made.made_from == "text"
         weighed = made.weighs_text and not asked.without_text
         text = calibration.read_texts(asked.texts) if on_text or weighed else ()

@@ -7,18 +7,18 @@ import gc
 import signal
 from typing import TYPE_CHECKING
 
-from localq.cli import options
+from localq.chat.open_options import OpenOptions
+from localq.cli import default_model, options
 from localq.cli.output import has_screen, note
 from localq.errors import ExitCode, usage_error
 
 if TYPE_CHECKING:
     from localq.chat.open_conversation import Start
-    from localq.chat.open_options import OpenOptions
     from localq.settings import Settings
 
 
 def tui(model: options.Model = None) -> int:
-    """Chat on the full screen; without MODEL, choose one first."""
+    """Chat on the full screen; without MODEL, with the best one for this machine."""
     if not has_screen():
         why = "the full screen needs a UTF-8 terminal"
         raise usage_error("tui", why, "Use `localq chat --plain` for line mode.")
@@ -29,7 +29,10 @@ def tui(model: options.Model = None) -> int:
     options.note_project({"model": model})
     if model is not None:
         catalog.resolve(model)  # a wrong name fails before the screen is taken
-    return run_app(settings, open_conversation.start(None, settings, None, note), pick=model is None)
+    named = model is not None or default_model.is_named()
+    opening = default_model.choose(settings, OpenOptions(), named=named, on_screen=True, quiet=True)
+    pick = not named and opening.settings.model == settings.model  # none was found: the list is shown
+    return run_app(opening.settings, open_conversation.start(None, settings, None, note), opening.wanted, pick=pick)
 
 
 def run_app(settings: Settings, start: Start, wanted: OpenOptions | None = None, pick: bool = False) -> int:

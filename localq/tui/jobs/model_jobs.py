@@ -10,7 +10,7 @@ from localq.chat import open_model
 from localq.chat.open_model import OpenSession
 from localq.chat.open_options import OpenOptions
 from localq.files.hub import fetch
-from localq.planner import prepare, pull_report
+from localq.planner import open_cost, prepare, pull_report
 from localq.settings import Settings
 from localq.tui.jobs.thread_messages import PostingWatcher
 from localq.worker.messages import Loaded
@@ -40,8 +40,11 @@ def open_and_load(name: str, settings: Settings, wanted: OpenOptions, watcher: P
         return ReadyModel(opened, loaded, stack.pop_all())
 
 
-def pull(name: str, settings: Settings, watcher: PostingWatcher) -> Path:
-    """Fetch `name` as `localq pull` does; return its path. Raises LocalqError, also where it does not fit."""
+def pull(name: str, settings: Settings, watcher: PostingWatcher, agreed: bool = False) -> Path:
+    """Fetch `name` as `localq pull` does; return its path.
+
+    Raises LocalqError, also where it does not fit; ConsentError for a large download, unless `agreed`.
+    """
     target, why = pull_report.choose_target(name, settings)
     if why:
         watcher.say(why)
@@ -52,5 +55,8 @@ def pull(name: str, settings: Settings, watcher: PostingWatcher) -> Path:
             raise verdict.refusal
         if verdict is not None:
             watcher.say(verdict.text)
+    cost = None if agreed else open_cost.of(target, settings)
+    if cost is not None and cost.is_large:
+        watcher.agree(cost)
     with watcher.fetching(target.name) as show:
         return prepare.model_path(target, watcher.say, show, settings.offline)

@@ -19,6 +19,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.sanitize import sanitize
 
 if TYPE_CHECKING:  # start-up cost
+    from localq.planner.consent import Cost
     from localq.wording import OnProgress
     from localq.worker.messages import Event
 
@@ -91,6 +92,12 @@ class PostingWatcher:
     def say(self, text: str) -> None:
         """Post a notice."""
         self._post(WatcherNotice(sanitize(text)))
+
+    def agree(self, cost: Cost) -> bool:
+        """Raise ConsentError: the screen asks, and opens the model again."""
+        from localq.planner.consent import ConsentError  # start-up cost
+
+        raise ConsentError(cost)
 
     @contextlib.contextmanager
     def fetching(self, name: str) -> Iterator[OnProgress]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -15,6 +16,7 @@ from textual.widgets import Button, Static
 
 from localq.chat.open_options import OpenOptions
 from localq.errors import LocalqError
+from localq.planner.consent import ConsentError
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.jobs import model_jobs
@@ -42,6 +44,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         super().__init__()
         self._heading, self.name_wanted = sanitize(f"{title} {name}"), name
         self.error: LocalqError | None = None
+        self.agreed = False  # to a large download or quantization
         self._begin()
 
     def work(self, watcher: PostingWatcher) -> T:
@@ -93,12 +96,28 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         if message.job is not self._job:
             return
         outcome = self._job.take()
+        if isinstance(outcome, ConsentError):
+            self._ask(outcome)
+            return
         if not isinstance(outcome, LocalqError) or isinstance(outcome, StoppedError):
             self.dismiss(outcome)
             return
         self.error = outcome
         self._draw()
         self.query_one("#again", Button).focus()
+
+    def _ask(self, error: ConsentError) -> None:
+        from localq.tui.models.picker_dialogs import ConsentScreen  # start-up cost
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.agreed = True
+                self._begin()
+                self._start()
+            else:
+                self.dismiss(StoppedError(self.name_wanted))
+
+        self.app.push_screen(ConsentScreen(error.cost), answered)
 
     # ---- what the user does
 
@@ -159,7 +178,8 @@ class OpeningScreen(JobScreen[ReadyModel]):
 
     def work(self, watcher: PostingWatcher) -> ReadyModel:
         """See `model_jobs.open_and_load`."""
-        return model_jobs.open_and_load(self.name_wanted, self._settings, self._wanted, watcher)
+        wanted = replace(self._wanted, agreed=self._wanted.agreed or self.agreed)
+        return model_jobs.open_and_load(self.name_wanted, self._settings, wanted, watcher)
 
     def discard(self, made: ReadyModel) -> None:
         """End the engine process."""
@@ -175,7 +195,7 @@ class PullScreen(JobScreen[Path]):
 
     def work(self, watcher: PostingWatcher) -> Path:
         """See `model_jobs.pull`."""
-        return model_jobs.pull(self.name_wanted, self._settings, watcher)
+        return model_jobs.pull(self.name_wanted, self._settings, watcher, self.agreed)
 
 
 def _words(error: LocalqError | None) -> str:

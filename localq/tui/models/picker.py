@@ -97,13 +97,11 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     # ---- plans
 
     def _plan(self) -> None:
-        every = self._every
-
         def work(watcher: PostingWatcher) -> _Plans:
             from localq.tui.models import picker_plans  # start-up cost
 
             outlook = picker_plans.outlook(self._settings, watcher.say)
-            return _Plans(outlook, picker_plans.plan_rows(outlook, self._settings, every))
+            return _Plans(outlook, picker_plans.plan_rows(outlook, self._settings))
 
         if self._job is not None:
             self._job.abandon()
@@ -146,9 +144,11 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         return self.query_one(ModelTable).row
 
     def _draw(self) -> None:
-        order = f"{self._order[:1].upper()}{self._order[1:]}{', every format' if self._every else ''}"
+        order = (
+            f"{self._order[:1].upper()}{self._order[1:]}, {'every format' if self._every else 'one line per family'}"
+        )
         self.query_one("#heading", Static).update(sanitize(f"{self._words}. {order}."))
-        self.query_one(ModelTable).show(picker_rows.filter_rows(self._rows, self._text, self._order))
+        self.query_one(ModelTable).show(picker_rows.filter_rows(self._rows, self._text, self._order, self._every))
         self._describe()
 
     def _describe(self) -> None:
@@ -230,10 +230,9 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self._draw()
 
     def action_every(self) -> None:
-        """Switch between all formats and the best of each model."""
+        """Unfold the families: all models in every format; or fold them."""
         self._every = not self._every
         self._draw()
-        self._plan()
 
     def action_filter(self) -> None:
         """Focus the filter."""

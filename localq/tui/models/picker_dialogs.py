@@ -17,6 +17,7 @@ from textual.widgets import Button, Static
 from localq.errors import LocalqError
 from localq.files.local_models import LocalModel, paths_of
 from localq.planner import model_facts
+from localq.planner.consent import Cost
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.jobs.job import Job
@@ -80,6 +81,13 @@ class ForceScreen(QuestionScreen):
         question = f"Open {row.full_name} even though the plan says it does not fit?"
         risk = "It may run out of memory while loading, or later."
         super().__init__(question, f"The plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open", "Cancel")
+
+
+class ConsentScreen(QuestionScreen):
+    """Asks before a large download or quantization: size, time, place and alternative."""
+
+    def __init__(self, cost: Cost) -> None:
+        super().__init__(cost.title, "\n".join(cost.lines()), "Start", "Cancel")
 
 
 class DetailsScreen(TerminalScreen, ModalScreen[None]):

@@ -10,9 +10,23 @@ from dataclasses import dataclass, replace
 from localq import gpus
 from localq.errors import LocalqError
 from localq.files import catalog
-from localq.planner import card, choose, fit_rows, footprint, offers, placement, plan, uncatalogued
+from localq.planner import (
+    card,
+    choose,
+    fit_rows,
+    footprint,
+    offers,
+    placement,
+    plan,
+    ranking,
+    recommend,
+    uncatalogued,
+)
 from localq.planner.fit_rows import FitRow, Memory
 from localq.planner.offers import Offer
+from localq.planner.ram import Ram, cpu_dtype, free_ram
+from localq.planner.speed import cards
+from localq.planner.speed.cards import Card
 from localq.planner.speed.predict import Machine
 from localq.settings import Settings
 from localq.tui.models.picker_rows import (  # fmt: skip
@@ -28,21 +42,20 @@ from localq.tui.models.picker_rows import (  # fmt: skip
 )
 from localq.wording import Say, human_bytes
 
-CPU_ITEM_BYTES = 4  # weights and KV cache are float32 on the CPU
-
 
 @dataclass(frozen=True)
 class Outlook:
-    """The machine that is planned for: GPU memory, or None and free host memory; its bandwidth.
+    """The machine that is planned for: GPU memory, or None and the free RAM; its bandwidth.
 
     words, basis   the same in words, and the basis of predicted speeds
     """
 
     words: str
     budget: int | None
-    host_bytes: int = 0
+    ram: Ram | None = None
     machine: Machine | None = None
     basis: str = ""
+    card: Card | None = None
 
 
 def outlook(settings: Settings, say: Say) -> Outlook:
@@ -50,19 +63,17 @@ def outlook(settings: Settings, say: Say) -> Outlook:
     budget = choose.budget_here(settings)
     gpu = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
     if budget is None or gpu is None:
-        import psutil  # type: ignore[import-untyped]  # start-up cost: needed without a GPU only; has no types
-
-        free = int(psutil.virtual_memory().available)
+        ram = free_ram(settings.dtype)
         why = "--device cpu" if settings.device == "cpu" else "no NVIDIA GPU"
-        return Outlook(f"On the CPU ({why}), {human_bytes(free)} of memory free", None, free)
+        return Outlook(f"On the CPU ({why}), {human_bytes(ram.bytes)} of memory free", None, ram)
     machine, basis = card.machine_here(gpu, say)
     limit = f" (--vram {settings.vram})" if settings.vram else ""
     words = f"{gpu.name}: {budget / footprint.MIB:,.0f} MiB available{limit}"
-    return Outlook(words, budget, machine=machine, basis=basis)
+    return Outlook(words, budget, machine=machine, basis=basis, card=cards.match_card(gpu.name, gpu.total))
 
 
-def plan_rows(outlook: Outlook, settings: Settings, every: bool = False) -> list[PickerRow]:
-    """Models on disk, the last used first, then those that fit best. every: all formats of each model.
+def plan_rows(outlook: Outlook, settings: Settings) -> list[PickerRow]:
+    """Models on disk, the last used first, then all models in every format, the best first.
 
     Raises LocalqError as `picker_rows.name_rows`.
     """
@@ -70,13 +81,19 @@ def plan_rows(outlook: Outlook, settings: Settings, every: bool = False) -> list
     found = [_with_plan(row, outlook, settings) for row in local_rows(known)]
     here = {row.name for row in found}
     if outlook.budget is None:
-        wanted = [each for each in known if each.preferred or every]
-        rows = [_on_cpu(PickerRow(each.name, each.format, offer=each), outlook) for each in wanted]
-        rows.sort(key=lambda row: (row.verdict != ON_CPU, _cpu_bytes(row.offer) if row.offer else 0))
-        return [*found, *(row for row in rows if row.name not in here)]
-    fitted = fit_rows.sort([_fit_row(each, outlook, settings) for each in known])
-    rows = [_of_row(each) for each in (fitted if every else fit_rows.best_of_each(fitted))]
+        rows = [_on_cpu(PickerRow(each.name, each.format, offer=each), outlook) for each in known]
+        rows.sort(key=_cpu_order)
+    else:
+        rows = [_of_row(each) for each in fit_rows.sort([_fit_row(each, outlook, settings) for each in known])]
     return [*found, *(row for row in rows if row.name not in here)]
+
+
+def _cpu_order(row: PickerRow) -> tuple[bool, bool, float]:
+    """The CPU's order: what fits and is quick, the best first; then what fits, and the rest, the smallest first."""
+    if row.offer is None:
+        return True, True, 0.0
+    is_quick = recommend.is_quick_on_cpu(row.offer)
+    return row.verdict != ON_CPU, not is_quick, -ranking.quality(row.offer) if is_quick else _cpu_bytes(row.offer)
 
 
 def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRow:
@@ -102,31 +119,31 @@ def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRo
 def _fit_row(offer: Offer, outlook: Outlook, settings: Settings) -> FitRow:
     memory, wishes = Memory(outlook.budget or 0, 0), choose.wishes_of(settings)
     try:
-        return fit_rows.row_of(offer, memory, wishes, outlook.machine)
+        return fit_rows.row_of(offer, memory, wishes, outlook.machine, outlook.card)
     except LocalqError:  # the model has no such option, which loading reports
-        return fit_rows.row_of(offer, memory, placement.Wishes(), outlook.machine)
+        return fit_rows.row_of(offer, memory, placement.Wishes(), outlook.machine, outlook.card)
 
 
 def _of_row(row: FitRow) -> PickerRow:
     offer = row.offer
     usable = row.ctx_max >= min(plan.USABLE_CONTEXT, offer.arch.max_context)
     verdict = TOO_LARGE if not row.fits else NOT_YET if offer.unsupported else FITS if usable else SHORT
-    rate = row.tok_s if row.fits else None
-    return PickerRow(offer.name, offer.format, verdict, row.reason, row.ctx_max or None, rate, offer=offer)
+    rates = (row.tok_s, row.tok_s_full) if row.fits else (None, None)
+    context = row.ctx_max or None
+    return PickerRow(offer.name, offer.format, verdict, row.reason, context, *rates, make_s=row.make_s, offer=offer)
 
 
 def _on_cpu(row: PickerRow, outlook: Outlook) -> PickerRow:
     assert row.offer is not None
-    offer, needed = row.offer, _cpu_bytes(row.offer)
+    offer = row.offer
     if offer.unsupported:
         return replace(row, verdict=NOT_YET, why=offer.unsupported)
-    sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters need about {human_bytes(needed)} of memory"
-    if needed > outlook.host_bytes:
-        return replace(row, verdict=TOO_LARGE, why=f"{sized}; {human_bytes(outlook.host_bytes)} free")
-    return replace(row, verdict=ON_CPU, why=sized, ctx=min(plan.CPU_CONTEXT, offer.arch.max_context))
+    made = plan.assess(offer.arch, offer.format, outlook.ram)
+    if not made.fits:
+        return replace(row, verdict=TOO_LARGE, why=made.reason)
+    sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters need {human_bytes(made.ledger.total)} of RAM"
+    return replace(row, verdict=ON_CPU, why=sized, ctx=made.ctx)
 
 
 def _cpu_bytes(offer: Offer) -> int:
-    arch = offer.arch
-    cache = min(plan.CPU_CONTEXT, arch.max_context) * arch.kv_bytes_per_token(16) * CPU_ITEM_BYTES // 2
-    return arch.parameters * CPU_ITEM_BYTES + cache
+    return plan.assess(offer.arch, offer.format, Ram(0, cpu_dtype())).ledger.total

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from localq.files import local_models
 from localq.files.local_models import LocalModel
-from localq.planner import offers
+from localq.planner import making, offers, ranking
 from localq.planner.offers import Offer
 from localq.wording import human_bytes
 
@@ -25,6 +25,8 @@ class PickerRow:
     name      name that opens it in `localq chat` (with `exact`: in this format)
     verdict   one of the words above; why: the reason
     ctx       maximum context, None if unknown
+    tok_s     predicted speed at an empty context; tok_s_full: at `ctx`; None if unknown
+    make_s    seconds to quantize it on this machine, estimated; None if it is published
     local     its files on this machine
     offer     its entry in the planner, None if it cannot be planned
     """
@@ -35,18 +37,45 @@ class PickerRow:
     why: str = ""
     ctx: int | None = None
     tok_s: float | None = None
+    tok_s_full: float | None = None
+    make_s: float | None = None
     local: LocalModel | None = None
     offer: Offer | None = None
 
     @property
     def place(self) -> str:
-        """Where it is: "on disk, 98.4 MB", "31.0 MB of 98.4 MB on disk", "98.4 MB to fetch"."""
+        """Where it is: "on disk, 98.4 MB", "31.0 MB of 98.4 MB on disk", "61.1 GB to download, 15 min to quantize"."""
         size = self.offer.download_bytes if self.offer is not None else None
         if self.local is not None and self.local.complete:
             return f"on disk, {human_bytes(self.local.bytes)}"
         if self.local is not None:
             return f"{human_bytes(self.local.bytes)}{f' of {human_bytes(size)}' if size else ''} on disk"
-        return f"{human_bytes(size)} to fetch" if size else "to fetch"
+        made = "" if self.make_s is None else f", {making.duration(self.make_s)} to quantize"
+        return f"{human_bytes(size)} to download{made}" if size else "to download"
+
+    @property
+    def family(self) -> str:
+        """The family of its model, or its own name: the list shows one line of each unless it is unfolded."""
+        entry = self.offer.entry if self.offer is not None else None
+        return entry.family if entry is not None and entry.family else self.name
+
+    @property
+    def model(self) -> str:
+        """The name of its model without a format."""
+        return self.offer.model if self.offer is not None else self.name
+
+    @property
+    def year(self) -> int | None:
+        """The year of its release, None if unknown."""
+        entry = self.offer.entry if self.offer is not None else None
+        return entry.year or None if entry is not None else None
+
+    @property
+    def score(self) -> str:
+        """Expected score, "~" before an estimate; "-" if the model is not in the catalogue."""
+        if self.offer is None or self.offer.entry is None or not self.offer.entry.score:
+            return "-"
+        return f"{'~' if ranking.is_estimated(self.offer) else ''}{ranking.quality(self.offer):.0f}"
 
     @property
     def exact(self) -> str | None:
@@ -63,31 +92,30 @@ class PickerRow:
         return self.offer is not None and self.offer.name == self.name
 
     @property
-    def quality(self) -> float | None:
-        """Perplexity relative to the unquantized weights, where measured."""
-        return offers.ratio(self.offer) if self.offer is not None else None
-
-    @property
     def cells(self) -> tuple[str, ...]:
         """The cells under `COLUMNS`."""
         ctx = "-" if self.ctx is None else f"{self.ctx:,}"
-        rate = "-" if self.tok_s is None else f"{self.tok_s:.0f}" if self.tok_s >= 10 else f"{self.tok_s:.1f}"
-        quality = "-" if self.quality is None else f"{self.quality:.2f}x"
-        return self.name, self.format, self.verdict, ctx, rate, self.place, quality
+        rates = _rate(self.tok_s), _rate(self.tok_s_full)
+        return self.name, self.score, self.format, self.verdict, ctx, *rates, self.place
 
     @property
     def sentence(self) -> str:
         """The row in words."""
         parts = [f"{self.name}, {self.format}: {self.verdict}"]
         parts += [f"up to {self.ctx:,} tokens of context"] if self.ctx else []
-        parts += [f"about {self.cells[4]} tok/s"] if self.tok_s is not None else []
-        parts += [f"perplexity {self.cells[6]} that of the unquantized model"] if self.quality is not None else []
+        full = f", {_rate(self.tok_s_full)} when the context is full" if self.tok_s_full is not None else ""
+        parts += [f"about {_rate(self.tok_s)} tok/s{full}"] if self.tok_s is not None else []
+        parts += [f"score {self.score} ({self.year})"] if self.score != "-" else []
         parts += [self.place, self.why]
         return "; ".join(filter(None, parts))
 
 
-COLUMNS = ("MODEL", "FORMAT", "VERDICT", "CONTEXT", "TOK/S", "WHERE", "QUALITY")
-RIGHT = (3, 4, 6)  # columns of figures
+def _rate(tok_s: float | None) -> str:
+    return "-" if tok_s is None else f"{tok_s:.0f}" if tok_s >= 10 else f"{tok_s:.1f}"
+
+
+COLUMNS = ("MODEL", "SCORE", "FORMAT", "VERDICT", "CONTEXT", "TOK/S", "WHEN FULL", "WHERE")
+RIGHT = (1, 4, 5, 6)  # columns of figures
 
 
 def name_rows() -> list[PickerRow]:
@@ -95,8 +123,16 @@ def name_rows() -> list[PickerRow]:
     known = offers.of_catalogue()
     found = local_rows(known)
     here = {row.name for row in found}
-    listed = [each for each in known if each.preferred and each.name not in here]
+    listed = sorted((each for each in known if each.name not in here), key=lambda each: -ranking.quality(each))
     return [*found, *(PickerRow(each.name, each.format, offer=each) for each in listed)]
+
+
+def fold(rows: Iterable[PickerRow], by: Callable[[PickerRow], str]) -> list[PickerRow]:
+    """The rows on disk, and of the others the first of every value of `by`, in the order given."""
+    shown: dict[str, PickerRow] = {}
+    for row in rows:
+        shown.setdefault(f"here: {row.name}" if row.local is not None else by(row), row)
+    return list(shown.values())
 
 
 def local_rows(known: Sequence[Offer]) -> list[PickerRow]:
@@ -131,14 +167,19 @@ ORDERS: dict[str, Callable[[PickerRow], tuple[object, ...]] | None] = {
 }
 
 
-def filter_rows(rows: Iterable[PickerRow], text: str, order: str) -> list[PickerRow]:
-    """Rows with all words of `text` in name, format, verdict or place; sorted by an order of `ORDERS`."""
+def filter_rows(rows: Iterable[PickerRow], text: str, order: str, every: bool = False) -> list[PickerRow]:
+    """Rows with all words of `text` in name, format, verdict or place; sorted by an order of `ORDERS`.
+
+    Without `every` the best row of each family is shown, with a text that of each model.
+    """
     words = text.casefold().split()
     found = [
         row
         for row in rows
         if all(word in f"{row.name} {row.format} {row.verdict} {row.place}".casefold() for word in words)
     ]
+    if not every:
+        found = fold(found, (lambda row: row.model) if words else (lambda row: row.family))
     key = ORDERS[order]
     return found if key is None else sorted(found, key=key)
 

@@ -18,9 +18,10 @@ from localq.tui.models.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
 _BEST, _NAME, _FAST, _CONTEXT, _LARGE = ORDERS
 _ORDER_OF = {"MODEL": _NAME, "CONTEXT": _CONTEXT, "TOK/S": _FAST, "WHERE": _LARGE}  # others: best first
 _GOES_FIRST = (
-    "QUALITY",
+    "WHEN FULL",
     "WHERE",
     "FORMAT",
+    "SCORE",
     "CONTEXT",
     "TOK/S",
     "VERDICT",

@@ -13,6 +13,7 @@ from localq import gpus
 from localq.cli import execute
 from localq.errors import ExitCode
 from localq.files import catalog
+from localq.files.catalog_file import read_families
 from localq.planner import card as planner_card
 from localq.planner import footprint, placement
 from localq.planner import plan as memory_plan
@@ -21,7 +22,8 @@ ROOT = Path(__file__).parents[3]
 MIB = 2**20
 ROW_KEYS = {
     "name", "format", "fits", "runs", "last", "bits_per_weight", "weights_bytes", "ctx_max", "ctx_max_no_desktop",
-    "tok_s", "download_bytes", "quality", "reason",
+    "tok_s", "download_bytes", "quality", "reason", "family", "year", "score", "score_estimated",
+    "stored_bits_per_weight", "quantized_here", "tok_s_full", "disk_bytes", "make_s",
 }  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def test_json_has_every_model_in_every_format(capsys):
 
 
 def test_rows_say_what_the_planner_says(capsys):
-    budget, four_bits = 24_564 * MIB, ("nf4", "mxfp4", "awq", "gptq", "squeezellm")
+    budget = 24_564 * MIB
     for row in fit_json(capsys, "--vram", "24", "--desktop", "1000MiB")["rows"]:
         target = catalog.resolve(row["name"])
         source = target.source or target.entry.source(target.format)
@@ -79,7 +81,8 @@ def test_rows_say_what_the_planner_says(capsys):
         assert row["ctx_max_no_desktop"] == (alone.ctx if alone.fits else 0)
         assert row["weights_bytes"] == sum(footprint.weights_bytes(target.entry.arch, row["format"], scheme).values())
         assert row["reason"]  # every row says why it stands where it does
-        assert ("close to full quality" in row["reason"]) == (row["fits"] and row["format"] in four_bits)
+        assert ("perplexity" in row["reason"]) == row["fits"]
+        assert ("perplexity not measured" in row["reason"]) == (row["fits"] and row["quality"] is None)
 
 
 def test_what_is_asked_of_memory_is_planned_or_refused_row_by_row(capsys):
@@ -109,29 +112,70 @@ def test_wrong_values_are_usage_errors(arguments, capsys):
 
 
 def group_of(row: dict) -> int:
-    usable = row["ctx_max"] >= min(4096, catalog.resolve(row["name"]).entry.arch.max_context)
-    runs = 2 if row["last"] else 0 if usable else 1
-    return 4 if not row["fits"] else 3 if not row["runs"] else runs
+    if not row["fits"]:
+        return 4
+    return 3 if not row["runs"] else 2 if catalog.resolve(row["name"]).entry.base else 1 if row["last"] else 0
 
 
-def test_the_order_is_what_a_person_would_choose(capsys):
-    """For 24 GB: 32B, 30B of experts and 27B at 4 bits, then 70B at 2, then 24B at 4; each says what it loses."""
+def test_the_order_is_what_an_owner_would_choose(capsys):
+    """Score first; then bits, context and speed; formats that are slow, base models and what does not fit are last."""
     rows = fit_json(capsys, "--vram", "24")["rows"]
     groups = [group_of(row) for row in rows]
     assert groups == sorted(groups)
-    assert {0, 2, 4} <= set(groups)
-    assert 3 not in groups, "every entry runs in every format"
-    names = [row["name"] for row in rows if row["format"] in ("nf4", "vq2") and group_of(row) == 0]
-    first = list(dict.fromkeys(name.partition("@")[0] for name in names))
-    sizes = [catalog.find(name).arch.parameters / 1e9 for name in first]
-    assert first[0] == "qwen3-32b"
-    assert all(size > 26 for size in sizes[:10])
-    assert sizes[4:8] == [pytest.approx(size, abs=0.3) for size in (30.5, 30.5, 27, 27)]
-    assert names.index("gemma-3-27b") < names.index("llama-3.3-70b@vq2") < names.index("mistral-small-24b")
+    assert {0, 1, 2, 4} == set(groups), "every entry runs in every format"
+    names = [row["name"] for row in rows]
+    best = [row for row in rows if group_of(row) == 0]
+    assert best[0]["name"] == "qwen3-30b-a3b-2507@nf4"
+    assert next(row["name"] for row in rows if row["family"] == "gemma") == "gemma-3-27b"
+    order = ("gemma-3-27b", "qwen3-32b", "mistral-small-24b", "phi-4", "llama-3.1-8b", "mistral-7b", "smollm2-135m")
+    assert [names.index(name) for name in order] == sorted(names.index(name) for name in order)
+    assert names.index("qwen3-32b") < names.index("qwen2.5-72b@vq2")  # 2 bits, and to be made here
+    assert names.index("llama-3.1-8b") < names.index("llama-3-8b")  # 8,192 tokens at most
     by_name = {row["name"]: row for row in rows}
-    assert "clearly worse than its 4-bit version" in by_name["llama-3.3-70b@vq2"]["reason"]
+    assert by_name["llama-3.3-70b@vq2"]["score"] < by_name["llama-3.3-70b"]["score"] < 1320
     assert "quantized here from bf16" in by_name["llama-3.3-70b@vq2"]["reason"]
-    assert rows.index(by_name["llama-3.1-8b"]) + 1 == rows.index(by_name["llama-3.1-8b@bf16"])  # default format first
+    assert names.index("llama-3.1-8b") < names.index("llama-3.1-8b@awq")  # the default format first
+
+
+@pytest.mark.parametrize(
+    ("vram", "first"),
+    [("8", "qwen3-4b-2507"), ("12", "gemma-3-12b"), ("16", "gemma-3-12b"), ("24", "qwen3-30b-a3b-2507@nf4")],
+)
+def test_one_line_stands_for_each_family(capsys, vram, first):
+    assert execute(["fit", "--vram", vram]) == ExitCode.OK
+    captured = capsys.readouterr()
+    names = [line.split()[0] for line in captured.out.splitlines()[1:]]
+    assert names[0] == first
+    families = [catalog.resolve(name).entry.family for name in names]
+    assert len(set(families)) == len(families) == len(read_families(ROOT / "models.toml"))
+    assert "other models and formats fit too: add --all" in captured.err
+
+
+def test_every_row_says_its_speed_when_full_and_what_it_takes_to_make_it(capsys):
+    rows = {row["name"]: row for row in fit_json(capsys, "--vram", "24")["rows"]}
+    for row in rows.values():
+        assert (row["tok_s_full"] or 0) <= (row["tok_s"] or 0)
+        assert (row["make_s"] is None) == (not row["quantized_here"])
+    made = rows["llama-3.3-70b@vq2"]
+    assert made["disk_bytes"] == made["download_bytes"] + made["weights_bytes"]
+    assert made["make_s"] == pytest.approx(49 * 60, rel=0.02)  # on the RTX 4090 that is planned for
+    assert fit_json(capsys, "llama-3.3-70b@vq2", "--gpu", "RTX 3090")["rows"][0]["make_s"] > 2 * made["make_s"]
+    assert rows["qwen3-32b"]["disk_bytes"] == rows["qwen3-32b"]["download_bytes"]
+    assert rows["smollm2-135m"]["stored_bits_per_weight"] == 5.0  # Q4_1
+    assert rows["smollm2-135m"]["bits_per_weight"] == 16.0
+    assert "Q4_1, 16 bits in memory" in rows["smollm2-135m"]["reason"]
+    assert "quantized here from gguf, so quantized twice" in rows["smollm2-135m@nf4"]["reason"]
+    assert "twice" not in rows["gpt-oss-20b@nf4"]["reason"]  # its experts keep their format
+
+
+def test_a_card_of_another_maker_is_refused_with_the_reason(capsys):
+    for name in ("RX 7900 XTX", "Arc A770", "GTX 1660"):
+        assert execute(["fit", "--gpu", name]) == ExitCode.USAGE
+        said = capsys.readouterr().err
+        assert "does not support" in said
+        assert "compute capability 8.0 or newer" in said
+    assert fit_json(capsys, "--gpu", "RTX 4060 Ti 8GB")["vram_bytes"] == 8188 * MIB
+    assert fit_json(capsys, "--gpu", "RTX PRO 6000 Blackwell")["read_bytes_per_s"] == pytest.approx(1.65e12, rel=0.01)
 
 
 def test_quality_is_told_where_it_was_measured(capsys):
@@ -158,22 +202,22 @@ def test_a_context_may_be_asked_for(capsys):
     assert rows["gemma-2-9b"]["fits"] is False  # made for 8,192
 
 
-def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
+def test_the_table_has_one_row_for_a_family_and_all_for_all(capsys):
     assert execute(["fit", "--vram", "24"]) == ExitCode.OK
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert lines[0].split()[:4] == ["MODEL", "FORMAT", "BITS", "WEIGHTS"]
-    assert "DESKTOP" not in lines[0]
-    assert len(lines) == 1 + len(catalog.load_catalogue())
-    assert lines[1].split()[:3] == ["qwen3-32b", "nf4", "4.13"]
+    assert lines[0].split()[:5] == ["MODEL", "YEAR", "SCORE", "FORMAT", "BITS"]
+    assert lines[1].split()[:5] == ["qwen3-30b-a3b-2507@nf4", "2025", "1381", "nf4", "4.13"]
     assert "TOK/S" in lines[0]
+    assert "WHEN FULL" in lines[0]
+    assert "perplexity: not measured" in captured.err
     assert "24,564 MiB" in captured.err
     assert execute(["fit", "--vram", "24", "--desktop", "1.2", "--all"]) == ExitCode.OK
     captured = capsys.readouterr()
     assert "DESKTOP CLOSED" in captured.out.splitlines()[0]
     assert len(captured.out.splitlines()) > len(lines)
     assert "quantized here from bf16" in captured.out
-    assert "slow, experts one by one" in captured.out
+    assert "slow: experts run one by one" in captured.out
 
 
 def test_one_model_shows_its_ledger_in_every_format(capsys):

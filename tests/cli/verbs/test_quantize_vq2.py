@@ -24,7 +24,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
 from localq.files.hub import fetch as hub
 from localq.files.model_folder import open_model
-from localq.planner import prepare
+from localq.planner import making, prepare
 from localq.quantize import by_layer, calibration
 from localq.quantize.codebooks.initial_codebooks import SCHEMES
 from localq.quantize.request import LayerwiseRequest
@@ -158,8 +158,8 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
         (("--seed", "0"), "--seed: --format nf4"),
         (("--vram", "24"), "--vram: --format nf4"),
         (("--format", "aqlm2x8", "--bits", "2"), "--bits: --format aqlm2x8"),
-        (("--format", "vq2", "--best", "--quick"), "--best: it cannot be combined with --quick"),
-        (("--format", "vq2", "--quick", "--best"), "--best: it cannot be combined with --quick"),
+        (("--format", "vq2", "--best", "--quick"), "--best: cannot be combined with --quick"),
+        (("--format", "vq2", "--quick", "--best"), "--best: cannot be combined with --quick"),
         (("--format", "vq2", "--bits", "5"), "'5' is not supported. Use 2, 2.5, 3, 4"),
         (("--format", "vq2", "--bits", "1.9"), "'1.9' is not supported"),
         (("--format", "vq2", "--bits", "4.5"), "'4.5' is not supported"),
@@ -267,20 +267,20 @@ def test_a_name_at_vq2_is_made_here_once_announced(tmp_path, monkeypatch) -> Non
 
 
 def test_estimates_know_the_machine(monkeypatch) -> None:
-    monkeypatch.setattr(prepare.os, "sched_getaffinity", lambda process: range(2))
+    monkeypatch.setattr(making.os, "sched_getaffinity", lambda process: range(2))
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=False))
-    assert prepare.estimate("nf4", 134_515_008) == "about 1 min"
-    assert prepare.estimate("vq2", 134_515_008) == "about 37 min"
-    assert prepare.estimate("vq2", 8_000_000_000) == "about 37 h"
+    assert making.estimate("nf4", 134_515_008) == "about 1 min"
+    assert making.estimate("vq2", 134_515_008) == "about 37 min"
+    assert making.estimate("vq2", 8_000_000_000) == "about 37 h"
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=True, why_not="it finds no GPU"))
-    assert prepare.estimate("vq2", 8_000_000_000) == "about 37 h"
+    assert making.estimate("vq2", 8_000_000_000) == "about 37 h"
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=True))
-    assert prepare.estimate("vq2", 8_000_000_000) == "about 8 min"
-    assert prepare.estimate("vq2", 134_515_008) == "about 1 min"
-    assert prepare.estimate("vq2", 70_553_706_496) == "about 66 min"  # 62 by its layers: `bench --quantize`, 8272b55
+    assert making.estimate("vq2", 8_000_000_000) == "about 8 min"
+    assert making.estimate("vq2", 134_515_008) == "about 1 min"
+    assert making.estimate("vq2", 70_553_706_496) == "about 66 min"  # 62 by its layers: `bench --quantize`, 8272b55
     card = gpus.Gpu(**{**dict.fromkeys(each.name for each in fields(gpus.Gpu)), "name": "NVIDIA GeForce RTX 3090"})
     monkeypatch.setattr(gpus, "first_visible", lambda found: card)
-    assert prepare.estimate("vq2", 70_553_706_496) == "about 114 min"  # 82 multiprocessors at 1.7 GHz
+    assert making.estimate("vq2", 70_553_706_496) == "about 114 min"  # 82 multiprocessors at 1.7 GHz
 
 
 @needs_search

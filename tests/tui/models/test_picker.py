@@ -49,7 +49,9 @@ def test_the_names_are_there_before_anything_is_planned(server, monkeypatch):
 
     async def script(pilot: Pilot[Any]) -> None:
         assert rows(host)[0] == REPO
-        assert {*FEW} <= set(rows(host))
+        assert {*FEW} <= {row.name for row in host.picker._rows}
+        shown = host.picker.query_one(ModelTable).rows_shown[1:]
+        assert sorted(row.family for row in shown) == ["gpt-oss", "llama", "phi", "qwen", "qwen-coder", "smollm"]
         assert "on disk" in screen_text(host)
 
     drive(host, script)
@@ -71,7 +73,7 @@ def test_what_fits_is_said_in_words_with_context_and_speed(server):
         assert {"fits", "too large"} <= words
         assert host.picker._rows[-1].verdict == "too large"
         assert host.picker._rows[-1].why
-        assert "GB to fetch" in text
+        assert "GB to download" in text
         assert "850 GB/s, measured" in text
 
     picked(script, settings=Settings(vram="8"))
@@ -225,6 +227,24 @@ def test_orders_by_key_and_by_heading(server):
         await pilot.pause()
         contexts = [row.ctx or 0 for row in table.rows_shown]
         assert contexts == sorted(contexts, reverse=True)
+
+    picked(script)
+
+
+@pytest.mark.usefixtures("card")
+def test_one_line_stands_for_a_family_and_typing_finds_all_its_models(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        table = host.picker.query_one(ModelTable)
+        assert [row.family for row in table.rows_shown].count("llama") == 1
+        best = table.rows_shown[0]
+        assert (best.family, best.score) == ("qwen", "1345")
+        assert best.tok_s_full < best.tok_s
+        made = next(row for row in host.picker._rows if row.name == "llama-3.3-70b@vq2")
+        assert made.place == "141.1 GB to download, 114 min to quantize"
+        assert ("perplexity not measured" in made.sentence, made.year) == (True, 2024)
+        await pilot.press(*"llama")
+        await pilot.pause()
+        assert [row.model for row in table.rows_shown] == ["llama-3.3-70b", "llama-3.1-8b"]
 
     picked(script)
 

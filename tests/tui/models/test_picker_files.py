@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from localq.files import catalog, local_models
 from localq.files.hub import fetch as hub
 from localq.tui.models.opening_screen import PullScreen
-from localq.tui.models.picker_dialogs import DetailsScreen, RemoveScreen
+from localq.tui.models.picker_dialogs import ConsentScreen, DetailsScreen, RemoveScreen
 from tests.support.files import cached_models, fake_hub
 from tests.support.files import uncatalogued_models as unlisted_models
 from tests.support.files.fake_hub import FakeHub
@@ -62,12 +62,29 @@ def test_fetching_from_the_list_stops_and_goes_on_in_the_same_row(server):
 def test_what_cannot_be_fetched_is_said_in_the_list(server):
     async def script(pilot: Pilot[Any], host: Host) -> None:
         await pilot.press(*"smollm3", "down", "p")
+        await until(pilot, lambda: isinstance(host.screen, ConsentScreen))
+        await pilot.press("y")
         await until(pilot, lambda: "Try again" in screen_text(host))
         await pilot.press("escape")
         await until(pilot, lambda: host.screen is host.picker)
         assert "smollm3" in screen_text(host)
 
     picked(script)
+
+
+def test_a_large_download_is_asked_about_with_size_place_and_time(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"smollm3", "down", "p")
+        await until(pilot, lambda: isinstance(host.screen, ConsentScreen) and "about 8 min" in screen_text(host))
+        text = screen_text(host)
+        assert "smollm3-3b: download 6.2 GB?" in text
+        assert "6.2 GB from HuggingFaceTB/SmolLM3-3B, about 8 min at 100" in text
+        assert "disk: 6.2 GB in" in text
+        await pilot.press("enter")  # "no" has the focus
+        await until(pilot, lambda: host.screen is host.picker)
+
+    picked(script)
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("by_mouse", [True, False])

@@ -1,0 +1,72 @@
+"""The question before a download or a quantization of more than 1 GB, and --yes, which answers it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localq.cli import help_page
+from localq.cli.output import note
+from localq.wording import human_bytes
+
+if TYPE_CHECKING:
+    from localq.files.catalog import Target
+    from localq.planner.consent import Cost
+    from localq.settings import Settings
+
+Yes = Annotated[
+    bool,
+    typer.Option(
+        "--yes", "-y", help="Download or quantize more than 1 GB without a question.", rich_help_panel=help_page.MODEL
+    ),
+]
+
+
+def ask(costs: Sequence[Cost], *, named: bool = False) -> bool:
+    """Ask whether to start what takes more than 1 GB, or was not named by the user; True if nothing does.
+
+    Without a terminal downloads start. Quantizing raises LocalqError (exit 2) there, unless it is `named`: asked for by
+    its own verb.
+    """
+    from localq.planner import consent  # start-up cost: only what is not here needs it
+
+    large = [each for each in costs if each.is_large or each.why]
+    if not large:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        made = next((each for each in large if each.make_s is not None), None)
+        if made is not None and not named:
+            raise consent.needs_yes(made)
+        return True
+    for cost in large:
+        if len(large) > 1:
+            note(f"{cost.name}:")
+        for line in cost.lines():
+            note(line)
+    title = f"Download {human_bytes(consent.total(large))} in all?" if len(large) > 1 else large[0].title
+    return typer.confirm(title, default=all(each.make_s is None for each in large), err=True)
+
+
+def check(targets: Sequence[Target], settings: Settings, yes: bool, *, named: bool = False) -> None:
+    """Ask about what is not on this machine, unless `yes`. Raises LocalqError where the user declines, and as `ask`."""
+    if yes:
+        return
+    from localq.planner import consent, open_cost
+
+    costs = [cost for each in targets if (cost := open_cost.of(each, settings)) is not None]
+    if not ask(costs, named=named):
+        raise consent.declined(", ".join(each.name for each in targets))
+
+
+def check_quantize(source: str, format: str, out: Path, settings: Settings) -> None:
+    """As `check`, for `localq quantize`."""
+    from localq.files import catalog  # start-up cost, as above
+    from localq.planner import consent, open_cost
+
+    cost = open_cost.of_quantizing(catalog.resolve(source), format, out, settings)
+    if cost is not None and not ask([cost], named=True):
+        raise consent.declined(cost.name)

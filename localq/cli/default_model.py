@@ -1,0 +1,80 @@
+"""The model of `localq chat`, `run` and bare `localq` where the user names none: chosen for this machine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from localq import settings as settings_module
+from localq.chat.open_options import OpenOptions
+from localq.cli import agree
+from localq.cli.output import note
+from localq.settings import Settings
+
+if TYPE_CHECKING:
+    from localq.planner.recommend import Recommendation
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The settings with the model to open, and the options to open it with."""
+
+    settings: Settings
+    wanted: OpenOptions
+
+
+def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: bool, quiet: bool = False) -> Opening:
+    """The model to open: the named one, else the best on this machine, else the best for it after a question.
+
+    named      the user named it, here or in a setting
+    on_screen  the full screen asks; else the question is asked here
+    """
+    given = Opening(settings, wanted)
+    if named or is_named():
+        return given
+    from localq.files.hub import client as hub_client  # start-up cost: only where no model is named
+    from localq.planner import recommend
+
+    found = recommend.best_here(settings)
+    if found is not None:
+        if not quiet:
+            note(f"{found.why}; to use another: localq chat MODEL")
+        return _opening(given, found)
+    is_offline = settings.offline or hub_client.is_offline()
+    if is_offline or not (on_screen or (sys.stdin.isatty() and sys.stderr.isatty())):
+        return given
+    found = recommend.best_to_fetch(settings)
+    if found is None:
+        return given
+    if on_screen or wanted.agreed:
+        return _opening(given, found, found.why)
+    from localq.files import catalog
+    from localq.planner import open_cost
+
+    name = f"{found.name}@{found.format}" if found.format else found.name
+    cost = open_cost.of(catalog.resolve(name), settings, found.why)
+    if cost is None or agree.ask([cost]):
+        return _opening(Opening(settings, replace(wanted, agreed=True)), found)
+    note(f"using {settings.model}, the built-in model")
+    return given
+
+
+def planned(settings: Settings, *, named: bool) -> Settings:
+    """The settings with the model that `choose` would open, for --dry-run: nothing is asked."""
+    if named or is_named():
+        return settings
+    from localq.planner import recommend  # start-up cost, as above
+
+    found = recommend.best_here(settings) or recommend.best_to_fetch(settings)
+    return settings if found is None else settings.replace(model=found.name)
+
+
+def is_named() -> bool:
+    """Whether a setting names the model."""
+    return settings_module.origins()["model"].source != "built-in"
+
+
+def _opening(given: Opening, found: Recommendation, why: str = "") -> Opening:
+    wanted = replace(given.wanted, format=given.wanted.format or found.format, why=why)
+    return Opening(given.settings.replace(model=found.name), wanted)

@@ -1,0 +1,94 @@
+"""What a download or a quantization costs, for the question before one of more than 1 GB. Torch-free.
+
+Who asks: the line chat and the verbs at a terminal (`cli.agree`), the full screen by a dialog. Without a terminal a
+named model is downloaded without a question, as `ollama` and `hf` do; quantizing needs --yes (exit 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localq import disk
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.planner import making
+from localq.wording import human_bytes
+
+LIMIT = 10**9  # bytes; more is not downloaded or made without a question
+USUAL_RATE = 100e6 / 8  # bytes per second of a usual connection, for the estimate of a download
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What opening a model takes that is not on this machine.
+
+    origin       the repository or package
+    download     bytes to download, without what is here already
+    disk         bytes on the disk at the end, the source of a quantization included
+    make_s       seconds to quantize it here, estimated; None if it is published
+    folders      where the files go
+    alternative  another model or format that needs less, in words; empty if there is none
+    why          why this model was chosen, if the user did not name it
+    """
+
+    name: str
+    origin: str
+    download: int
+    disk: int
+    make_s: float | None
+    folders: tuple[Path, ...]
+    alternative: str = ""
+    why: str = ""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes a question."""
+        return self.download > LIMIT or (self.make_s is not None and self.disk > LIMIT)
+
+    @property
+    def title(self) -> str:
+        """The question in one line."""
+        size = f"download {human_bytes(self.download)}" if self.download else ""
+        made = "" if self.make_s is None else f"quantize for about {making.duration(self.make_s)}"
+        return f"{self.name}: {' and '.join(filter(None, (size, made)))}?"
+
+    def lines(self) -> list[str]:
+        """Size, time, place and alternative, one line each."""
+        found = [self.why] if self.why else []
+        if self.download:
+            time = making.duration(self.download / USUAL_RATE)
+            found.append(f"download: {human_bytes(self.download)} from {self.origin}, about {time} at 100 Mbit/s")
+        if self.make_s is not None:
+            time = making.duration(self.make_s)
+            found.append(f"quantize: about {time} on this machine (estimated)")
+        free = min(disk.free_bytes(folder) for folder in self.folders)
+        where = " and ".join(map(str, self.folders))
+        found.append(f"disk: {human_bytes(self.disk)} in {where} ({human_bytes(free)} free)")
+        return [*found, *([f"instead: {self.alternative}"] if self.alternative else [])]
+
+
+class ConsentError(LocalqError):
+    """A download or quantization that the user has to agree to; a screen asks, and opens the model again."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        why = f"it needs your consent: {cost.title.partition(': ')[2].rstrip('?')}"
+        super().__init__(cost.name, why, "Add --yes to start it.", ExitCode.USAGE)
+
+
+def declined(name: str) -> LocalqError:
+    """The error where the user answered no."""
+    return LocalqError(name, "not started", "`localq ls` lists the models on this machine.", ExitCode.FAILURE)
+
+
+def needs_yes(cost: Cost) -> LocalqError:
+    """The error without a terminal (exit 2)."""
+    takes = cost.title.partition(": ")[2].rstrip("?")
+    why = f"its weights are not published in this format, so this would {takes}, and there is no terminal to ask at"
+    return usage_error(cost.name, why, f"Add --yes{f', or use {cost.alternative}' if cost.alternative else ''}.")
+
+
+def total(costs: Sequence[Cost]) -> int:
+    """Bytes to download for several models."""
+    return sum(each.download for each in costs)

@@ -1,0 +1,110 @@
+"""What opening a model costs that is not on this machine: download, disk and time. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localq import places
+from localq.errors import LocalqError
+from localq.files import format_facts, local_models
+from localq.files.catalog import Source, Target
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from localq.planner import footprint, making, offers, room, uncatalogued
+from localq.planner import plan as memory_plan
+from localq.planner.consent import Cost
+from localq.planner.placement import Wishes
+from localq.settings import Settings
+from localq.wording import human_bytes
+
+
+def of(target: Target, settings: Settings, why: str = "") -> Cost | None:
+    """The cost of opening `target`; None if it is on this machine, or cannot be fetched offline.
+
+    Raises LocalqError as `hub.fetch` for a repository outside the catalogue, whose file list is requested.
+    """
+    if settings.offline or hub_client.is_offline() or hub.local_path(target) is not None:
+        return None
+    origin, size = _download(target)
+    made = _made_bytes(target)
+    folders = (places.hub_cache(), *([places.quantized_dir()] if made else []))
+    return Cost(target.name, origin, size, size + made, _make_s(target), folders, _alternative(target, settings), why)
+
+
+def of_quantizing(target: Target, format: str, out: Path, settings: Settings) -> Cost | None:
+    """The cost of `localq quantize`: of the download of its source, if any, and of the work.
+
+    None for a source of unknown size, which quantizing reports. Raises as `of`.
+    """
+    here = hub.local_path(target)
+    if here is None and (settings.offline or hub_client.is_offline()):
+        return None
+    origin, size = (str(here), 0) if here is not None else _download(target)
+    try:
+        arch = target.entry.arch if target.entry is not None else uncatalogued.offer(target, offline=True).arch
+        parameters = arch.parameters
+        result = sum(footprint.weights_bytes(arch, format_facts.writable()[format].name).values())
+    except LocalqError:  # a repository that is not here: from its bytes, which are mostly of 16-bit weights
+        parameters, result = size // 2, size // 3
+    if not parameters:
+        return None
+    folders = (out.absolute().parent, *([places.hub_cache()] if size else []))
+    return Cost(f"{target.name} to {format}", origin, size, size + result, making.seconds(format, parameters), folders)
+
+
+def _download(target: Target) -> tuple[str, int]:
+    """Where the files of a target come from, and the bytes that are not here."""
+    source = target.source or target.base
+    if source is None:
+        return target.repo or target.name, _listed(target) if target.repo is not None else 0
+    size = 0 if hub.local_source(source) is not None else max(source.bytes - _begun(source), 0)
+    return source.repo or source.package, size
+
+
+def _listed(target: Target) -> int:
+    """Bytes to download from a repository outside the catalogue."""
+    from localq.files.hub import download
+    from localq.files.hub import remote as hub_remote
+
+    assert target.repo is not None
+    listing = hub_client.list_files(target.repo, target.revision or "main")
+    return sum(download.missing_bytes(listing, [each]) for each in hub_remote.to_fetch(listing, ()))
+
+
+def _begun(source: Source) -> int:
+    """Bytes of an interrupted download that are here."""
+    return sum(
+        each.bytes
+        for each in local_models.list_local()
+        if not each.complete and source.repo and each.repo.casefold() == source.repo.casefold()
+    )
+
+
+def _make_s(target: Target) -> float | None:
+    if target.source is not None or target.base is None or target.entry is None or target.format is None:
+        return None
+    if making.has_layers(target.entry.name, target.format):
+        return making.READY_S
+    return making.seconds(target.format, target.entry.arch.parameters)
+
+
+def _made_bytes(target: Target) -> int:
+    """Bytes of the weights that are quantized here; 0 if they are published."""
+    if target.source is not None or target.base is None or target.entry is None or target.format is None:
+        return 0
+    return sum(footprint.weights_bytes(target.entry.arch, target.format).values())
+
+
+def _alternative(target: Target, settings: Settings) -> str:
+    """A format of the same model that is published and fits, where the asked one is quantized here."""
+    if target.source is not None or target.base is None or target.entry is None:
+        return ""
+    budget = room.here(settings).budget
+    for offer in sorted(offers.of_entry(target.entry), key=lambda each: (each.last, -each.bits)):
+        if offer.source is None or offer.unsupported:
+            continue
+        plan = memory_plan.assess(offer.arch, offer.format, budget, wishes=Wishes(), scheme=offer.scheme)
+        if plan.fits:
+            size = human_bytes(offer.source.bytes) if offer.source.bytes else "unknown size"
+            return f"{offer.model}@{offer.format}, which is published: {size} to download"
+    return ""
