@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import help_page, options, reply_options
+from localq.chat.open_options import OpenOptions
+from localq.cli import agree, default_model, help_page, options, reply_options
 from localq.cli.option_values import Command as Command
 from localq.cli.output import has_screen, is_rich_terminal, note
 from localq.cli.stream_encoding import is_utf8
@@ -59,11 +60,12 @@ def chat(
     head: options.Head = None,
     format: options.Format = None,
     reserve: options.Reserve = None,
-    force: options.Force = False,
     desktop: options.Desktop = None,
+    force: options.Force = False,
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
     token: options.Token = None,
+    yes: agree.Yes = False,
     stats: options.ShowStats = None,
     markdown: options.Markdown = None,
     plain: options.Plain = False,
@@ -75,19 +77,22 @@ def chat(
     model = options.single_model(model, model_named)
     flags = options.setting_flags(locals())
     settings = options.load_reply_settings(flags, quiet)
+    wish = OpenOptions(format, force, agreed=yes)
     if dry_run:
-        return _plan(_resume(settings, flags, continue_, resume)[0], format, json, force)
+        settings = _resume(settings, flags, continue_, resume)[0]
+        named = continue_ or resume is not None or model is not None
+        settings = default_model.planned(settings, named=named)
+        return _plan(settings, format, json, force)
     wanted = options.parse_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     settings, record = _resume(settings, flags, continue_, resume)
     from localq.chat import open_conversation  # start-up cost, not for --help
 
     start = open_conversation.start(record, settings, stop, note, wanted)
-    return start_chat(settings, start, format, force, plain=plain or prompt is not None, quiet=quiet, first=first)
+    named = model is not None or record is not None
+    return start_chat(settings, start, wish, named=named, plain=plain or prompt is not None, quiet=quiet, first=first)
 
 
-def _plan(settings: Settings, format: str | None, json: bool, force: bool) -> int:
-    from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
 def _check_json(json: bool, dry_run: bool) -> None:
     if json and not dry_run:
         raise usage_error(
@@ -95,6 +100,8 @@ def _check_json(json: bool, dry_run: bool) -> None:
         )
 
 
+def _plan(settings: Settings, format: str | None, json: bool, force: bool) -> int:
+    from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
 
     return print_plan(settings.model, format, settings, json, force)
 
@@ -116,28 +123,31 @@ def _resume(
 def start_chat(
     settings: Settings,
     start: Start,
-    format: str | None,
-    force: bool,
+    wanted: OpenOptions,
     *,
+    named: bool,
     plain: bool,
     quiet: bool,
     first: options.PromptText | None,
 ) -> int:
-    """Chat on the full screen, or line by line where it is unavailable or not wanted."""
-    from localq.chat.open_options import OpenOptions
+    """Chat on the full screen, or line by line where it is unavailable or not wanted.
 
-    if not plain and not quiet and _on_full_screen(settings):
+    named   the user named the model; else the best for this machine is chosen
+    """
+    on_screen = not plain and not quiet and _on_full_screen(settings)
+    opening = default_model.choose(settings, wanted, named=named, on_screen=on_screen, quiet=quiet)
+    if on_screen:
         from localq.cli.verbs.tui import run_app
 
-        return run_app(settings, start, OpenOptions(format, force))
+        return run_app(opening.settings, start, opening.wanted)
     from localq.cli.line.line_chat import converse
 
-    return converse(settings, start, quiet, OpenOptions(format, force), first)
+    return converse(opening.settings, start, quiet, opening.wanted, first)
 
 
 def _on_full_screen(settings: Settings) -> bool:
     if settings.ui == "auto":
         if sys.stdin.isatty() and is_rich_terminal(sys.stdout) and not is_utf8(sys.stdout):
-            note(f"line mode: the full screen needs a UTF-8 locale, this terminal has {sys.stdout.encoding}")
+            note(f"using line mode: the full screen needs a UTF-8 locale, but this terminal uses {sys.stdout.encoding}")
         return has_screen()
     return settings.ui == "tui" and sys.stdin.isatty() and sys.stdout.isatty()

@@ -14,7 +14,8 @@ import typer
 
 from localq.chat import stop_strings
 from localq.chat.history.export import code_blocks
-from localq.cli import help_page, options
+from localq.chat.open_options import OpenOptions
+from localq.cli import agree, default_model, help_page, options
 from localq.cli.option_values import Command as Command
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -81,6 +82,7 @@ def run(
     offline: options.Offline = None,
     token: options.Token = None,
     desktop: options.Desktop = None,
+    yes: agree.Yes = False,
     stats: options.ShowStats = None,
     markdown: options.Markdown = None,
     quiet: options.Quiet = False,
@@ -95,10 +97,12 @@ def run(
     if dry_run:
         from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
 
+        settings = default_model.planned(settings, named=model is not None)
         return print_plan(settings.model, format, settings, json, force)
     stops = stop_strings.validate(stop or ())
     wanted = options.parse_grammar(json_schema, grammar, regex)
-    request = _Request(words, stops, wanted, format, force, think_out, quiet, extract, json)
+    wish = OpenOptions(format, force, agreed=yes)
+    request = _Request(words, stops, wanted, wish, model is not None, think_out, quiet, extract, json)
     if not words and not json and not extract and sys.stdin.isatty():
         return _converse(settings, request)
     return _answer(settings, request)
@@ -111,8 +115,8 @@ class _Request:
     words: list[str]
     stops: tuple[str, ...]
     grammar: Grammar | None
-    format: str | None
-    force: bool
+    wanted: OpenOptions
+    named: bool
     think_out: str | None
     quiet: bool
     extract: bool
@@ -129,7 +133,9 @@ def _converse(settings: Settings, request: _Request) -> int:
 
     catalog.resolve(settings.model)
     start = open_conversation.start(None, settings, list(request.stops) or None, note, request.grammar)
-    return start_chat(settings, start, request.format, request.force, plain=False, quiet=request.quiet, first=None)
+    return start_chat(
+        settings, start, request.wanted, named=request.named, plain=False, quiet=request.quiet, first=None
+    )
 
 
 def _answer(settings: Settings, request: _Request) -> int:
@@ -140,13 +146,16 @@ def _answer(settings: Settings, request: _Request) -> int:
     from localq.cli.line.session import TerminalWatcher, print_reply, stop_on_interrupt
     from localq.cli.line.thinking_lines import open_thoughts
 
-    watcher, wanted = TerminalWatcher(request.quiet), OpenOptions(request.format, request.force)
+    opening = default_model.choose(
+        settings, request.wanted, named=request.named, on_screen=False, quiet=request.quiet or request.json
+    )
+    settings, watcher = opening.settings, TerminalWatcher(request.quiet)
     with (
         open_thoughts(
             request.quiet or request.json, request.think_out
         ) as thoughts,  # first: a model takes long to load
         watcher,
-        open_model.open_session(settings.model, settings, watcher, wanted) as opened,
+        open_model.open_session(settings.model, settings, watcher, opening.wanted) as opened,
     ):
         opened.session.stop_strings, opened.session.grammar = request.stops, request.grammar
         loaded = watcher.load(opened)
