@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import ipaddress
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 def pytest_configure() -> None:
     _default_signals()
+    os.environ["LOCALQ_DTYPE"] = "float32"  # every processor gives the same tokens, also in child processes
 
 
 def pytest_collection_finish() -> None:

@@ -238,38 +238,40 @@ def in_memory(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
 
 
 class _Gguf:
-    """Tensors of a .gguf file under their Hugging Face names, dequantized one at a time; mapped with the first."""
+    """Tensors of a .gguf file under their Hugging Face names, dequantized one at a time; opened with the first."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._data: Any = None
+        self._file: Any = None
 
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU."""
         from localq.files.gguf import tensors  # numpy and the gguf package: only where a .gguf file is read
 
-        return torch.from_numpy(tensors.read_tensor(self._model, name, self._mapped()))
+        return torch.from_numpy(tensors.read_tensor(self._model, name, self._opened()))
 
     def read_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """One tensor of `shape` in `dtype`, converted some rows at a time."""
         from localq.files.gguf import tensors
 
         values, first = torch.empty(shape, dtype=dtype), 0
-        for piece in tensors.read_pieces(self._model, name, self._mapped()):
+        for piece in tensors.read_pieces(self._model, name, self._opened()):
             values[first : first + len(piece)] = torch.from_numpy(piece)
             first += len(piece)
         return values
 
-    def _mapped(self) -> Any:
+    def _opened(self) -> Any:
         from localq.files.gguf import tensors
 
-        if self._data is None:
-            self._data = tensors.map_file(self._model)
-        return self._data
+        if self._file is None:
+            self._file = tensors.FileBytes(self._model)
+        return self._file
 
     def close(self) -> None:
-        """Free the files."""
-        self._data = None
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _open_gguf(path: Path) -> Checkpoint:

@@ -46,7 +46,7 @@ def reference(checkpoint) -> Any:
 @pytest.fixture(scope="session")
 def loaded(checkpoint) -> LoadedModel:
     """The same in localq, on the CPU. Tests that damage it load their own."""
-    return load(open_model(checkpoint), LoadOptions(device="cpu"))
+    return load(open_model(checkpoint), LoadOptions(device="cpu", dtype="float32"))
 
 
 @pytest.fixture

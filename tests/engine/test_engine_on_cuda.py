@@ -81,7 +81,7 @@ def test_float32_runs_without_graphs_and_says_so(long_checkpoint):
 
 
 def test_greedy_equals_the_cpu(long_checkpoint):
-    here = Engine(load(open_model(long_checkpoint), LoadOptions(device="cpu")))
+    here = Engine(load(open_model(long_checkpoint), LoadOptions(device="cpu", dtype="float32")))
     there = Engine(on_gpu(long_checkpoint, dtype="float32"))
     for length in (1, 100, 1200):
         prompt = prompt_of(length, seed=length)
@@ -89,7 +89,7 @@ def test_greedy_equals_the_cpu(long_checkpoint):
 
 
 def test_sampled_equals_the_cpu(long_checkpoint):
-    here = Engine(load(open_model(long_checkpoint), LoadOptions(device="cpu")))
+    here = Engine(load(open_model(long_checkpoint), LoadOptions(device="cpu", dtype="float32")))
     there = Engine(on_gpu(long_checkpoint, dtype="float32"))
     prompt = prompt_of(50)
     assert ids_of(there, prompt, SAMPLED, max_tokens=64) == ids_of(here, prompt, SAMPLED, max_tokens=64)
@@ -225,7 +225,7 @@ def logits_of(model: LoadedModel, ids: list[int]) -> torch.Tensor:
 
 def test_nf4_is_as_near_to_the_reference_as_dense_weights_of_the_same_type(nf4_checkpoint):
     ids = prompt_of(45)
-    exact = logits_of(load(open_model(nf4_checkpoint), LoadOptions(device="cpu")), ids)
+    exact = logits_of(load(open_model(nf4_checkpoint), LoadOptions(device="cpu", dtype="float32")), ids)
     packed = on_gpu(nf4_checkpoint, dtype="bfloat16")
     assert any(isinstance(module, nf4.Linear) for module in packed.model.modules())
     got = logits_of(packed, ids)

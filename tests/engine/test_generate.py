@@ -102,7 +102,7 @@ def test_a_full_context_ends_the_reply(engine, reference, length):
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_counts(engine):
-    with pytest.raises(LocalqError, match="513 tokens, the context length is 512") as caught:
+    with pytest.raises(LocalqError, match="513 tokens long, but the context is only 512 tokens") as caught:
         engine.generate(prompt_of(CONTEXT + 1), GREEDY)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
 
@@ -180,7 +180,7 @@ def test_stats_tell_the_truth(engine):
 
 
 def test_non_finite_logits_end_the_reply_and_the_chat_goes_on(checkpoint):
-    engine = Engine(load(open_model(checkpoint), LoadOptions(device="cpu")))
+    engine = Engine(load(open_model(checkpoint), LoadOptions(device="cpu", dtype="float32")))
     prompt = prompt_of(30)
     expected = ids_of(engine, prompt, max_tokens=8)
     head = engine.model.model.lm_head.weight.data

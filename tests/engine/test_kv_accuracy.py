@@ -25,7 +25,7 @@ BOUNDS: dict[KvBits, tuple[float, float]] = {8: (4e-4, 0.98), K8V4: (0.012, 0.92
 
 @pytest.fixture(scope="module")
 def model():
-    return load(open_model(smollm2()), LoadOptions(device="cpu", ctx=TOKENS)).model
+    return load(open_model(smollm2()), LoadOptions(device="cpu", dtype="float32", ctx=TOKENS)).model
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_behind_a_graph_as_launch_by_launch(folder, name):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_as_on_the_cpu(folder, name):
-    here = Engine(load(open_model(folder), LoadOptions(device="cpu")))
+    here = Engine(load(open_model(folder), LoadOptions(device="cpu", dtype="float32")))
     there = Engine(on_gpu(folder, dtype="float32"))
     assert reply_of(there, name, 64) == reply_of(here, name, 64)
 

@@ -152,7 +152,7 @@ def test_loading_tells_the_weights_before_they_are_read(checkpoint):
     from localq.worker.messages import Load, RestoreCache, SaveCache
 
     backend = TorchBackend()
-    backend.load(Load(str(checkpoint), LoadOptions(device="cpu")), lambda *_: None)
+    backend.load(Load(str(checkpoint), LoadOptions(device="cpu", dtype="float32")), lambda *_: None)
     assert backend._weights == snapshot.weights_id(open_model(checkpoint))
     with pytest.raises(LocalqError, match="the cache is empty"):
         backend.save_cache(SaveCache("7.kv"))

@@ -29,7 +29,7 @@ WRITER = """
     from localq.files.model_folder import open_model
     snapshot.BLOCK = cache_blocks.BLOCK = 4096
     torch.set_num_threads(1)
-    engine = Engine(load(open_model(Path(sys.argv[1])), LoadOptions(device="cpu")))
+    engine = Engine(load(open_model(Path(sys.argv[1])), LoadOptions(device="cpu", dtype="float32")))
 
     def die_at(name, left):
         call = getattr(os, name)

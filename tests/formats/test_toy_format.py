@@ -115,7 +115,9 @@ def test_it_is_quantized_loaded_and_run(added, source, tmp_path):
     assert execute(["quantize", str(source), "--format", NAME, "--out", str(tmp_path / "out")]) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == RECORD.quant_method
-    found, plain = (load(open_model(each), LoadOptions(device="cpu")) for each in (tmp_path / "out", source))
+    found, plain = (
+        load(open_model(each), LoadOptions(device="cpu", dtype="float32")) for each in (tmp_path / "out", source)
+    )
     assert (found.format, plain.format != NAME) == (NAME, True)
     weights = zip(found.model.parameters(), plain.model.parameters(), strict=True)
     assert all((mine.float() - theirs.float()).abs().max() <= theirs.abs().max() / 100 for mine, theirs in weights)

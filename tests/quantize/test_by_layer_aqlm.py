@@ -187,6 +187,6 @@ def test_what_float16_cannot_compute_is_refused(tmp_path):
 
 
 def test_what_is_no_number_is_no_matter_of_the_format():
-    with pytest.raises(LocalqError, match="layer 3 computes NaN") as caught:
+    with pytest.raises(LocalqError, match="layer 3 produces NaN") as caught:
         check_range([torch.tensor([1.0, torch.nan])], 3, "org/repo", torch.float16)
     assert caught.value.exit_code == ExitCode.BAD_FILE

@@ -73,7 +73,7 @@ def test_the_configuration_and_the_shapes_say_what_it_is(made: Path) -> None:
 
 
 def test_it_loads_and_computes_what_its_bytes_stand_for(made: Path) -> None:
-    loaded = load(open_model(made), LoadOptions(device="cpu"))
+    loaded = load(open_model(made), LoadOptions(device="cpu", dtype="float32"))
     assert loaded.format == "bcq"
     with open_checkpoint(open_model(made)) as checkpoint:
         prefixes = [name.removesuffix(".signs") for name in checkpoint.tensors if name.endswith(".signs")]
@@ -120,7 +120,7 @@ def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path:
             assert len({found[f"model.layers.{layer}.{name}.alphas"][1:] for name in names}) == 1
     assert len({each[1] for name, each in found.items() if name.endswith(".signs")}) > 1
     assert not (out / bit_mixture.FILE).exists()
-    assert load(open_model(out), LoadOptions(device="cpu")).format == "bcq"
+    assert load(open_model(out), LoadOptions(device="cpu", dtype="float32")).format == "bcq"
 
 
 def test_a_mixture_that_was_stopped_keeps_its_choice(
@@ -215,7 +215,7 @@ def test_options_that_are_refused(given: tuple) -> None:
 
 def logits(folder: Path, ids: Tensor) -> Tensor:
     """f32 [T, vocab], of the whole prompt."""
-    loaded = load(open_model(folder), LoadOptions(device="cpu"))
+    loaded = load(open_model(folder), LoadOptions(device="cpu", dtype="float32"))
     with torch.inference_mode():
         hidden = loaded.model(ids, torch.arange(len(ids)), loaded.cache, len(ids))
     return hidden.float()
@@ -252,7 +252,7 @@ def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
     with open_checkpoint(uneven) as before, open_checkpoint(open_model(mixed)) as after:
         name = "model.layers.1.mlp.down_proj.weight"
         assert torch.equal(after.read(name), before.read(name))
-    assert load(open_model(mixed), LoadOptions(device="cpu")).format == "bcq"
+    assert load(open_model(mixed), LoadOptions(device="cpu", dtype="float32")).format == "bcq"
 
     def written(prefix: str) -> bcq.Packed | None:
         names = [prefix + suffix for suffix in bcq.suffixes]

@@ -58,7 +58,7 @@ def test_the_configuration_says_what_it_is(made: Path) -> None:
 
 
 def test_it_loads_and_computes_what_its_bytes_stand_for(made: Path, tmp_path: Path) -> None:
-    loaded = load(open_model(made), LoadOptions(device="cpu"))
+    loaded = load(open_model(made), LoadOptions(device="cpu", dtype="float32"))
     assert loaded.format == "mxfp4"
     tensors: dict[str, torch.Tensor] = {}
     for shard in made.glob("*.safetensors"):
@@ -83,7 +83,7 @@ def test_a_damaged_scale_is_refused_by_name(made: Path, tmp_path: Path) -> None:
     shard = next(path for path in tmp_path.glob("*.safetensors") if scales in path.read_bytes())
     shard.write_bytes(shard.read_bytes().replace(scales, scales[:-1] + b"\xff"))
     with pytest.raises(LocalqError, match="NaN") as caught:
-        load(open_model(tmp_path), LoadOptions(device="cpu"))
+        load(open_model(tmp_path), LoadOptions(device="cpu", dtype="float32"))
     assert caught.value.exit_code == ExitCode.BAD_FILE
     assert "layers.1.mlp.up_proj" in caught.value.what
 

@@ -37,7 +37,9 @@ def collect(client: EngineClient, request: Generate, seen: list[int]) -> Done:
 @pytest.mark.parametrize("embed", ["device", "host"])
 def test_on_a_gpu_memory_of_the_host_is_told_besides(tmp_path, embed):
     files = open_model(make_checkpoint(tmp_path / "tiny"))
-    model = replace(load(files, LoadOptions(device="cpu", ctx=400)), device=torch.device("cuda"), embed=embed)
+    model = replace(
+        load(files, LoadOptions(device="cpu", dtype="float32", ctx=400)), device=torch.device("cuda"), embed=embed
+    )
     found = backend._host(model)
     assert found.pop("snapshots") == 4 * 2**24  # four blocks at a time
     table = model.plan.ledger.components["embedding"]  # of the plan for the device, in f32
@@ -49,9 +51,9 @@ def test_on_a_gpu_memory_of_the_host_is_told_besides(tmp_path, embed):
 def test_life_of_an_engine_process(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # tiny matrices lose by threads where the machine is busy
     folder = make_checkpoint(tmp_path / "tiny", initializer_range=0.15)
-    here = Engine(load(open_model(folder), LoadOptions(device="cpu")))
+    here = Engine(load(open_model(folder), LoadOptions(device="cpu", dtype="float32")))
     prompt = prompt_of(90)
-    request = Load(str(folder), LoadOptions("tiny", device="cpu", ctx=400))
+    request = Load(str(folder), LoadOptions("tiny", device="cpu", dtype="float32", ctx=400))
     with EngineClient() as client:
         with pytest.raises(LocalqError, match="no such folder") as caught:
             client.load(Load(str(tmp_path / "missing")))

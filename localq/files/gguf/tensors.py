@@ -5,14 +5,17 @@ Supported types: all that the `gguf` package dequantizes (`gguf.quants`, numpy d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.gguf.names import OFFSET_NORMS, PERMUTED
 from localq.files.gguf.reader import GgufModel, GgufTensor
+from localq.files.json_files import DAMAGED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,24 +25,52 @@ PIECE_VALUES = 2**22  # of a piece of rows; 16 MiB in f32
 _JOINED = 9216  # most values of rows joined into one; 16 such rows in f32 are 590 kB
 
 
-def map_file(model: GgufModel) -> NDArray[np.uint8]:
-    """The file, memory-mapped: stays readable when the file is removed. Raises LocalqError (exit 8)."""
-    import numpy as np  # start-up cost: headers need no numpy
+class FileBytes:
+    """The bytes of a .gguf file, readable after the file is removed. Read, not mapped: pages of a map count as memory.
 
-    try:
-        return np.memmap(model.path, dtype=np.uint8, mode="r")
-    except (OSError, ValueError) as error:
-        raise bad_file(str(model.path), f"cannot be memory-mapped ({error})", "Download the file again.") from error
+    Raises LocalqError (exit 8).
+    """
+
+    def __init__(self, model: GgufModel) -> None:
+        self._path = str(model.path)
+        try:
+            self._file = model.path.open("rb")
+        except OSError as error:
+            raise bad_file(self._path, f"cannot be opened ({error})", DAMAGED) from error
+
+    def read(self, first: int, count: int, gguf_name: str) -> NDArray[np.uint8]:
+        """`count` bytes from `first` on, a part of the tensor `gguf_name`."""
+        import numpy as np  # start-up cost: headers need no numpy
+
+        size = os.fstat(self._file.fileno()).st_size
+        if first + count > size:  # before memory is taken for what is not there
+            raise bad_file(self._path, f"tensor {gguf_name!r} is cut off", DAMAGED)
+        data, done = np.empty(count, np.uint8), 0
+        try:
+            while done < count and (got := os.preadv(self._file.fileno(), [data[done:].data], first + done)):
+                done += got
+        except OSError as error:
+            raise bad_file(self._path, f"tensor {gguf_name!r} cannot be read ({error})", DAMAGED) from error
+        if done < count:
+            raise bad_file(self._path, f"tensor {gguf_name!r} is cut off", DAMAGED)
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
-def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = None) -> NDArray[np.float32]:
+def read_tensor(model: GgufModel, name: str, file: FileBytes | None = None) -> NDArray[np.float32]:
     """Tensor `name` (Hugging Face) as float32 in its Hugging Face shape.
 
-    `data`: `map_file(model)`, to read many.
+    `file`: of the model, to read many tensors.
 
     Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported type.
     """
-    values = _dequantize(model, _tensor(model, name), map_file(model) if data is None else data)
+    if file is None:
+        with contextlib.closing(FileBytes(model)) as opened:
+            return read_tensor(model, name, opened)
+    values = _dequantize(model, _tensor(model, name), file)
     if _is_permuted(model, name):
         key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
         return _unpermute(model, values, model.config[key])
@@ -48,29 +79,27 @@ def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = No
     return values
 
 
-def read_pieces(model: GgufModel, name: str, data: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+def read_pieces(model: GgufModel, name: str, file: FileBytes) -> Iterator[NDArray[np.float32]]:
     """The rows of tensor `name` in order, with the values of `read_tensor`, some rows at a time.
 
     A matrix comes in pieces of `PIECE_VALUES` values at most; a matrix whose rows are permuted, and a tensor of another
-    rank, as one piece. `data`: `map_file(model)`. Raises LocalqError as `read_tensor` does.
+    rank, as one piece. Raises LocalqError as `read_tensor` does.
     """
     tensor = _tensor(model, name)
     if len(tensor.shape) != 2 or _is_permuted(model, name):
-        yield read_tensor(model, name, data)
+        yield read_tensor(model, name, file)
         return
     rows, columns = tensor.shape
     row_bytes, together = _row_bytes(model, tensor), max(1, PIECE_VALUES // columns)
     for first in range(0, rows, together):
-        shape = (min(together, rows - first), columns)
-        yield _dequantize(
-            model, dataclasses.replace(tensor, shape=shape, offset=tensor.offset + first * row_bytes), data
-        )
+        shape, offset = (min(together, rows - first), columns), tensor.offset + first * row_bytes
+        yield _dequantize(model, dataclasses.replace(tensor, shape=shape, offset=offset), file)
 
 
 def _tensor(model: GgufModel, name: str) -> GgufTensor:
     tensor = model.tensors.get(name)
     if tensor is None:
-        raise bad_file(str(model.path), f"it has no tensor {name!r}", "Download the file again.")
+        raise bad_file(str(model.path), f"it has no tensor {name!r}", DAMAGED)
     return tensor
 
 
@@ -91,12 +120,12 @@ def _row_bytes(model: GgufModel, tensor: GgufTensor) -> int:
         raise bad_file(
             str(model.path),
             f"tensor {tensor.gguf_name!r} has rows of {columns} values, stored in blocks of {block}",
-            "Download the file again.",
+            DAMAGED,
         )
     return columns // block * block_bytes
 
 
-def _dequantize(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _dequantize(model: GgufModel, tensor: GgufTensor, file: FileBytes) -> NDArray[np.float32]:
     import numpy as np
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
@@ -104,16 +133,13 @@ def _dequantize(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) -
     *rows, columns = tensor.shape
     shape = (*rows, _row_bytes(model, tensor))
     kind = GGMLQuantizationType(tensor.type)
-    end = tensor.offset + math.prod(shape)
-    if end > len(file):
-        raise bad_file(str(model.path), f"tensor {tensor.gguf_name!r} is cut off", "Download the file again.")
-    data = file[tensor.offset : end].reshape(shape)
+    data = file.read(tensor.offset, math.prod(shape), tensor.gguf_name).reshape(shape)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         stored = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
-        return np.asarray(data).view(stored).astype(np.float32)
+        return data.view(stored).astype(np.float32)
     try:
         with np.errstate(all="ignore"):  # a NaN scale shows up in the logits, which are checked
-            joined = np.asarray(data).reshape(_joined_shape(math.prod(rows), columns, shape[-1]))
+            joined = data.reshape(_joined_shape(math.prod(rows), columns, shape[-1]))
             return dequantize(joined, kind).astype(np.float32, copy=False).reshape(tensor.shape)
     except NotImplementedError:
         raise _unsupported_error(model, tensor, kind.name) from None
@@ -133,9 +159,7 @@ def _joined_shape(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
 def _unpermute(model: GgufModel, values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Undo the interleaving of the two halves of every head's rows: [heads, half, 2] -> [heads, 2, half]."""
     if values.shape[0] % (2 * heads):
-        raise bad_file(
-            str(model.path), f"{values.shape[0]} rows do not divide into {heads} heads", "Download the file again."
-        )
+        raise bad_file(str(model.path), f"{values.shape[0]} rows do not divide into {heads} heads", DAMAGED)
     rest = values.shape[1:]
     return values.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(values.shape)
 

@@ -45,7 +45,7 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-CPU, PLAN = LoadOptions(device="cpu"), bench_plan.make("8", "4", "0", 1)
+CPU, PLAN = LoadOptions(device="cpu", dtype="float32"), bench_plan.make("8", "4", "0", 1)
 
 
 def report_of(request) -> BenchReport:

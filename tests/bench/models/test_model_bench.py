@@ -66,7 +66,7 @@ def test_same_tokens_as_transformers_and_one_json_line(tmp_path, model_type):
 
 
 def test_prefill_computes_all_of_its_tokens_and_none_of_the_depth(tmp_path):
-    engine = Engine(load(open_model(make_checkpoint(tmp_path)), LoadOptions(device="cpu", ctx=128)))
+    engine = Engine(load(open_model(make_checkpoint(tmp_path)), LoadOptions(device="cpu", dtype="float32", ctx=128)))
     subject = EngineSubject(engine, seed=0)
     for case in (BenchTest(40, 0, 0), BenchTest(40, 0, 30)):
         for repetition in (-1, 0, 1):
@@ -79,9 +79,10 @@ def test_prefill_computes_all_of_its_tokens_and_none_of_the_depth(tmp_path):
 
 def test_bytes_are_those_of_the_tensors(tmp_path):
     hidden, vocab, ctx, length = 128, 320, 100, 50
-    untied = load(open_model(make_checkpoint(tmp_path / "untied")), LoadOptions(device="cpu", ctx=ctx))
+    untied = load(open_model(make_checkpoint(tmp_path / "untied")), LoadOptions(device="cpu", dtype="float32", ctx=ctx))
     tied = load(
-        open_model(make_checkpoint(tmp_path / "tied", tie_word_embeddings=True)), LoadOptions(device="cpu", ctx=ctx)
+        open_model(make_checkpoint(tmp_path / "tied", tie_word_embeddings=True)),
+        LoadOptions(device="cpu", dtype="float32", ctx=ctx),
     )
     kv = 3 * 2 * 2 * 32 * 4 * length  # layers, k and v, heads, head_dim, bytes
     layer = hidden * (128 + 64 + 64 + 128) + 3 * hidden * 192 + 2 * hidden
@@ -104,7 +105,7 @@ def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_pa
     hidden, vocab, length = 128, 320, 50
     folder = convert(TensorwiseRequest(open_model(make_checkpoint(tmp_path / "dense")), "nf4", tmp_path / "nf4"))
     files = open_model(folder)
-    model = load(files, LoadOptions(device="cpu", ctx=100, kv_bits=8))
+    model = load(files, LoadOptions(device="cpu", dtype="float32", ctx=100, kv_bits=8))
     put_back_nf4(model, files)
     matrices = 0
     for out, columns in ((128, 128), (64, 128), (64, 128), (128, 128), (192, 128), (192, 128), (128, 192)):
@@ -124,7 +125,7 @@ def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_pa
 
 def test_a_windowed_layer_reads_its_window(tmp_path):
     folder = make_checkpoint(tmp_path, "gemma2")  # a window of 16 on layers 0 and 2 of 3
-    model = load(open_model(folder), LoadOptions(device="cpu", ctx=100))
+    model = load(open_model(folder), LoadOptions(device="cpu", dtype="float32", ctx=100))
     slot = 2 * 2 * 32 * 4
     assert model_bytes.kv(model, 50) == slot * (16 + 50 + 16)
     assert model_bytes.kv(model, 10) == slot * 30
@@ -137,7 +138,7 @@ def test_bitsandbytes_runs_on_our_codes(tmp_path):
     folder = make_checkpoint(tmp_path / "dense", initializer_range=0.15)
     convert(TensorwiseRequest(open_model(folder), "nf4", tmp_path / "nf4"))
     files = open_model(tmp_path / "nf4")
-    model = load(files, LoadOptions(device="cpu", ctx=64))
+    model = load(files, LoadOptions(device="cpu", dtype="float32", ctx=64))
     ids = measure.greedy_ids(Engine(model), 0)
     put_back_nf4(model, files)
     theirs = rivals.Transformers(rivals.bitsandbytes_model(model, files), 64, 0, static=False)

@@ -72,7 +72,7 @@ def test_one_that_fails_leaves_the_others(plain, nf4, tmp_path):
     assert [each["model"] for each in results] == [str(plain), str(nf4)]
     assert "wider" in str(error)
     assert error.exit_code == ExitCode.USAGE
-    request = EvaluationRequest(open_model(plain), LoadOptions(device="cpu"), b"", "nothing")
+    request = EvaluationRequest(open_model(plain), LoadOptions(device="cpu", dtype="float32"), b"", "nothing")
     with pytest.raises(LocalqError, match="the text is empty"):
         comparison.run_all([request], lambda *_: None)
 

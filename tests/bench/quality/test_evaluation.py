@@ -157,7 +157,12 @@ def test_the_real_model_on_the_text_that_comes_along():
     files = open_model(smollm2())
     found = evaluation.run(
         EvaluationRequest(
-            files, LoadOptions(device="cpu"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, window=128, most=1
+            files,
+            LoadOptions(device="cpu", dtype="float32"),
+            DEFAULT_TEXT.read_bytes(),
+            DEFAULT_TEXT.name,
+            window=128,
+            most=1,
         )
     )
     assert 8 < found["perplexity"] < 40

@@ -78,7 +78,7 @@ def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
     files = tiny(model_type, format)
     model = load(
         files,
-        LoadOptions(device="cpu", ctx=320),
+        LoadOptions(device="cpu", dtype="float32", ctx=320),
         opened=lambda each: synthetic_checkpoint.checkpoint(each, format, CPU, seed=1),
     )
     assert model.format == format
@@ -141,9 +141,11 @@ def test_the_dense_form_holds_the_same_weights(model_type, format):
     plain = dequantized(synthetic_checkpoint.checkpoint(files, format, CPU, 0), CPU, torch.float32)
     assert not any(quantized_in(plain, name.removesuffix(".weight")) for name in plain.tensors)
     quantized = load(
-        files, LoadOptions(device="cpu", ctx=64), opened=lambda f: synthetic_checkpoint.checkpoint(f, format, CPU, 0)
+        files,
+        LoadOptions(device="cpu", dtype="float32", ctx=64),
+        opened=lambda f: synthetic_checkpoint.checkpoint(f, format, CPU, 0),
     )
-    dense = load(files, LoadOptions(device="cpu", ctx=64), opened=lambda f: plain)
+    dense = load(files, LoadOptions(device="cpu", dtype="float32", ctx=64), opened=lambda f: plain)
     assert dense.format in ("fp16", "bf16")
     pairs = zip(quantized.model.parameters(), dense.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

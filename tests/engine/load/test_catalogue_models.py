@@ -48,7 +48,7 @@ def tiny(folder: Path, arch: Architecture, format: str, scheme: str) -> tuple[Lo
     if made is None:
         return None
     files = open_model(made)
-    return load(files, LoadOptions(device="cpu")), Architecture.from_config(files.config)
+    return load(files, LoadOptions(device="cpu", dtype="float32")), Architecture.from_config(files.config)
 
 
 @pytest.mark.parametrize("name", OFFERS)

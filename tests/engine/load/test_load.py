@@ -22,6 +22,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats import int8, nf4
 from localq.kv_bits import KV_BITS
+from localq.planner import ram
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import prompt_of
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -193,7 +194,8 @@ def test_a_budget_for_a_gpu_is_noted_where_there_is_none(checkpoint):
 @pytest.mark.parametrize(
     ("device", "wanted", "config", "dtype"),
     [
-        ("cpu", "auto", {"torch_dtype": "bfloat16"}, torch.float32),
+        ("cpu", "auto", {"torch_dtype": "float16"}, getattr(torch, ram.cpu_dtype())),
+        ("cpu", "float32", {"torch_dtype": "bfloat16"}, torch.float32),
         ("cpu", "bfloat16", {}, torch.bfloat16),
         ("cuda", "auto", {"torch_dtype": "float16"}, torch.float16),
         ("cuda", "auto", {"dtype": "float32"}, torch.float32),

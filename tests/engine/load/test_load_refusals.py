@@ -13,7 +13,7 @@ from localq.formats import nf4
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import GREEDY, prompt_of
 
-CPU = LoadOptions(device="cpu")
+CPU = LoadOptions(device="cpu", dtype="float32")
 
 
 def drop(key):
@@ -29,7 +29,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 DAMAGED = [
     (drop(NORM), r"1 weights are missing \(first: 'norm\.weight'\)"),
     (put("model.extra.weight", torch.ones(3)), r"do not belong to this architecture \(first: 'extra\.weight'\)"),
-    (put("norm.weight", torch.ones(128)), r"two tensors would become 'norm\.weight'"),
+    (put("norm.weight", torch.ones(128)), r"another tensor both map to 'norm\.weight'"),
     (put(NORM, torch.ones(127)), r"'model\.norm\.weight' has shape \[127\], not \[128\]"),
     (put(UP, torch.ones(192, 128, dtype=torch.int8)), r"up_proj\.weight' has the unsupported dtype int8"),
     (put(UP, torch.ones(128, 192)), r"has shape \[128, 192\], not \[192, 128\]"),
@@ -59,7 +59,7 @@ def test_quantized_embedding_is_refused(edit):
     def change(tensors, config):
         tensors.update(nf4.to_tensors(nf4.quantize(tensors.pop(key)), key.removesuffix(".weight")))
 
-    with pytest.raises(LocalqError, match="'embed_tokens' is quantized but not a linear layer"):
+    with pytest.raises(LocalqError, match="'embed_tokens' is quantized but is not a linear layer"):
         load(edit(change), CPU)
 
 
@@ -87,7 +87,7 @@ def test_overflow_of_the_computing_type_is_noted(edit, dtype, notes):
     [
         ({"model_type": "mamba2"}, "the architecture 'mamba2' is not supported"),
         ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantized by 'hqq'"),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes in 8 bit"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes (8-bit)"),
     ],
 )
 def test_what_is_not_supported_is_named(edit, config, why):
@@ -101,5 +101,5 @@ def test_what_does_not_exist_is_a_usage_error(checkpoint):
         load(open_model(checkpoint), LoadOptions(device="cpu", dtype="int8"))
     for wrong in ({"kv_bits": 5}, {"embed": "disk"}, {"head": "32"}):
         with pytest.raises(LocalqError) as caught:
-            load(open_model(checkpoint), LoadOptions(device="cpu", **wrong))
+            load(open_model(checkpoint), LoadOptions(device="cpu", dtype="float32", **wrong))
         assert caught.value.exit_code == ExitCode.USAGE

@@ -33,7 +33,7 @@ from tests.support.formats.expert_checkpoints import FORMATS, fused, logits, qua
 from tests.support.quantize.conversions import digests
 
 KINDS = ("mixtral", "qwen3_moe")
-CPU = LoadOptions(device="cpu")
+CPU = LoadOptions(device="cpu", dtype="float32")
 IDS = tuple(torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(1)).tolist())
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -69,7 +69,7 @@ def test_the_arena_holds_the_blocks_exactly(tmp_path, model_type, nested):
     source = make_checkpoint(tmp_path / "source", model_type, dtype=torch.float32, initializer_range=0.15)
     convert(TensorwiseRequest(open_model(source), "nf4", tmp_path / "nf4"))
     files = open_model(tmp_path / "nf4")
-    expected = load(files, LoadOptions(device="cpu"))
+    expected = load(files, LoadOptions(device="cpu", dtype="float32"))
     family = architecture(files.config)
     with torch.device("meta"):
         model = family.Model(family.Config.from_dict(files.config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -13,9 +14,9 @@ import torch
 from gguf.quants import _type_traits
 
 from localq.errors import LocalqError
+from localq.files.gguf import tensors
 from localq.files.gguf.binary import BLOCKS
 from localq.files.gguf.reader import read_header
-from localq.files.gguf import tensors
 from localq.files.gguf.tensors import read_tensor
 from localq.files.model_folder import open_model
 from localq.formats.checkpoint import open_checkpoint
@@ -49,11 +50,11 @@ def test_pieces_of_rows_are_the_tensor(converted, monkeypatch):
     path = converted[-1]
     header = read_header(path)
     monkeypatch.setattr(tensors, "PIECE_VALUES", 5 * SHAPE["hidden_size"])
-    data, counts = tensors.map_file(header), []
-    with open_checkpoint(open_model(path)) as checkpoint:
+    counts = []
+    with contextlib.closing(tensors.FileBytes(header)) as file, open_checkpoint(open_model(path)) as checkpoint:
         for name in header.tensors:
             whole = read_tensor(header, name)
-            pieces = list(tensors.read_pieces(header, name, data))
+            pieces = list(tensors.read_pieces(header, name, file))
             counts.append(len(pieces))
             np.testing.assert_array_equal(np.concatenate(pieces), whole, err_msg=name)
             assert torch.equal(checkpoint.read_as(name, torch.bfloat16), torch.from_numpy(whole).bfloat16()), name

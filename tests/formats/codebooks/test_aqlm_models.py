@@ -27,7 +27,7 @@ from tests.support.engine.packed_models import packed_model
 from tests.support.formats import aqlm_package
 from tests.support.formats.aqlm_checkpoints import LAYOUTS, write
 
-CPU = LoadOptions(device="cpu")
+CPU = LoadOptions(device="cpu", dtype="float32")
 UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"
 
 
@@ -136,8 +136,8 @@ def test_a_quantized_head_is_dequantized(edit, folder):
     loaded, plain = load(files, CPU), load(open_model(folder), CPU)
     assert loaded.head_bits == "16"
     assert torch.equal(loaded.model.lm_head.weight, plain.model.lm_head.weight)
-    with pytest.raises(LocalqError, match="the files store the head in AQLM, not in 8 bit") as caught:
-        load(files, LoadOptions(device="cpu", head="8"))
+    with pytest.raises(LocalqError, match="the files store the head as AQLM, not as 8-bit") as caught:
+        load(files, LoadOptions(device="cpu", dtype="float32", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -202,7 +202,7 @@ DAMAGED = {
     "no codes": (drop(f"{Q}.codes"), r"1 weights are missing \(first: 'layers\.0\.self_attn\.q_proj\.weight'"),
     "codes of another type": (put(f"{Q}.codes", torch.zeros(128, 16, 2)), "codes are float32"),
     "fewer columns": (put(f"{Q}.codes", torch.zeros(128, 15, 2, dtype=torch.int8)), r"has shape \[128, 120\], not"),
-    "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "two tensors would become 'layers.0"),
+    "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "another tensor both map to 'layers.0"),
     "a quantized norm": (put("model.norm.codes", torch.zeros(8, 8, 2, dtype=torch.int8)), "two tensors would become"),
     "a stray codebook": (put(f"{UP}.codebooks", torch.zeros(2, 256, 1, 8)), "do not belong to this architecture"),
 }  # fmt: skip

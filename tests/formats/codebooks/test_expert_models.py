@@ -176,7 +176,7 @@ def test_the_planner_knows_tables_of_dense_matrices_of_aqlm():
 
 def test_why_a_step_has_no_kernel(folders):
     model, _, _ = packed_model(open_model(folders["1x16"]))
-    assert fused_experts.why_not(mixtures(model)[0], torch.float16) == "no kernel reads experts in this format"
+    assert fused_experts.why_not(mixtures(model)[0], torch.float16) == "no kernel supports experts in this format"
     model, _, _ = packed_model(open_model(folders["vq2"]))
     put_into_tiles(model)
     mixture = mixtures(model)[0].to(torch.float16)
@@ -222,7 +222,7 @@ def test_experts_of_every_other_format_lie_on_a_gpu_as_they_are_stored(format, o
     assert all(isinstance(each, FORMAT_MODULES[format].Linear) for each in stack.linears)
     got, expected = (logits_of(each, exact, IDS) for each in (model, exact.model))
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
-    assert fused_experts.why_not(mixture, torch.float16) == "no kernel reads experts in this format"
+    assert fused_experts.why_not(mixture, torch.float16) == "no kernel supports experts in this format"
     arch = Architecture.from_config(files.config)
     together = footprint.slab_bytes(max(each.slab_weights for each in stack.linears), 2)
     opened = next(each for each in arch.linears if each.expert and each.name == "gate, up")

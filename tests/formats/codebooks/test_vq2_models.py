@@ -28,7 +28,7 @@ from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats.vq2_checkpoints import exact, write
 
-CPU = LoadOptions(device="cpu")
+CPU = LoadOptions(device="cpu", dtype="float32")
 UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"
 BOOK = 2 * 256 * 16  # bytes of a codebook of 16 weights
 
@@ -220,7 +220,7 @@ DAMAGED = {
     "signed codes": (put(f"{Q}.codes", bytes_of(128, 32).view(torch.int8)), r"do not belong to this"),
     "too few columns": (put(f"{Q}.codes", bytes_of(128, 31)), r"codes is uint8 \[128, 31\]"),
     "too few rows": (put(f"{Q}.codes", bytes_of(120, 32)), r"_proj' has shape \[120, 128\], not \[128, 128\]"),
-    "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "two tensors would become 'layers.0"),
+    "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "another tensor both map to 'layers.0"),
     "a quantized norm": (put("model.norm.codes", bytes_of(8, 8)), "two tensors would become"),
     "a stray codebook": (put("model.layers.1.mlp.up_proj.codebook", torch.zeros(256, 16)), "do not belong to this"),
     "a codebook that nothing reads": (put("model.layers.codebook_3", torch.zeros(256, 16)), "do not belong to this"),

@@ -38,7 +38,7 @@ from tests.support.engine.engine_runs import GREEDY, ids_of, logits_of, prompt_o
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats.int4_checkpoints import Int4, reference, tensors, write
 
-CPU = LoadOptions(device="cpu")
+CPU = LoadOptions(device="cpu", dtype="float32")
 AWQ, ORDERED = Int4("awq", 64), Int4("gptq", 64, True)
 Q, O_BIAS = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj.bias"
 

@@ -81,7 +81,7 @@ def coded_heads(head: Tensor) -> dict[str, Tensor]:
 @torch.inference_mode()
 def test_the_logits_of_a_real_head_stay_near():
     """The figures are in the docstring of `formats.int8`; the bounds leave room for other orders of summation."""
-    model = load(open_model(smollm2()), LoadOptions(device="cpu", ctx=TOKENS)).model
+    model = load(open_model(smollm2()), LoadOptions(device="cpu", dtype="float32", ctx=TOKENS)).model
     ids = torch.tensor(Tokenizer.load(open_model(smollm2())).encode(TEXT.read_text()[1000:])[:TOKENS])
     hidden = []
     model.norm.register_forward_hook(lambda module, inputs, output: hidden.append(output))

@@ -30,7 +30,7 @@ from tests.support.engine.packed_models import packed_model
 from tests.support.formats.vptq_checkpoints import SCHEMES, write
 from tests.support.formats.vptq_layers import Layer, by_package, package_dequant
 
-CPU = LoadOptions(device="cpu")
+CPU = LoadOptions(device="cpu", dtype="float32")
 Q, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"
 
 
@@ -194,7 +194,7 @@ DAMAGED = {
     "a block of another name": (renamed, rf"{Q}: .* says nothing about it"),
     "blocks in each other's place": (swapped, r"'model\.layers\.0\.\S+_proj' has shape"),
     "another shape": (shorter, r"shape \[121, 128\], not \[128, 128\]"),
-    "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "two tensors would become 'layers.0"),
+    "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "another tensor both map to 'layers.0"),
     "a stray codebook": (put(f"{UP}.centroids.weight", torch.zeros(1, 64)), "do not belong to this architecture"),
     "a stray permutation": (put(f"{UP}.perm", torch.zeros(128)), "do not belong to this architecture"),
 }  # fmt: skip

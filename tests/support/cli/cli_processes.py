@@ -16,7 +16,14 @@ def environment_of(folder: Path, model: Path) -> dict[str, str]:
     """Everything is kept below `folder`; `model` is what is opened where none is named, on the CPU."""
     places = {name: str(folder / name.lower()) for name in PLACES}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALQ_")}
-    return {**kept, **places, "XDG_STATE_HOME": str(folder), "LOCALQ_MODEL": str(model), "LOCALQ_DEVICE": "cpu"}
+    return {
+        **kept,
+        **places,
+        "XDG_STATE_HOME": str(folder),
+        "LOCALQ_MODEL": str(model),
+        "LOCALQ_DEVICE": "cpu",
+        "LOCALQ_DTYPE": "float32",
+    }
 
 
 def localq(

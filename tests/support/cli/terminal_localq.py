@@ -59,7 +59,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     hub = {"HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "1"}
     home_of = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "LANG": "C.UTF-8"}
     colours = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    paths = {"PYTHONPATH": str(ROOT), "LOCALQ_DEVICE": "cpu"}
+    paths = {"PYTHONPATH": str(ROOT), "LOCALQ_DEVICE": "cpu", "LOCALQ_DTYPE": "float32"}
     return {**kept, **places, **hub, **home_of, **colours, **paths, **more}
 
 

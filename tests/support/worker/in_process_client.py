@@ -37,5 +37,5 @@ class InProcessClient:
 
 def session_over(path: Path, ctx: int = 512) -> ChatSession:
     """A chat with the model at `path`, on the CPU."""
-    request = Load(str(path), LoadOptions("model", device="cpu", ctx=ctx))
+    request = Load(str(path), LoadOptions("model", device="cpu", dtype="float32", ctx=ctx))
     return ChatSession(InProcessClient(), request, Tokenizer.load(open_model(path)))
