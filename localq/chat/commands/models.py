@@ -46,21 +46,21 @@ def fit(session: ChatSession, argument: str, host: Host) -> str:
     wishes = placement.Wishes(known.ctx, known.kv_bits, known.embed, known.head)
     looked = card.planning_card(notices.append, known.vram, None, None, None, budget.reserve_bytes(known))
     offers = fit_rows.of_model(argument or session.record.model, None, known.offline)
-    found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in offers]
+    found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card) for each in offers]
     rows = [
         [
             row.offer.name,
             row.offer.format,
             f"{row.ctx_max:,}" if row.ctx_max else "-",
-            "-" if row.tok_s is None or not row.fits else f"{row.tok_s:.0f}",
-            f"{'yes' if row.fits else 'no'}: {row.reason}",
+            *("-" if rate is None or not row.fits else f"{rate:.0f}" for rate in (row.tok_s, row.tok_s_full)),
+            row.reason,
         ]
         for row in found
     ]
     memory = looked.memory
     held = f"GPU memory {memory.total / 2**20:,.0f} MiB, {memory.desktop / 2**20:,.0f} MiB in use (including this chat)"
-    headers = ["MODEL", "FORMAT", "CONTEXT", "TOK/S", "FITS"]
-    return "\n".join([*notices, held, *table_lines(headers, rows, frozenset({2, 3}))])
+    headers = ["MODEL", "FORMAT", "CONTEXT", "TOK/S", "WHEN FULL", "NOTES"]
+    return "\n".join([*notices, held, *table_lines(headers, rows, frozenset({2, 3, 4}))])
 
 
 def info(session: ChatSession) -> str:
