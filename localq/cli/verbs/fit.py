@@ -152,7 +152,8 @@ def _print_table(rows: list[FitRow], looked: PlanningCard) -> None:
     from localq.planner import fit_rows, making, ranking
 
     _print_memory(looked)
-    contexts = ["CONTEXT", "DESKTOP CLOSED"] if looked.memory.desktop else ["CONTEXT"]
+    is_known = looked.memory.desktop and not looked.desktop_assumed
+    contexts = ["CONTEXT", "DESKTOP CLOSED"] if is_known else ["CONTEXT"]
     is_made, is_measured = any(row.make_s for row in rows), any(row.quality is not None for row in rows)
     headers = ["MODEL", "YEAR", "SCORE", "FORMAT", "BITS", *contexts, "TOK/S", "WHEN FULL", "DOWNLOAD"]
     headers += [*(["TO MAKE", "DISK"] if is_made else []), *(["PERPLEXITY"] if is_measured else []), "NOTES"]

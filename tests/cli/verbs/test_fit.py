@@ -207,6 +207,7 @@ def test_the_table_has_one_row_for_a_family_and_all_for_all(capsys):
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert lines[0].split()[:5] == ["MODEL", "YEAR", "SCORE", "FORMAT", "BITS"]
+    assert "DESKTOP" not in lines[0]  # it is assumed
     assert lines[1].split()[:5] == ["qwen3-30b-a3b-2507@nf4", "2025", "1381", "nf4", "4.13"]
     assert "TOK/S" in lines[0]
     assert "WHEN FULL" in lines[0]
