@@ -3,8 +3,8 @@
 default length  ANSWER_TOKENS tokens of answer; thoughts are not counted. It applies where no max_tokens is set
 loop guard      stops where the reply ends in one block of tokens, repeated exactly, over a long stretch. Prose stops
                 after PROSE.tokens: a hundred lines of fifteen tokens, as a user may ask for, are fewer. Code blocks,
-                tables, digits and constrained answers repeat for good reasons (a lookup table of zeros has a thousand
-                tokens): they stop after OTHER.tokens. A counter or any other change in the block is no repetition
+                tables and digits repeat for good reasons (a lookup table of zeros has a thousand tokens): they stop
+                after OTHER.tokens. A counter or any other change in the block is no repetition
 
 Both count tokens one by one, so that where a reply is cut does not depend on how the engine groups them.
 """
@@ -93,9 +93,9 @@ class ReplySoFar(Protocol):
 class LimitWatch:
     """Watches one reply while it streams. `reason`: which limit ended it; "" so far. cycle: of the loop guard."""
 
-    def __init__(self, limits: ReplyLimits, decode: Callable[[list[int]], str], constrained: bool) -> None:
-        """decode: text of token ids. constrained: a grammar constrains the answer."""
-        self._limits, self._decode, self._constrained = limits, decode, constrained
+    def __init__(self, limits: ReplyLimits, decode: Callable[[list[int]], str]) -> None:
+        """decode: text of token ids."""
+        self._limits, self._decode = limits, decode
         self._answered = 0  # tokens of the answer
         self.reason = ""
         self.cycle: Cycle | None = None
@@ -118,7 +118,7 @@ class LimitWatch:
 
     def _is_prose(self, cycle: Cycle, reply: ReplySoFar) -> bool:
         """Whether the block that repeats is running text, outside a code block."""
-        if not reply.thinking and (self._constrained or reply.answer.count(_FENCE) % 2):
+        if not reply.thinking and reply.answer.count(_FENCE) % 2:
             return False
         text = "".join(self._decode(reply.ids[-cycle.period :]).split())
         return "|" not in text and sum(map(str.isalpha, text)) >= _LETTERS * max(1, len(text))

@@ -167,5 +167,4 @@ def stream(
     decode          text of token ids
     in_chat         notices may name commands of a chat
     """
-    watch = LimitWatch(limits, decode, constrained=request.grammar is not None)
-    return _ReplyStream(client, request, into, watch).run(warned_before, in_chat)
+    return _ReplyStream(client, request, into, LimitWatch(limits, decode)).run(warned_before, in_chat)

@@ -172,12 +172,15 @@ def test_a_repetition_that_changes_is_none():
     assert streamed(session.ask("x"))[1].reason == "stop"
 
 
-def test_a_constrained_answer_may_repeat_longer():
-    for wanted, reason in ((Grammar("json_schema", "{}"), "default_length"), (None, "repetition")):
-        session = chat(['{"a": [' + '"no", ' * 900])
-        session.grammar = wanted
-        session.client.scripts[0] = ["Say: " + "no and no, " * 600] if wanted is None else session.client.scripts[0]
-        assert streamed(session.ask("x"))[1].reason == reason
+def test_a_list_in_json_is_judged_by_what_repeats():
+    """An embedded model filled the list of a crew with one name; a matrix of zeros is longer."""
+    for item, reason in (('"Gabriella",\n    ', "repetition"), ("0, ", "default_length")):
+        session = chat(['{"crew": [' + item * 2000])
+        session.grammar = Grammar("json_schema", "{}")
+        _, reply, _ = streamed(session.ask("x"))
+        assert reply.reason == reason
+        with pytest.raises(LocalqError, match="it repeats itself" if reason == "repetition" else "cut after 4096"):
+            check_complete(reply)
 
 
 def test_the_guard_can_be_switched_off():
@@ -232,7 +235,7 @@ def test_settings_of_a_conversation_keep_the_guard(tmp_path):
 
 
 def test_a_watch_without_limits_ends_nothing():
-    watch = LimitWatch(ReplyLimits(), CharTokenizer().decode, constrained=False)
+    watch = LimitWatch(ReplyLimits(), CharTokenizer().decode)
     decoder = ReplyDecoder(CharTokenizer())
     for letter in "the " * 3000:
         assert not watch.is_full()

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq.chat import stop_strings
+from localq.chat.attachments import Attachment, expand_mentions, piped_attachment, read_attachment
 from localq.chat.history.export import code_blocks
 from localq.chat.open_options import OpenOptions
-from localq.cli import agree, default_model, help_page, options
+from localq.cli import agree, default_model, help_page, options, reply_options
 from localq.cli.option_values import Command as Command
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -49,6 +50,7 @@ def run(
     prompt: Prompt = None,
     model_named: options.ModelOption = None,
     prompt_named: PromptOption = None,
+    file: reply_options.Files = None,
     system: options.System = None,
     ctx: options.Context = None,
     max_tokens: options.MaxTokens = None,
@@ -66,6 +68,7 @@ def run(
     think: options.Think = None,
     think_out: options.ThinkOut = None,
     stop: options.Stop = None,
+    loop_guard: reply_options.LoopGuard = None,
     json_schema: options.JsonSchema = None,
     grammar: options.GrammarText = None,
     regex: options.Regex = None,
@@ -77,11 +80,11 @@ def run(
     head: options.Head = None,
     format: options.Format = None,
     reserve: options.Reserve = None,
+    desktop: options.Desktop = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
     token: options.Token = None,
-    desktop: options.Desktop = None,
     yes: agree.Yes = False,
     stats: options.ShowStats = None,
     markdown: options.Markdown = None,
@@ -90,22 +93,35 @@ def run(
     json: options.Json = False,
 ) -> int:
     """Print the answer to one prompt; without a prompt, chat."""
-    words = [*(prompt or []), *([] if prompt_named is None else [prompt_named])]
-    if model_named is not None:  # then every word is part of the prompt
-        words, model = [*([] if model is None else [model]), *words], model_named
+    words, model = _split_words(model, model_named, prompt, prompt_named)
     settings = options.load_reply_settings(options.setting_flags(locals()), quiet)
     if dry_run:
-        from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
-
-        settings = default_model.planned(settings, named=model is not None)
-        return print_plan(settings.model, format, settings, json, force)
+        return _plan(settings, model is not None, format, json, force)
     stops = stop_strings.validate(stop or ())
     wanted = options.parse_grammar(json_schema, grammar, regex)
     wish = OpenOptions(format, force, agreed=yes)
-    request = _Request(words, stops, wanted, wish, model is not None, think_out, quiet, extract, json)
+    attached = tuple(map(read_attachment, file or ()))
+    request = _Request(words, attached, stops, wanted, wish, model is not None, think_out, quiet, extract, json)
     if not words and not json and not extract and sys.stdin.isatty():
         return _converse(settings, request)
     return _answer(settings, request)
+
+
+def _plan(settings: Settings, named: bool, format: str | None, json: bool, force: bool) -> int:
+    from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
+
+    settings = default_model.planned(settings, named=named)
+    return print_plan(settings.model, format, settings, json, force)
+
+
+def _split_words(
+    model: str | None, model_named: str | None, prompt: list[str] | None, prompt_named: str | None
+) -> tuple[list[str], str | None]:
+    """(words of the prompt, model): with --model every word is part of the prompt."""
+    words = [*(prompt or []), *([] if prompt_named is None else [prompt_named])]
+    if model_named is None:
+        return words, model
+    return [*([] if model is None else [model]), *words], model_named
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,7 @@ class _Request:
     """The prompt, and options of the answer that are not settings."""
 
     words: list[str]
+    attached: tuple[Attachment, ...]
     stops: tuple[str, ...]
     grammar: Grammar | None
     wanted: OpenOptions
@@ -126,8 +143,11 @@ class _Request:
 def _converse(settings: Settings, request: _Request) -> int:
     """No prompt at a terminal: start a chat."""
     if request.think_out is not None:
-        why, step = "without a prompt this opens a chat, which does not write this file", "Give a prompt."
+        why, step = "without a prompt, `localq run` opens a chat, which does not write this file", "Pass a prompt."
         raise usage_error("--think-out", why, step)
+    if request.attached:
+        why, step = "without a prompt, `localq run` opens a chat", "Pass a prompt, or attach files there with @FILE."
+        raise usage_error("--file", why, step)
     from localq.chat import open_conversation  # start-up cost: only a chat needs it
     from localq.cli.verbs.chat import start_chat
 
@@ -139,10 +159,9 @@ def _converse(settings: Settings, request: _Request) -> int:
 
 
 def _answer(settings: Settings, request: _Request) -> int:
-    text = options.read_prompt(request.words, "localq run", 'localq run MODEL "PROMPT"').text
+    prompt = _read_prompt(request)
     catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
     from localq.chat import open_model
-    from localq.chat.open_options import OpenOptions
     from localq.cli.line.session import TerminalWatcher, print_reply, stop_on_interrupt
     from localq.cli.line.thinking_lines import open_thoughts
 
@@ -158,15 +177,34 @@ def _answer(settings: Settings, request: _Request) -> int:
         open_model.open_session(settings.model, settings, watcher, opening.wanted) as opened,
     ):
         opened.session.stop_strings, opened.session.grammar = request.stops, request.grammar
+        opened.session.in_chat = False
         loaded = watcher.load(opened)
         with stop_on_interrupt(opened.session) as interruption:
-            parts = _parts(opened.session, text, request.quiet)
+            parts = _parts(opened.session, prompt, request.quiet)
             with _printing(settings, request, opened.session) as printer:
                 reply = print_reply(parts, watcher.status, thoughts, printer)
     if reply is None:
         return ExitCode.FAILURE
     _tell(settings, request, reply, loaded)
     return ExitCode.INTERRUPTED if interruption.is_requested else ExitCode.OK
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """The words of a prompt, and what goes before them: files, and piped text."""
+
+    words: str
+    attached: tuple[Attachment, ...]
+
+
+def _read_prompt(request: _Request) -> _Prompt:
+    """The prompt, with the files that its words mention. Raises LocalqError (exit 2) for one that cannot be read."""
+    example = 'localq run MODEL "PROMPT"'
+    given = options.read_prompt(request.words, "localq run", example, required=not request.attached)
+    message = expand_mentions(given.words)
+    for failure in message.failures:
+        raise failure
+    return _Prompt(message.words, (*request.attached, *piped_attachment(given.piped), *message.attachments))
 
 
 def _printing(settings: Settings, request: _Request, session: ChatSession) -> AbstractContextManager[Printer]:
@@ -212,11 +250,18 @@ def _last_block(reply: Reply) -> str | None:
     return blocks[-1]
 
 
-def _parts(session: ChatSession, text: str, quiet: bool) -> Iterator[ReplyPiece | Reply]:
+def _parts(session: ChatSession, prompt: _Prompt, quiet: bool) -> Iterator[ReplyPiece | Reply]:
+    files = [each.measure(session.count_tokens) for each in prompt.attached]
+    for each, attached in zip(files, prompt.attached, strict=True):
+        if attached.is_file and not quiet:
+            note(f"(attached {each[0].summary})")
     if session.tokenizer.chat_template is not None:
-        return session.ask(text)
+        return session.ask(prompt.words, prompt.attached)
     if not quiet:
-        note("base model without a chat template: it continues the text")
+        note("base model without a chat template: the prompt is continued as plain text")
         if session.system:
-            note("the system prompt is not used: it needs a chat template")
+            note("the system prompt is ignored because it needs a chat template")
+    from localq.chat.history.conversation import user_message  # start-up cost: not for --help
+
+    text = user_message(prompt.words, files).content
     return session.complete(session.tokenizer.prompt_ids(text), session.ensure_loaded())
