@@ -81,7 +81,7 @@ def plan_rows(outlook: Outlook, settings: Settings) -> list[PickerRow]:
     found = [_with_plan(row, outlook, settings) for row in local_rows(known)]
     here = {row.name for row in found}
     if outlook.budget is None:
-        rows = [_on_cpu(PickerRow(each.name, each.format, offer=each), outlook) for each in known]
+        rows = [_on_cpu(PickerRow(each.name, each.format, offer=each), outlook, settings) for each in known]
         rows.sort(key=_cpu_order)
     else:
         rows = [_of_row(each) for each in fit_rows.sort([_fit_row(each, outlook, settings) for each in known])]
@@ -108,7 +108,7 @@ def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRo
         row = replace(row, offer=offer)
     assert row.offer is not None
     if outlook.budget is None:
-        return _on_cpu(row, outlook)
+        return _on_cpu(row, outlook, settings)
     of_card = _of_row(_fit_row(row.offer, outlook, settings))
     return replace(of_card, name=row.name, format=row.format, local=row.local)
 
@@ -133,12 +133,15 @@ def _of_row(row: FitRow) -> PickerRow:
     return PickerRow(offer.name, offer.format, verdict, row.reason, context, *rates, make_s=row.make_s, offer=offer)
 
 
-def _on_cpu(row: PickerRow, outlook: Outlook) -> PickerRow:
+def _on_cpu(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRow:
     assert row.offer is not None
     offer = row.offer
     if offer.unsupported:
         return replace(row, verdict=NOT_YET, why=offer.unsupported)
-    made = plan.assess(offer.arch, offer.format, outlook.ram)
+    try:
+        made = plan.assess(offer.arch, offer.format, outlook.ram, wishes=choose.wishes_of(settings))
+    except LocalqError:  # the model has no such option, which loading reports
+        made = plan.assess(offer.arch, offer.format, outlook.ram)
     if not made.fits:
         return replace(row, verdict=TOO_LARGE, why=made.reason)
     sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters need {human_bytes(made.ledger.total)} of RAM"
