@@ -153,7 +153,7 @@ class PromptBuilder:
         if not begun or exact:
             return [*self.ids(messages, think), *exact]
         form = self.tokenizer.chat_template
-        begun = harmony.continuation(begun) if harmony.is_template(form) else template.escape_marks(form, begun)
+        begun = harmony.continuation(begun) if harmony.is_template(form) else thinking.escape_reply(form, begun)
         return self.tokenizer.encode(thinking.continue_prompt(self.text(messages, think), begun))
 
     def fit(

@@ -3,7 +3,7 @@
 tokenizer           text <-> ids, chat prompts, stop tokens; tokenizer_files: reading them safely. Open this file first
 tokenizer_like      the protocol that prompts and replies use
 template            chat templates, rendered in a limited child process (template_child)
-thinking, harmony   thought and answer of a reply: `<think>` tags, channels of gpt-oss
+thinking, harmony   thought and answer of a reply: tags of thoughts (thought_tags), channels of gpt-oss
 grammar, gbnf       constraints of answers, and llama.cpp's grammar notation
 token_windows       windows of token ids for perplexity
 markdown/           Markdown split into blocks while it streams

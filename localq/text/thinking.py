@@ -1,32 +1,27 @@
 """Thought and answer of a reply, split while it streams.
 
-form     A reply that begins with `<think>` is a thought up to the first `</think>`, then an answer (Qwen3, DeepSeek-R1
-         and its distillations, QwQ, Phi-4-reasoning, SmolLM3). Elsewhere the tags are plain text. Some templates end
-         the prompt with the opening tag: `thought_opening`
+form     A reply that begins with an opening tag (`thought_tags`), such as `<think>`, is a thought up to the first
+         closing tag, then an answer. Elsewhere the tags are plain text. Some templates end the prompt with the opening
+         tag: `thought_opening`
 stored   The raw text, with the tag from the prompt, because the model's template decides what prompts have of earlier
          thoughts: most drop all up to `</think>`, SmolLM3 keeps it
 shown    Thought and answer without the tags and the empty lines around them
 
 gpt-oss uses channels instead (`harmony`). A reply of one model is converted for the template of another
-(`convert_for`).
+(`convert_for`), also from the tags of one to those of another.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from localq.errors import usage_error
 from localq.sampling import THINK_CHOICES, THINK_LEVELS
-from localq.text import harmony
+from localq.text import harmony, thought_tags
 from localq.text.template import escape_marks
+from localq.text.thought_tags import THINK, Tags
 
-TAGS = OPENING, CLOSING = "<think>", "</think>"
 TAIL_TOKENS = 16  # an opening tag within these last tokens of a prompt opens the reply
-_OPENED = re.compile(re.escape(OPENING) + r"\s*\Z")
-_NO_THOUGHT = re.compile(
-    rf"{re.escape(OPENING)}\s*{re.escape(CLOSING)}\s*\Z"
-)  # end of a prompt for a reply without a thought
 
 
 class ThoughtSplitter:
@@ -34,15 +29,16 @@ class ThoughtSplitter:
 
     head      the raw text before the answer: tags, thought, empty lines. head + answer is the raw reply
     thinking  the thought has not ended
+    tags      around the thought; None for a reply without one, and for one in channels
     closing   the mark that ends it
     """
-
-    closing = CLOSING
 
     def __init__(self, opened: str = "", channels: bool = True) -> None:
         """opened: start of the reply in the prompt (`thought_opening`). channels: False for a model without channels:
         text that looks like their marks is escaped, so that it stays text."""
         self.head, self.thinking, self._may = opened, bool(opened), channels
+        self.tags = thought_tags.begun_by(opened)
+        self.closing = (self.tags or THINK).closing
         self._begun = bool(opened)  # the form of the reply is known
         self._answering = False  # the answer has begun
         self._thought = False  # part of the thought was returned
@@ -75,10 +71,10 @@ class ThoughtSplitter:
         return "", held
 
     def _begin(self) -> None:
-        start = self._held.lstrip()
-        if start.startswith(OPENING):
-            at = self._held.index(OPENING) + len(OPENING)
+        if (tags := thought_tags.begun_by(self._held)) is not None:
+            at = self._held.index(tags.opening) + len(tags.opening)
             self.head, self._held = self._held[:at], self._held[at:]
+            self.tags, self.closing = tags, tags.closing
             self.thinking = self._begun = True
             return
         in_channels = harmony.begins_reply(self._held)
@@ -87,7 +83,7 @@ class ThoughtSplitter:
         elif in_channels:
             self._channels, self._begun = harmony.Channels(), True
             self.closing = self._channels.closing
-        elif in_channels is False and not OPENING.startswith(start):  # an empty start may become the tag too
+        elif in_channels is False and not thought_tags.may_begin(self._held):  # an empty start may become a tag too
             self._begun = True
 
     def _in_channels(self, channels: harmony.Channels) -> tuple[str, str]:
@@ -97,12 +93,12 @@ class ThoughtSplitter:
 
     def _more_thought(self) -> str:
         """The final part of the thought; white space or half a tag at its end is held back."""
-        at = self._held.find(CLOSING)
-        certain = self._held[:at] if at >= 0 else self._held[: len(self._held) - _beginning(self._held)]
+        at = self._held.find(self.closing)
+        certain = self._held[:at] if at >= 0 else self._held[: len(self._held) - _beginning(self._held, self.closing)]
         piece = certain.rstrip()
         given = piece if self._thought else piece.lstrip("\n")
         self._thought = self._thought or bool(given)
-        taken = len(piece) if at < 0 else at + len(CLOSING)
+        taken = len(piece) if at < 0 else at + len(self.closing)
         self.head += self._held[:taken]
         self._held, self.thinking = self._held[taken:], at < 0
         return given
@@ -116,9 +112,8 @@ class ThoughtSplitter:
 
 
 def thought_opening(tail: str) -> str:
-    """Start of the reply at the end of a prompt: "<think>" and white space, or ""."""
-    found = _OPENED.search(tail)
-    return found[0] if found else ""
+    """Start of the reply at the end of a prompt: an opening tag and white space, or ""."""
+    return thought_tags.opening_at_end(tail)
 
 
 def split_reply(content: str) -> tuple[str, str]:
@@ -130,40 +125,75 @@ def split_reply(content: str) -> tuple[str, str]:
 
 def close_thought(content: str) -> str:
     """A stored reply in tags, with an unfinished thought closed, as most templates expect it."""
-    content = convert_for(None, content)
+    content = content if harmony.begins_reply(content) is not True else _in_tags(content, THINK)
     splitter = ThoughtSplitter()
     splitter.push(content)
-    return content.rstrip() + f"\n{CLOSING}\n\n" if splitter.thinking else content
+    return content.rstrip() + (splitter.tags or THINK).ending if splitter.thinking else content
 
 
 def convert_for(template: str | None, content: str) -> str:
-    """A stored reply in the form that this chat template uses, channels or tags, to be continued."""
-    in_channels = harmony.begins_reply(content) is True
-    if in_channels == harmony.is_template(template):
-        return content
+    """A stored reply in the form that this chat template uses, channels or its tags, to be continued.
+
+    A reply in tags stays as it is for a template that mentions none.
+    """
+    if harmony.is_template(template):
+        return content if harmony.begins_reply(content) is True else _in_channels(content)
+    tags, own = thought_tags.of_template(template), thought_tags.begun_by(content)
+    if harmony.begins_reply(content) is True:
+        return _in_tags(content, tags or THINK)
+    return content if own is None or tags in (None, own) else _in_tags(content, tags)
+
+
+def _in_channels(content: str) -> str:
+    thought, answer, is_open = _parts(content)
+    return harmony.format_reply(thought, answer, is_open)
+
+
+def _in_tags(content: str, tags: Tags) -> str:
+    thought, answer, is_open = _parts(content)
+    if is_open:
+        return tags.wrap(thought)
+    return tags.wrap(thought) + tags.ending + answer if thought else answer
+
+
+def _parts(content: str) -> tuple[str, str, bool]:
+    """Thought and answer of a stored reply, and whether the thought has not ended."""
     splitter = ThoughtSplitter()
-    parts = splitter.push(content), splitter.finish()
-    thought, answer = ("".join(part[kind] for part in parts) for kind in (0, 1))
-    if not in_channels:
-        return harmony.format_reply(thought, answer, splitter.thinking)
-    if splitter.thinking:
-        return f"{OPENING}\n{thought}"
-    return f"{OPENING}\n{thought}\n{CLOSING}\n\n{answer}" if thought else answer
+    pieces = splitter.push(content), splitter.finish()
+    thought, answer = ("".join(each) for each in zip(*pieces, strict=True))
+    return thought, answer, splitter.thinking
 
 
 def template_content(template: str | None, role: str, content: str) -> str:
     """Content of a stored message for a chat template, with turn marks escaped; for channels the answer only."""
     if harmony.is_template(template):
         return harmony.escape_marks(split_reply(content)[1] if role == "assistant" else content)
-    return escape_marks(template, close_thought(content) if role == "assistant" else content)
+    if role != "assistant":
+        return escape_marks(template, content)
+    return escape_reply(template, close_thought(convert_for(template, content)))
+
+
+def escape_reply(template: str | None, content: str) -> str:
+    """A stored reply in tags with turn marks escaped, but not the tags of its thought, which may be marks as well."""
+    splitter = ThoughtSplitter()
+    splitter.push(content)
+    splitter.finish()
+    tags, head = splitter.tags, splitter.head
+    if tags is None:
+        return escape_marks(template, content)
+    start = head.index(tags.opening) + len(tags.opening)
+    end = len(head) if splitter.thinking else head.rindex(tags.closing)
+    thought, answer = (escape_marks(template, each) for each in (head[start:end], content[len(head) :]))
+    return head[:start] + thought + head[end:] + answer
 
 
 def continue_prompt(prompt: str, begun: str) -> str:
     """Append the start of a stored reply to `prompt`; its thought replaces one that the prompt opens or has empty."""
-    opening, none = thought_opening(prompt), _NO_THOUGHT.search(prompt)
-    if begun.lstrip().startswith(OPENING):
-        return prompt[: none.start() if none else len(prompt) - len(opening)] + begun
-    return prompt + (f"\n{CLOSING}\n\n" if opening else "") + begun
+    opening, bare = thought_opening(prompt), thought_tags.without_empty_thought(prompt)
+    if thought_tags.begun_by(begun) is not None:
+        return (prompt[: len(prompt) - len(opening)] if bare is None else bare) + begun
+    opened = thought_tags.begun_by(opening)
+    return prompt + (opened.ending if opened else "") + begun
 
 
 def minimal_variables(template: str | None) -> dict[str, Any]:
@@ -197,13 +227,13 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
         raise usage_error(f"think {think}", "this model has no thinking levels", step)
     if switch:
         return {"enable_thinking": think == "on"}
-    if think == "on" and (level or OPENING in text or CLOSING in text):
+    if think == "on" and (level or thought_tags.of_template(text) is not None):
         return {}  # this model always thinks
     if level:
         raise usage_error("think off", "this model always thinks", "The minimum is --think low.")
     raise usage_error(f"think {think}", "this model has no thinking mode", "Remove --think.")
 
 
-def _beginning(text: str) -> int:
+def _beginning(text: str, closing: str) -> int:
     """Length of the longest end of `text` that may begin the closing tag."""
-    return next((size for size in range(len(CLOSING) - 1, 0, -1) if text.endswith(CLOSING[:size])), 0)
+    return next((size for size in range(len(closing) - 1, 0, -1) if text.endswith(closing[:size])), 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.processes import run_with_timeout
-from localq.text import harmony, template, thinking
+from localq.text import harmony, template, thought_tags
 from localq.text.tokenizer_files import SPECIAL, read_backend, report_panics, special_tokens
 
 if TYPE_CHECKING:
@@ -61,9 +61,13 @@ class Tokenizer:
 
     @functools.cached_property
     def skipped_ids(self) -> frozenset[int]:
-        """The special tokens, which `decode` leaves out. Tags of thoughts are text, whatever the file calls them."""
-        added = self.backend.get_added_tokens_decoder().items()
-        return frozenset(id for id, token in added if token.special and token.content not in thinking.TAGS)
+        """The special tokens and frames of answers, which `decode` leaves out.
+
+        Tags of thoughts are text, whatever the file calls them.
+        """
+        added = self.backend.get_added_tokens_decoder()
+        special = {id for id, token in added.items() if token.special and not thought_tags.is_shown(token.content)}
+        return frozenset(special | {id for id, token in added.items() if token.content in thought_tags.ANSWER_FRAMES})
 
     @functools.cached_property
     def mark_ids(self) -> dict[int, str]:

@@ -8,7 +8,6 @@ from localq.chat.history.conversation import Message
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.text import thinking
-from localq.text.thinking import CLOSING
 from localq.text.tokenizer import Tokenizer
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import DEAD, ScriptedClient, streamed
@@ -61,7 +60,7 @@ def test_a_thought_goes_on_where_it_was_cut_also_one_that_the_prompt_opened():
     assert session.messages[-1].content == "<think>so so</think>yes"
     opening = "<user>q<assistant><think>\n"
     assert thinking.continue_prompt(opening, "<think>\nso") == "<user>q<assistant><think>\nso"
-    assert thinking.continue_prompt(opening, "edited") == f"{opening}\n{CLOSING}\n\nedited"
+    assert thinking.continue_prompt(opening, "edited") == f"{opening}\n</think>\n\nedited"
     assert thinking.continue_prompt("<assistant>", "plain") == "<assistant>plain"
 
 
