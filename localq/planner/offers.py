@@ -34,6 +34,7 @@ class Offer:
     preferred    the plain name of the model selects it
     block_bytes  exact bytes of the weights without embedding and head, None if unknown
     entry        its entry in the catalogue, if any
+    file_bits    bits per weight in the files, where the scheme does not state them (GGUF); None: as the scheme says
     """
 
     name: str
@@ -46,6 +47,7 @@ class Offer:
     preferred: bool = True
     block_bytes: int | None = None
     entry: ModelEntry | None = None
+    file_bits: float | None = None
 
     @property
     def model(self) -> str:
@@ -91,6 +93,8 @@ class Offer:
     @property
     def stored_bits(self) -> float:
         """Bits per weight of the block matrices in the files, which decide the quality; GGUF takes 16 in memory."""
+        if self.file_bits is not None:
+            return self.file_bits
         return gguf_bits(self.scheme) if self.format == "gguf" else self.bits
 
     @property
@@ -98,8 +102,8 @@ class Offer:
         """A remark for the user, in a few words."""
         made = f"quantized here from {self.base.format}" if self.is_made_here and self.base else ""
         made += ", so quantized twice" if self.quantized_before else ""
-        if self.format == "gguf" and self.scheme:
-            made = f"{self.scheme}, 16 bits in memory"
+        if self.format == "gguf":
+            made = ", ".join(filter(None, (self.scheme, "16 bits in memory")))
         gated = "gated" if self.source is not None and self.source.gated else ""
         slow = "slow: experts run one by one" if format_facts.one_by_one(self.arch, self.format) else ""
         return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))

@@ -64,4 +64,5 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
         why, step = f"the weights are {variant}", "Use another repository of this model."
         raise LocalqError(name, why, step, ExitCode.FAILURE)
     unsupported = format_facts.why_unsupported(arch, format)
-    return Offer(name, arch, format, scheme, source, unsupported=unsupported, block_bytes=exact)
+    bits = 8 * (source.bytes if source else path.stat().st_size) / arch.parameters if format == "gguf" else None
+    return Offer(name, arch, format, scheme, source, unsupported=unsupported, block_bytes=exact, file_bits=bits)
