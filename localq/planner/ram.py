@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPU_FLAGS = Path("/proc/cpuinfo")
+CGROUP = Path("/sys/fs/cgroup")
 MULTIPLY_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})  # of x86-64; of 64-bit Arm
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -46,7 +47,20 @@ class Ram:
 
 
 def free_ram(dtype: str = "auto") -> Ram:
-    """The free RAM of this machine, for a load in `dtype`, a value of `--dtype`."""
+    """The free RAM of this machine, or of its container, for a load in `dtype`, a value of `--dtype`."""
     import psutil  # type: ignore[import-untyped]  # start-up cost: loads on a GPU do not need it; has no types
 
-    return Ram(int(psutil.virtual_memory().available), cpu_dtype() if dtype == "auto" else dtype)
+    free, allowed = int(psutil.virtual_memory().available), _free_in_container()
+    least = free if allowed is None else min(free, allowed)
+    return Ram(least, cpu_dtype() if dtype == "auto" else dtype)
+
+
+def _free_in_container() -> int | None:
+    """Bytes below the memory limit of the container (cgroup 2), cached files not counted; None without a limit."""
+    try:
+        limit, used = ((CGROUP / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        pairs = (line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        cached = sum(int(size) for name, size in pairs if name in ("active_file", "inactive_file"))
+        return max(0, int(limit) - int(used) + cached)
+    except (OSError, ValueError):  # no such file; "max" is no limit
+        return None

@@ -16,7 +16,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, packaged_model
 from localq.files.hub import fetch as hub
 from localq.planner import card as planner_card
-from localq.planner import choose, uncatalogued
+from localq.planner import choose, ram, uncatalogued
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer
 from localq.settings import Settings
@@ -39,6 +39,7 @@ def bare_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(planner_card, "measure_bandwidth", lambda: None)
     monkeypatch.setattr(EngineClient, "start", lambda self: pytest.fail("the engine was started"))
     monkeypatch.setattr(hub, "fetch", lambda *arguments, **options: pytest.fail("something was fetched"))
+    monkeypatch.setattr(ram, "CGROUP", tmp_path)
 
 
 def plan_of(capsys, *arguments: str, code: int = ExitCode.OK) -> dict:

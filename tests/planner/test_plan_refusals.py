@@ -12,6 +12,7 @@ import pytest
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
 from localq.planner import plan as memory_plan
+from localq.planner import ram
 from localq.planner.placement import Wishes
 from localq.planner.ram import Ram
 from tests.support.planner.catalogue_models import arch
@@ -61,14 +62,15 @@ def test_a_refusal_offers_the_same_model_smaller_before_another_model():
 
 
 @pytest.mark.parametrize(("gib", "is_offered"), [(20, False), (400, True)])
-def test_the_cpu_is_a_way_out_only_where_the_ram_is_enough(monkeypatch, gib, is_offered):
+def test_the_cpu_is_a_way_out_only_where_the_ram_is_enough(monkeypatch, tmp_path, gib, is_offered):
+    monkeypatch.setattr(ram, "CGROUP", tmp_path)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=gib * 2**30))
     assert ("--device cpu" in refusal("llama-3.3-70b", "nf4", 24_564 * MIB)) is is_offered
 
 
 def test_the_ram_of_a_load_on_the_cpu_counts_every_weight_in_its_type():
-    shape, ram = arch("qwen3-32b"), Ram(23 * 2**30, "float32")
-    made = memory_plan.assess(shape, "nf4", ram)
+    shape, budget = arch("qwen3-32b"), Ram(23 * 2**30, "float32")
+    made = memory_plan.assess(shape, "nf4", budget)
     assert (made.fits, made.format, made.ctx) == (False, "nf4", memory_plan.MIN_CONTEXT)
     assert made.ledger.components["weights"] == 4 * (shape.linear_parameters + shape.other_parameters)
     assert made.ledger.components["embedding"] == made.ledger.components["head"] == 4 * shape.embedding_parameters
@@ -76,13 +78,24 @@ def test_the_ram_of_a_load_on_the_cpu_counts_every_weight_in_its_type():
     halved = memory_plan.assess(shape, "nf4", Ram(23 * 2**30, "bfloat16")).ledger.components
     assert 2 * halved["weights"] == made.ledger.components["weights"]
     with pytest.raises(LocalqError, match=r"needs 131\.\d GB of RAM") as raised:
-        memory_plan.plan(shape, "nf4", ram, name="qwen3-32b")
+        memory_plan.plan(shape, "nf4", budget, name="qwen3-32b")
     text = str(raised.value)
     assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
     assert all(f"({number})" in text for number in (1, 2, 3))
     assert "closing other programs" in text
     other = catalog.resolve(re.search(r"use (\S+), which fits", text)[1])
-    assert memory_plan.assess(other.entry.arch, other.format, ram).fits
+    assert memory_plan.assess(other.entry.arch, other.format, budget).fits
+
+
+@pytest.mark.parametrize(("limit", "free"), [("max", 20), ("17179869184", 12), ("1000", 0), (None, 20)])
+def test_the_limit_of_a_container_counts_and_cached_files_do_not(monkeypatch, tmp_path, limit, free):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=20 * 2**30))
+    monkeypatch.setattr(ram, "CGROUP", tmp_path)
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{7 * 2**30}\n")
+        (tmp_path / "memory.stat").write_text(f"anon 5\nactive_file {2**30}\ninactive_file {2 * 2**30}\n")
+    assert ram.free_ram().bytes == free * 2**30
 
 
 @pytest.mark.parametrize(("gib", "is_offered"), [(20, True), (10, False)])

@@ -13,7 +13,7 @@ from localq.files.architecture import Architecture
 from localq.files.hub import client as hub_client
 from localq.files.hub import remote as hub_remote
 from localq.files.safetensors_headers import read_header
-from localq.planner import budget, choose
+from localq.planner import budget, choose, ram
 from localq.planner import plan as memory_plan
 from tests.support.files import hub_server
 from tests.support.files.hub_server import REPO
@@ -25,6 +25,7 @@ def server(tmp_path, monkeypatch):
     with hub_server.running(tmp_path, monkeypatch) as server:
         monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * 2**30))
+        monkeypatch.setattr(ram, "CGROUP", tmp_path)
         files = model()
         del files["model.safetensors"]
         server.add(REPO, files)

@@ -9,7 +9,7 @@ import pytest
 
 from localq import gpus
 from localq.files import catalog
-from localq.planner import choose, offers, pull_report, room
+from localq.planner import choose, offers, pull_report, ram, room
 from localq.planner.ram import Ram
 from localq.settings import Settings
 from localq.tui.models import picker_plans
@@ -26,6 +26,7 @@ def bare_machine(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=23 * 10**9))
+    monkeypatch.setattr(ram, "CGROUP", tmp_path)
 
 
 @pytest.mark.parametrize("cards", [(), (CARD,)], ids=["cpu", "gpu"])
