@@ -37,7 +37,7 @@ def ask(costs: Sequence[Cost], *, named: bool = False) -> bool:
     large = [each for each in costs if each.is_large or each.why]
     if not large:
         return True
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
         made = next((each for each in large if each.make_s is not None), None)
         if made is not None and not named:
             raise consent.needs_yes(made)
