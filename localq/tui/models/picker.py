@@ -145,7 +145,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
 
     def _draw(self) -> None:
         order = (
-            f"{self._order[:1].upper()}{self._order[1:]}, {'every format' if self._every else 'one line per family'}"
+            f"{self._order[:1].upper()}{self._order[1:]}{', every format' if self._every else ''}"
         )
         self.query_one("#heading", Static).update(sanitize(f"{self._words}. {order}."))
         self.query_one(ModelTable).show(picker_rows.filter_rows(self._rows, self._text, self._order, self._every))
