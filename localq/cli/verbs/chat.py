@@ -19,6 +19,7 @@ from localq.settings import Settings
 if TYPE_CHECKING:
     from localq.chat.history.record import Record
     from localq.chat.open_conversation import Start
+    from localq.text.grammar import Grammar
 PlanJson = Annotated[
     bool,
     typer.Option("--json", help="With --dry-run: print one JSON object.", rich_help_panel=help_page.OUTPUT),
@@ -77,20 +78,20 @@ def chat(
     model = options.single_model(model, model_named)
     flags = options.setting_flags(locals())
     settings = options.load_reply_settings(flags, quiet)
-    wish = OpenOptions(format, force, agreed=yes)
+    named = model is not None or continue_ or resume is not None
     if dry_run:
-        settings = _resume(settings, flags, continue_, resume)[0]
-        named = continue_ or resume is not None or model is not None
-        settings = default_model.planned(settings, named=named)
-        return _plan(settings, format, json, force)
+        return _plan(_resume(settings, flags, continue_, resume)[0], named, format, json, force)
     wanted = options.parse_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     settings, record = _resume(settings, flags, continue_, resume)
+    start, wish = _start(record, settings, stop, wanted), OpenOptions(format, force, agreed=yes)
+    return start_chat(settings, start, wish, named=named, plain=plain or prompt is not None, quiet=quiet, first=first)
+
+
+def _start(record: Record | None, settings: Settings, stop: list[str] | None, wanted: Grammar | None) -> Start:
     from localq.chat import open_conversation  # start-up cost, not for --help
 
-    start = open_conversation.start(record, settings, stop, note, wanted)
-    named = model is not None or record is not None
-    return start_chat(settings, start, wish, named=named, plain=plain or prompt is not None, quiet=quiet, first=first)
+    return open_conversation.start(record, settings, stop, note, wanted)
 
 
 def _check_json(json: bool, dry_run: bool) -> None:
@@ -100,9 +101,10 @@ def _check_json(json: bool, dry_run: bool) -> None:
         )
 
 
-def _plan(settings: Settings, format: str | None, json: bool, force: bool) -> int:
+def _plan(settings: Settings, named: bool, format: str | None, json: bool, force: bool) -> int:
     from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
 
+    settings = default_model.planned(settings, named=named)
     return print_plan(settings.model, format, settings, json, force)
 
 

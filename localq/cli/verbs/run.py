@@ -190,21 +190,21 @@ def _answer(settings: Settings, request: _Request) -> int:
 
 
 @dataclass(frozen=True)
-class _Prompt:
+class _GivenPrompt:
     """The words of a prompt, and what goes before them: files, and piped text."""
 
     words: str
     attached: tuple[Attachment, ...]
 
 
-def _read_prompt(request: _Request) -> _Prompt:
+def _read_prompt(request: _Request) -> _GivenPrompt:
     """The prompt, with the files that its words mention. Raises LocalqError (exit 2) for one that cannot be read."""
     example = 'localq run MODEL "PROMPT"'
     given = options.read_prompt(request.words, "localq run", example, required=not request.attached)
     message = expand_mentions(given.words)
     for failure in message.failures:
         raise failure
-    return _Prompt(message.words, (*request.attached, *piped_attachment(given.piped), *message.attachments))
+    return _GivenPrompt(message.words, (*request.attached, *piped_attachment(given.piped), *message.attachments))
 
 
 def _printing(settings: Settings, request: _Request, session: ChatSession) -> AbstractContextManager[Printer]:
@@ -250,7 +250,7 @@ def _last_block(reply: Reply) -> str | None:
     return blocks[-1]
 
 
-def _parts(session: ChatSession, prompt: _Prompt, quiet: bool) -> Iterator[ReplyPiece | Reply]:
+def _parts(session: ChatSession, prompt: _GivenPrompt, quiet: bool) -> Iterator[ReplyPiece | Reply]:
     files = [each.measure(session.count_tokens) for each in prompt.attached]
     for each, attached in zip(files, prompt.attached, strict=True):
         if attached.is_file and not quiet:

@@ -1,0 +1,84 @@
+"""/set of limits and their short names, and /regen where the sampling gives the same reply again."""
+
+from __future__ import annotations
+
+import pytest
+
+from localq.chat import commands
+from localq.chat.history.store import ConversationStore
+from localq.chat.session import ChatSession
+from localq.errors import LocalqError
+from localq.sampling import Sampling
+from localq.settings import NO_LIMIT
+from tests.support.chat.scripted_client import session_over, streamed
+
+
+class Host:
+    """A front end that shows nothing."""
+
+
+def command(session: ChatSession, line: str):
+    name, argument = commands.parse(line)
+    return commands.COMMANDS[name](session, argument, Host())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        (Sampling(), "temperature 0 gives the same reply again; for another, /set temp 0.7 first"),
+        (Sampling(temperature=1.0, seed=5), "seed 5 gives the same reply again; for another, /set seed none first"),
+        (Sampling(temperature=1.0), None),
+    ],
+)
+def test_regen_says_where_it_gives_the_same_reply(sampling, said):
+    session = session_over(["one"], ["one"])
+    session.sampling = sampling
+    streamed(session.ask("x"))
+    text, reply, told = streamed(command(session, "/regen"))
+    assert (text, reply.text) == ("one", "one")
+    assert told == ([] if said is None else [said])
+
+
+def test_regen_of_a_message_without_a_reply_says_nothing():
+    session = session_over([LocalqError("engine process", "ended", "")], ["one"])
+    with pytest.raises(LocalqError):
+        streamed(session.ask("x"))
+    assert streamed(command(session, "/regen"))[2] == []
+
+
+def test_a_stop_between_the_command_and_its_reply_is_not_forgotten():
+    session = session_over(["one"], ["t", "w", "o"])
+    streamed(session.ask("x"))
+    parts, cancelled = command(session, "/regen"), []
+    session.client.cancel = cancelled.append
+    session.stop()
+    streamed(parts)
+    assert cancelled == [session.client.generated[1].id]
+
+
+def test_set_takes_the_short_name_and_limits():
+    session = session_over()
+    assert command(session, "/set temp 0.7") == "temperature = 0.7"
+    assert session.sampling.temperature == 0.7
+    assert command(session, "/set temp") == "temperature = 0.7"
+    assert command(session, "/set max_tokens max") == "max_tokens = max"
+    assert session.max_tokens == NO_LIMIT
+    assert command(session, "/set max_tokens none") == "max_tokens = None"
+    assert command(session, "/set loop_guard off") == "loop_guard = off"
+    assert not session.loop_guard
+    assert "loop_guard = off" in command(session, "/set").split("\n")
+    with pytest.raises(LocalqError, match="is not true or false"):
+        command(session, "/set loop_guard perhaps")
+
+
+def test_a_conversation_keeps_the_guard_of_its_replies(tmp_path):
+    session = session_over(["one"])
+    session.store = ConversationStore(tmp_path / "sessions.sqlite")
+    command(session, "/set loop_guard off")
+    command(session, "/set max_tokens max")
+    streamed(session.ask("x"))
+    record = session.store.find(None)
+    other = session_over()
+    other.record.model = record.model
+    other.switch_to(record)
+    assert (other.loop_guard, other.max_tokens) == (False, NO_LIMIT)
