@@ -1,10 +1,11 @@
-// Helpers of every */bind.cpp. Python passes pointers as integers; each family of operations has its bind_ function.
+// Helpers of every */bind*.cpp. Python passes pointers as integers; each family of operations has its bind_ function.
 #pragma once
 
-#include <cuda_runtime.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+
+struct CUstream_st;  // *cudaStream_t; bindings of the host part need no CUDA headers
 
 namespace localq {
 
@@ -22,8 +23,8 @@ T* address(const pybind11::dict& operand, const char* name) {
   return pointer<T>(field<uintptr_t>(operand, name));
 }
 
-inline cudaStream_t stream_of(uintptr_t address) {
-  return reinterpret_cast<cudaStream_t>(address);
+inline CUstream_st* stream_of(uintptr_t address) {
+  return reinterpret_cast<CUstream_st*>(address);
 }
 
 void bind_nf4(pybind11::module_& m);
@@ -37,5 +38,6 @@ void bind_rowlut(pybind11::module_& m);
 void bind_vq(pybind11::module_& m);
 void bind_bcq(pybind11::module_& m);
 void bind_search(pybind11::module_& m);
+void bind_search_host(pybind11::module_& m);
 
 }  // namespace localq

@@ -1,3 +1,4 @@
+set(HOST bindings.cpp require.cpp)
 set(LONG)
 set(SHORT check.cpp device.cpp)
-set(BINDINGS bindings.cpp)
+set(BINDINGS)

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/check.h"
+#include "common/require.h"
 #include "search/beam_search.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)

@@ -1,3 +1,4 @@
+set(HOST beam_search_cpu.cpp bind_host.cpp)
 set(LONG beam_search.cu)
-set(SHORT adjoint.cu beam_search_cpu.cpp)
+set(SHORT adjoint.cu)
 set(BINDINGS bind.cpp)

@@ -1,7 +1,8 @@
 """The compiled kernels: whether they are there, and if not, why. Each family of operations is a file here.
 
-Importing this package loads nothing; the compiled module is loaded at the first question. It links the CUDA runtime
-statically and loads without a GPU. Whether this machine can use it is checked by `engine.load.device`.
+The compiled module has a host part, which runs on the CPU (`host_module`), and CUDA kernels (`module`), which an
+installation may lack. Importing this package loads nothing; the compiled module is loaded at the first question. It
+links the CUDA runtime statically and loads without a GPU. `engine.load.device` checks whether a GPU can use it.
 """
 
 from __future__ import annotations
@@ -27,23 +28,44 @@ def _loaded() -> tuple[ModuleType | None, str]:
     except ModuleNotFoundError as error:
         if error.name != "localq._C":
             return None, f"the compiled module does not load ({error})"
-        return None, "this installation was built without CUDA kernels (LOCALQ_NO_CUDA=1, or it was never built)"
+        return None, "localq was installed without its compiled part"
     except ImportError as error:
         return None, f"the compiled module does not load ({error})"
 
 
 def available() -> bool:
-    """True when the kernels are built and load."""
-    return _loaded()[0] is not None
+    """True when the CUDA kernels are built and load."""
+    return not why_not()
 
 
 def why_not() -> str:
-    """Why the kernels are not available; empty when they are."""
-    return _loaded()[1]
+    """Why the CUDA kernels are not available; empty when they are."""
+    found, reason = _loaded()
+    if found is None or found.build_architectures:
+        return reason
+    return "localq was built without CUDA kernels (LOCALQ_NO_CUDA=1, or `make chat` without an NVIDIA driver)"
 
 
 def module() -> ModuleType:
-    """The compiled module. Raises ImportError with the reason."""
+    """The compiled module with CUDA kernels. Raises ImportError with the reason."""
+    found, _ = _loaded()
+    if found is None or not available():
+        raise ImportError(why_not())
+    return found
+
+
+def host_available() -> bool:
+    """True when the compiled operations that run on the CPU load, with or without CUDA kernels."""
+    return _loaded()[0] is not None
+
+
+def host_why_not() -> str:
+    """Why the operations that run on the CPU are not available; empty when they are."""
+    return _loaded()[1]
+
+
+def host_module() -> ModuleType:
+    """The compiled module for operations that run on the CPU. Raises ImportError with the reason."""
     found, reason = _loaded()
     if found is None:
         raise ImportError(reason)
@@ -53,7 +75,7 @@ def module() -> ModuleType:
 def build_info() -> BuildInfo | None:
     """What the kernels were built for; None when there are none."""
     found, _ = _loaded()
-    if found is None:
+    if found is None or not available():
         return None
     return BuildInfo(tuple(str(found.build_architectures).split()), str(found.build_cuda_version))
 

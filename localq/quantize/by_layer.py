@@ -53,7 +53,8 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
     Raises LocalqError: exit 2 for an unusable source or text, or an `out` that holds something else, 7 without the
     compiled part, 3 for memory, 8 for damaged weights, 9 for the disk.
     """
-    if request.layers is None and (why := kernels.why_not()):
+    on_gpu = request.device.type == "cuda"
+    if request.layers is None and (why := kernels.why_not() if on_gpu else kernels.host_why_not()):
         raise prepare.cannot_search(request.format, why)
     source, out = request.source, request.out
     family = architecture(source.config, source.name)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -38,6 +39,8 @@ def test_importing_loads_neither_torch_nor_the_compiled_module():
 def test_available_or_a_reason():
     assert kernels.available() == (kernels.why_not() == "")
     assert kernels.available() == (kernels.build_info() is not None)
+    assert kernels.host_available() == (kernels.host_why_not() == "")
+    assert kernels.host_available() or not kernels.available()  # a module with kernels has the host part as well
 
 
 def test_built_for_what_the_build_lists():
@@ -57,9 +60,28 @@ def test_not_built(reload_module):
 
     reload_module(load)
     assert not kernels.available()
+    assert not kernels.host_available()
+    assert "without its compiled part" in kernels.why_not()
+    assert kernels.host_why_not() == kernels.why_not()
+    assert kernels.build_info() is None
+    assert not kernels.covers((9, 0))
+    for each in (kernels.module, kernels.host_module):
+        with pytest.raises(ImportError, match="without its compiled part"):
+            each()
+
+
+def test_built_for_the_host_alone(reload_module):
+    module = ModuleType("localq._C")
+    module.build_architectures, module.build_cuda_version = "", ""
+    reload_module(lambda name: module)
+    assert kernels.host_available()
+    assert kernels.host_module() is module
+    assert kernels.host_why_not() == ""
+    assert not kernels.available()
     assert "LOCALQ_NO_CUDA=1" in kernels.why_not()
     assert kernels.build_info() is None
     assert not kernels.covers((9, 0))
+    assert kernels.why_not_on((9, 0)) == kernels.why_not()
     with pytest.raises(ImportError, match="LOCALQ_NO_CUDA=1"):
         kernels.module()
 

@@ -30,7 +30,7 @@ from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests, quantized
 from tests.support.quantize.vq2_conversions import Made, converted, ended, loaded, logits, request, watched, windows
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),

@@ -29,7 +29,7 @@ from tests.support.formats import aqlm_package
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 CPU = torch.device("cpu")
 F32 = LoadOptions(device="cpu", dtype="float32")

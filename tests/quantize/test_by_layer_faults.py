@@ -27,7 +27,7 @@ from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests
 from tests.support.quantize.vq2_conversions import converted, request, windows
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 MOMENTS = 20
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2,

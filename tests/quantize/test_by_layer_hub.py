@@ -34,7 +34,7 @@ from tests.support.quantize.vq2_from_hub import (  # fmt: skip
     whole_fetches,
 )
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 
 @pytest.fixture(scope="module")

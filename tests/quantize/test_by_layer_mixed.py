@@ -22,7 +22,7 @@ from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests
 from tests.support.quantize.vq2_conversions import converted, loaded, logits, request, windows
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 # Codebooks of 8 KB weigh little enough for a mixture.
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,

@@ -31,7 +31,7 @@ from localq.quantize.settings import ConversionSettings, Effort, QuantizedLayer,
 from tests.support.engine.live_memory import LiveMemory
 from tests.support.quantize.tiny_layers import packed_block
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 HIDDEN, WINDOWS = 256, 3
 WITHIN = 0.1  # of the measured peak

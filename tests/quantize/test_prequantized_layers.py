@@ -27,7 +27,7 @@ from tests.support.quantize.conversions import digests
 from tests.support.quantize.vq2_conversions import converted, request
 
 PACK = Path(__file__).parents[1] / "tools/pack_layers.py"
-made_here = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+made_here = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 
 def pack(monkeypatch, model: Path, source: Path, out: Path, *how: str) -> Path:
@@ -86,7 +86,7 @@ def test_one_command_makes_the_model_and_packs_its_layers(made, packed, tmp_path
 @made_here
 def test_it_needs_no_search(made, packed, tmp_path, monkeypatch):
     source, model = made
-    monkeypatch.setattr(kernels, "why_not", lambda: "a test took it away")
+    monkeypatch.setattr(kernels, "host_why_not", lambda: "a test took it away")
     ready = prequantized_layers.open_layers(packed)
     asked = request(source, tmp_path / "again", windows=(), layers=ready, seed=ready.seed)
     assert digests(by_layer.convert(asked)) == digests(model)

@@ -23,7 +23,7 @@ from tests.support.quantize.vq2_conversions import converted
 from tests.support.quantize.vq2_from_hub import SETTINGS, cache_of, checkpoint, weights, whole_fetches
 
 PACK = Path(__file__).parents[1] / "tools/pack_layers.py"
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 
 @pytest.fixture(scope="module")

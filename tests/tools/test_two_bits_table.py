@@ -16,7 +16,7 @@ from tests.support.quantize.vq2_conversions import converted, loaded, logits, wi
 from tests.tools import rival_quantizers, two_bits_table
 
 
-@pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+@pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 def test_without_rotation_nothing_is_turned(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     source = make_checkpoint(tmp_path / "m", "llama", dtype=torch.float32, initializer_range=0.08)

@@ -93,7 +93,7 @@ class Search:
             kernels.module().vq_search(**self.arguments, **place(self.codes))
         else:
             threads = min(len(self.codes), os.cpu_count() or 1)
-            kernels.module().vq_search_host(**self.arguments, threads=threads)
+            kernels.host_module().vq_search_host(**self.arguments, threads=threads)
 
 
 def prepare(

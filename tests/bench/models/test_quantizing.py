@@ -18,7 +18,7 @@ BEST = Method(Effort(beam=3, columns=64, rounds=2, steps=1), Tuning(6, 1), 3, 32
 STAGES = ["reading", "statistics", "targets", "search", "codebooks", "forward"]
 
 
-@pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+@pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 def test_a_layer_of_smollm2_on_the_cpu(monkeypatch):
     monkeypatch.setattr(quantizing, "TIMED_STEPS", 2)
     out = io.StringIO()

@@ -32,7 +32,7 @@ from localq.quantize.settings import Effort, Tuning
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
 
-needs_search = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+needs_search = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 LICENSE = Path(__file__).parents[3] / "LICENSE"
 
 

@@ -48,8 +48,8 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no g++")
-    if not kernels.available():
-        pytest.skip(f"no search on the CPU to compare with: {kernels.why_not()}")
+    if not kernels.host_available():
+        pytest.skip(f"no search on the CPU to compare with: {kernels.host_why_not()}")
     out = tmp_path_factory.mktemp("library") / "search.so"
     command = [compiler, "-std=c++17", "-O2", "-Wno-unknown-pragmas", "-shared", "-fPIC", "-I", ROOT / "csrc"]
     subprocess.run([*command, "-o", out, ROOT / "tests/support/kernels/vq_search_on_cpu.cpp"], check=True)

@@ -93,7 +93,7 @@ def test_what_was_chosen_stays_chosen(tmp_path: Path) -> None:
     assert json.loads((tmp_path / bit_mixture.FILE).read_text())["job"] == other
 
 
-@pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+@pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_schemes_leave_of_noise_is_what_the_codebooks_leave(scheme: str) -> None:
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from localq.quantize.codebooks.encode import decode, encode
 from localq.quantize.settings import Effort
 from tests.support.kernels.search_operands import block
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 COLUMNS = 64
 SHAPES = [(8, 16), (4, 16)]

@@ -13,7 +13,7 @@ from localq.quantize.codebooks import initial_codebooks
 from localq.quantize.codebooks.initial_codebooks import SCHEMES, load_initial, mean_square_error, train
 
 CPU = torch.device("cpu")
-searching = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+searching = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 
 @searching

@@ -17,7 +17,7 @@ from localq.quantize.model.statistics import factor
 from localq.quantize.settings import Effort
 from tests.support.kernels.search_operands import Block, block, followed, search
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+pytestmark = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 
 SCHEMES = {
     "s4l16": [(4, 16)],

@@ -25,7 +25,7 @@ from tests.support.quantize.conversions import digests
 from tests.support.quantize.vq2_conversions import QUICK, converted, loaded, request, windows
 from tests.support.quantize.vq2_conversions import logits as of_window
 
-needs_search = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+needs_search = pytest.mark.skipif(not kernels.host_available(), reason=f"no search: {kernels.host_why_not()}")
 KINDS = ("mixtral", "qwen3_moe")
 
 
@@ -197,7 +197,7 @@ def test_bits_are_not_mixed_among_experts(sources, tmp_path):
 
 def test_experts_whose_gate_and_up_alternate_are_refused(tmp_path):
     oss = make_checkpoint(tmp_path / "m", "gpt_oss")
-    if not kernels.available():
+    if not kernels.host_available():
         pytest.skip("refused for the missing search")
     with pytest.raises(LocalqError, match="alternate"):
         converted(oss, tmp_path / "out")

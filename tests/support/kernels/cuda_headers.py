@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,8 @@ def cuda_headers() -> Path | None:
     nvcc = shutil.which("nvcc")
     packages = Path(sysconfig.get_paths()["purelib"])
     places = [Path(nvcc).resolve().parents[1]] if nvcc else []
-    places += [packages / "nvidia/cu13", Path("/usr/local/cuda")]
+    own = Path(sys.prefix) / "nvcc/nvidia/cu13"  # from pip, by `make`
+    places += [packages / "nvidia/cu13", own, Path("/usr/local/cuda")]
     return next((place / "include" for place in places if (place / "include/cuda_fp16.h").exists()), None)
 
 
@@ -84,7 +86,8 @@ def compiled_machine(folder: Path, command: Sequence[str], headers: Path) -> Pat
     """A folder with lookup/intrinsics.cuh compiled ahead: a third of each file's time, so once for all libraries."""
     if not folder.exists():
         copy_machine(folder)
-        copy_to(folder / "common/check.h", ROOT / "csrc/common/check.h")
+        for name in ("check.h", "require.h"):
+            copy_to(folder / "common" / name, ROOT / "csrc/common" / name)
         where = ["-I", folder, "-I", headers, "-I", ROOT / "tests/support/kernels", "-x", "c++-header"]
         header = folder / "lookup/intrinsics.cuh"
         subprocess.run([*command, *where, header, "-o", f"{header}.gch"], check=True)
