@@ -120,7 +120,7 @@ def diagnose(facts: CudaStack) -> tuple[str, str] | None:
     if facts.torch_why:
         return f"torch cannot use the GPU: {facts.torch_why}", "`localq doctor` shows details."
     if facts.kernels_why:
-        step = "Install a localq wheel with kernels for this GPU, or build it with nvcc."
+        step = "Run `make chat` again in the clone, or install a localq wheel with kernels for this GPU."
         return f"localq's CUDA kernels cannot be used: {facts.kernels_why}", step
     return None
 

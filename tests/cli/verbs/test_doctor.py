@@ -90,6 +90,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(doctor_facts, "installed_torch", lambda: torch)
         monkeypatch.setattr(kernels, "build_info", lambda: build)
         monkeypatch.setattr(kernels, "why_not", lambda: "" if build else "built without CUDA")
+        monkeypatch.setattr(kernels, "host_why_not", lambda: "")
         (nvml or Nvml()).install(monkeypatch)
 
     invent()
@@ -130,7 +131,7 @@ UNUSABLE = [
     ({"found": OLD}, "driver is too old: it supports CUDA 12.4, torch needs 13.0", "Update the driver"),
     ({"found": HIDDEN}, "an NVIDIA driver is installed, but it finds no GPU", "nvidia-smi"),
     ({"nvml": Nvml((7, 5))}, "built for sm_80, sm_86, sm_120, and this GPU is sm_75", "kernels for this GPU"),
-    ({"build": None}, "kernels cannot be used: built without CUDA", "build it with nvcc"),
+    ({"build": None}, "kernels cannot be used: built without CUDA", "Run `make chat` again"),
     ({"torch": Torch("2.13.0+cpu", None)}, "torch is a CPU build", "Install torch with CUDA"),
 ]
 

@@ -23,7 +23,11 @@ SOURCE = Path(__file__).with_suffix(".cu")
 
 def build(folder: Path) -> Path | None:
     """The library of `gpu_faults.cu`, for the GPU that is here; None where there is no nvcc."""
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    nvcc = (
+        shutil.which("nvcc")
+        or shutil.which("/usr/local/cuda/bin/nvcc")
+        or shutil.which(f"{sys.prefix}/nvcc/nvidia/cu13/bin/nvcc")
+    )
     if nvcc is None:
         return None
     library = folder / "libgpu_faults.so"

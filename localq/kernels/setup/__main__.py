@@ -1,0 +1,121 @@
+"""`python -m localq.kernels.setup chat|test|install|uninstall|next`, in a clone; the Makefile passes its variables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from localq.kernels.setup import machine, steps
+from localq.kernels.setup.link import LinkError, is_on_path, make_link, remove_link
+from localq.kernels.setup.progress import Display, about
+from localq.kernels.setup.run import Installation, SetupError
+from localq.kernels.setup.steps import SetupRecord, SetupRequest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def main() -> int:
+    """Run the verb of the command line; returns the exit code."""
+    given = _parser().parse_args()
+    venv = Path(os.path.abspath(given.venv))
+    program, folder = venv / "bin/localq", Path(given.bin_dir).expanduser()
+    try:
+        if given.verb in ("chat", "test", "install"):
+            _install(given, venv)
+        if given.verb == "next":
+            lines = next_lines(program, folder, bool(given.driver))
+        elif given.verb == "uninstall":
+            lines = remove_link(program, folder)
+        else:
+            lines = make_link(program, folder) if given.verb == "install" else []
+    except (SetupError, LinkError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted. The same command goes on where this one stopped.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    for line in lines:
+        print(line)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m localq.kernels.setup")
+    parser.add_argument("verb", choices=("chat", "test", "install", "uninstall", "next"))
+    parser.add_argument("--venv", default=".venv")
+    parser.add_argument("--torch", default="torch>=2.8", help="requirement")
+    parser.add_argument("--torch-index", default="", help="another index to look at for torch")
+    parser.add_argument("--driver", default="", help="files that show an NVIDIA driver; empty = none")
+    parser.add_argument("--nvidia-smi", default="", help="program that names the cards")
+    parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: even where one is installed")
+    parser.add_argument("--bin-dir", default="~/.local/bin", help="where `install` links localq")
+    return parser
+
+
+def _install(given: argparse.Namespace, venv: Path) -> None:
+    """Install what is missing for `make chat`, `make install` or `make test`. Raises SetupError."""
+    request = _request(given, venv)
+    usable = steps.is_usable(venv)
+    if not usable:
+        if (venv / "pyvenv.cfg").exists():
+            print(f"{venv} does not work (moved, or its Python was removed); it is made again.")
+            shutil.rmtree(venv)
+        (venv / "setup").mkdir(parents=True, exist_ok=True)
+    record = SetupRecord.read(venv / "setup/record.json")
+    wanted = steps.steps(request)
+    if usable and "environment" not in record.keys:
+        record.add(wanted[0])  # made by other means
+    installation = Installation(wanted, record, Display(sys.stdout, live=_is_live()))
+    missing = [step for step in wanted if step.name not in installation.done]
+    if not missing:
+        return
+    expected = installation.seconds_left()
+    print(f"localq setup: {request.build.why}.")
+    print(f"{len(missing)} steps, about {about(expected)}; logs in {venv / 'setup'}", flush=True)
+    installation.run()
+    print(f"Installed in {about(installation.elapsed)}.", flush=True)
+
+
+def _request(given: argparse.Namespace, venv: Path) -> SetupRequest:
+    no_cuda = os.environ.get("LOCALQ_NO_CUDA", "")
+    test = given.verb == "test"
+    listed = machine.listed_architectures(ROOT)
+    if test:
+        build = machine.build_for_all(no_cuda)
+    else:
+        build = machine.build_for_this_machine(no_cuda, bool(given.driver), listed, given.nvidia_smi)
+    own = steps.own_nvcc(venv)
+    from_pip = build.kind == machine.KERNELS and (
+        given.nvcc == "pip" or machine.find_nvcc(os.environ, own).path in (None, own)
+    )
+    return SetupRequest(
+        ROOT, venv, sys.executable, given.torch, build, torch_index=given.torch_index, nvcc=from_pip, test=test
+    )
+
+
+def _is_live() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def next_lines(program: Path, folder: Path, driver: bool) -> list[str]:
+    """What to do next: where localq is, how to get it on PATH, three commands."""
+    link = folder / "localq"
+    short = link.is_symlink() and is_on_path(folder) and link.resolve() == program.resolve()
+    name = "localq" if short else str(program)
+    lines = ["", f"localq is {program}."]
+    if not short:
+        lines.append(f"`make install` links it into {folder}, so that `localq` alone is enough.")
+    commands = [
+        ("fit" if driver else "fit --vram 24", "what fits this card" if driver else "what fits a card with 24 GB"),
+        ("chat", "full-screen chat"),
+        ("doctor", "checks GPU, driver and kernels; how to update"),
+    ]
+    return [*lines, "Next:", *(f"  {f'{name} {arguments}':<{len(name) + 16}} {what}" for arguments, what in commands)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
