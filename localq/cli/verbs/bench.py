@@ -11,7 +11,7 @@ import typer
 
 from localq.cli import agree, help_page, options, progress
 from localq.cli.output import note, print_json
-from localq.cli.verbs import bench_formats
+from localq.cli.verbs import bench_formats, bench_write
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
 
@@ -20,39 +20,59 @@ if TYPE_CHECKING:
     from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
-_MODEL_HELP = "Any model that `chat` accepts. --synthetic: a catalogue name. --kernels: also shapes, such as 4096x4096."
-_SYNTHETIC = "Random weights in MODEL's architecture; fetch nothing."
+_MODEL_HELP = "Any model that `chat` accepts. --synthetic: a catalogue name. --kernels: also shapes such as 4096x4096."
+_SYNTHETIC = "Use random weights in the shape of MODEL."
 _ONLY = (
-    "--kernels: some of nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
+    "Families for --kernels: nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
     "search, step."
 )
-_AGAINST = "transformers (default), bitsandbytes, none."
-_PLOT = "Plot the bandwidth used to NAME.png; - = terminal."
+_AGAINST = "Compare with transformers (default) or bitsandbytes; none = neither."
+_PLOT = "Plot bandwidth use to NAME.png; - = terminal."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[
     str,
-    typer.Option("-p", "--n-prompt", metavar="LIST", help="Prefill tokens; 0 = none.", rich_help_panel=help_page.TESTS),
+    typer.Option(
+        "-p",
+        "--n-prompt",
+        metavar="LIST",
+        help="Prompt lengths for prefill tests; 0 = none.",
+        rich_help_panel=help_page.TESTS,
+    ),
 ]
 Generate = Annotated[
     str,
-    typer.Option("-n", "--n-gen", metavar="LIST", help="Decode tokens; 0 = none.", rich_help_panel=help_page.TESTS),
+    typer.Option(
+        "-n",
+        "--n-gen",
+        metavar="LIST",
+        help="Reply lengths for decode tests; 0 = none.",
+        rich_help_panel=help_page.TESTS,
+    ),
 ]
 Depth = Annotated[
     str,
     typer.Option(
-        "-d", "--n-depth", metavar="LIST", help="Cached tokens before a test.", rich_help_panel=help_page.TESTS
+        "-d", "--n-depth", metavar="LIST", help="Tokens in the KV cache before a test.", rich_help_panel=help_page.TESTS
     ),
 ]
 Repetitions = Annotated[
     int,
     typer.Option(
-        "-r", "--repetitions", min=1, help="Timed runs per test; reports medians.", rich_help_panel=help_page.TESTS
+        "-r",
+        "--repetitions",
+        min=1,
+        help="Timed runs per test; the median is reported.",
+        rich_help_panel=help_page.TESTS,
     ),
 ]
 Output = Annotated[
     str,
     typer.Option(
-        "-o", "--output", metavar="FORMAT", help="table, md, csv, json or jsonl.", rich_help_panel=help_page.OUTPUT
+        "-o",
+        "--output",
+        metavar="FORMAT",
+        help="Output as table, md, csv, json or jsonl.",
+        rich_help_panel=help_page.OUTPUT,
     ),
 ]
 Against = Annotated[
@@ -77,25 +97,25 @@ NoBaseline = Annotated[
 Kernels = Annotated[bool, _mode_option("--kernels", "Time every CUDA kernel.")]
 Only = Annotated[str, typer.Option("--only", metavar="LIST", help=_ONLY, rich_help_panel=help_page.MODES)]
 Profile = Annotated[bool, _mode_option("--profile", "Time the kernels of one decode step.")]
-Crossover = Annotated[bool, _mode_option("--crossover", "Find where NF4 prefill switches kernels.")]
-Patched = Annotated[bool, _mode_option("--patched", "Time a transformers model with our kernels.")]
+Crossover = Annotated[bool, _mode_option("--crossover", "Find where NF4 prefill should switch kernels.")]
+Patched = Annotated[bool, _mode_option("--patched", "Time a transformers model with localq's kernels.")]
 Quantize = Annotated[bool, _mode_option("--quantize", "Time the quantization of one layer to vq2.")]
-Bcq = Annotated[bool, _mode_option("--bcq", "Time bcq kernels by planes and groups.")]
+Bcq = Annotated[bool, _mode_option("--bcq", "Time bcq kernels by bit planes and group size.")]
 Formats = Annotated[bool, _mode_option("--formats", "Compare all formats of MODEL in a table.")]
 Seed = Annotated[
     int,
     typer.Option(
         "--seed",
         min=0,
-        help="Seed of random prompts and weights.",
+        help="Seed for random prompts and weights.",
         show_default=False,
         rich_help_panel=help_page.TESTS,
     ),
 ]
-MODES = ("kernels", "profile", "crossover", "patched", "quantize", "bcq", "formats")
+MODES = ("kernels", "profile", "crossover", "patched", "quantize", "bcq", "formats", "write")
 # Parameters that a mode accepts, without those of the output.
 TAKEN = {"kernels": ("model", "plot", "only"), "crossover": (), "patched": (), "bcq": ("model", "plot"),
-         "quantize": ("model", "device", "vram", "seed"),
+         "quantize": ("model", "device", "vram", "seed"), "write": ("model", "synthetic", "device", "seed", "offline"),
          "formats": ("model", "plot", "prompt", "generate", "depth", "repetitions", "synthetic", "make", "max_windows",
                      "ctx", "kv", "embed", "head", "vram", "reserve", "force", "device", "dtype", "seed", "offline",
                      "token")}  # fmt: skip
@@ -127,6 +147,7 @@ def bench(
     repetitions: Repetitions = 5,
     output: Output = "table",
     synthetic: Synthetic = False,
+    write: bench_write.Write = None,
     against: Against = None,
     no_baseline: NoBaseline = False,
     kernels: Kernels = False,
@@ -158,15 +179,19 @@ def bench(
 ) -> None:
     """Measure the speed of a model or of the kernels.
 
-    Compares with fp16, transformers and the memory bandwidth. The last line on stdout is one JSON object.
+    Compares it with fp16, transformers and the memory bandwidth. The last line on stdout is a JSON object.
     """
-    flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize, bcq, formats), strict=True))
+    modes = (kernels, profile, crossover, patched, quantize, bcq, formats, write is not None)
+    flags = dict(zip(MODES, modes, strict=True))
     arguments = _CommonArguments(model, synthetic, "json" if json else output, plot, force, quiet, yes)
     mode = _mode(flags, arguments, context)
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )
+    if write is not None:
+        bench_write.run(arguments.model, write, settings, seed, arguments.output == "json", quiet)
+        return
     if mode in PARTS:
         PARTS[mode](mode, arguments, settings, seed, only)
         return
@@ -188,15 +213,19 @@ def _mode(flags: dict[str, bool], arguments: _CommonArguments, context: Any) -> 
 
     chosen = [name for name, wanted in flags.items() if wanted]
     if len(chosen) > 1:
-        raise usage_error("bench", f"--{chosen[0]} and --{chosen[1]} are different benchmarks", "Run them one by one.")
+        raise usage_error(
+            "bench", f"--{chosen[0]} and --{chosen[1]} are separate benchmarks", "Run them one at a time."
+        )
     if arguments.output not in report.FORMATS:
         raise usage_error(
-            "-o", f"{arguments.output!r} is not an output format", f"Use one of {', '.join(report.FORMATS)}."
+            "-o", f"{arguments.output!r} is not a supported output format", f"Use one of {', '.join(report.FORMATS)}."
         )
     if chosen not in ([], ["formats"]) and arguments.output not in ("table", "json"):
-        raise usage_error("-o", f"--{chosen[0]} cannot be written as {arguments.output}", "Use table or json.")
-    if arguments.synthetic and chosen not in ([], ["profile"], ["formats"]):
-        raise usage_error("--synthetic", f"--{chosen[0]} always uses random weights", "Remove it.")
+        raise usage_error("-o", f"--{chosen[0]} results cannot be written as {arguments.output}", "Use table or json.")
+    if chosen == ["write"] and not arguments.synthetic:
+        raise usage_error("--write", "only random weights are written", "Add --synthetic.")
+    if arguments.synthetic and chosen not in ([], ["profile"], ["formats"], ["write"]):
+        raise usage_error("--synthetic", f"--{chosen[0]} always uses random weights", "Remove the option.")
     plot.check_target(arguments.plot)
     mode = chosen[0] if chosen else ""
     _refuse_ignored(mode, context)
@@ -213,7 +242,7 @@ def _refuse_ignored(mode: str, context: Any) -> None:
         if not taken and name not in ALWAYS:
             word = SPELLINGS.get(name, f"--{name.replace('_', '-')}")
             where = f"with --{mode}" if mode else f"without --{OWNERS[name]}"
-            raise usage_error("bench", f"{word} has no effect {where}", "Remove it.")
+            raise usage_error("bench", f"{word} has no effect {where}", "Remove the option.")
 
 
 def _run_part(mode: str, arguments: _CommonArguments, settings: Settings, seed: int, only: str) -> None:
@@ -243,7 +272,7 @@ def _run_part(mode: str, arguments: _CommonArguments, settings: Settings, seed: 
     if arguments.output == "json":
         print_json(result)
     if failures := result.get("failures"):
-        why = f"{len(failures)} measurements failed, the first: {failures[0]}"
+        why = f"{len(failures)} measurements failed; first failure: {failures[0]}"
         raise LocalqError(f"bench --{mode}", why, "Report this as a bug.")
 
 
@@ -255,7 +284,7 @@ def _run_quantize(mode: str, arguments: _CommonArguments, settings: Settings, se
     from localq.quantize import calibration
 
     if arguments.model is None:
-        raise usage_error("bench --quantize", "no model given", "Give MODEL, such as llama-3.3-70b.")
+        raise usage_error("bench --quantize", "no model given", "Pass a MODEL, such as llama-3.3-70b.")
     tokens = min(calibration.WINDOW, catalog.find(arguments.model).arch.max_context)
     prepare.check_can_make("vq2")
     from localq.bench.models import quantizing  # torch loads only now

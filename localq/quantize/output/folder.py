@@ -86,7 +86,7 @@ def claim_folder(source: ModelFiles, out: Path, task: dict[str, Any], force: boo
 def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> list[Path]:
     """Return the files of an earlier model in `out` to delete; raises a usage error unless `out` may be written."""
     if out.resolve() == (source.path if source.kind == "safetensors" else source.path.parent).resolve():
-        raise usage_error(str(out), "this is the source's folder", "Choose another folder.")
+        raise usage_error(str(out), "this is the folder of SOURCE", "Choose another folder.")
     if out.exists() and not out.is_dir():
         raise usage_error(str(out), "this is a file, not a folder", "Choose a folder.")
     unstarted = {LOCK_NAME, f"{STATE_NAME}.part"}  # left by a kill before the first record
@@ -97,7 +97,7 @@ def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> 
     if state is not None and state.get("job") == task:
         return []
     if not force:
-        why = "it holds another unfinished conversion" if state else "the folder is not empty"
+        why = "the folder contains a different unfinished conversion" if state else "the folder is not empty"
         raise usage_error(str(out), why, "Choose another folder, or use --force to replace the model in it.")
     return [out / name for name in names if OURS.fullmatch(name)]
 
@@ -135,7 +135,7 @@ def write_small_files(
 ) -> None:
     """Write config.json, the tokenizer and the other small files; changes: of config.json, beside `quantization`."""
     if source.kind == "gguf":
-        _write_gguf_text_files(source, out)
+        write_text_files(source, out)
     else:
         for name in sorted(path.name for path in source.path.iterdir()):
             path = inside(source.path, name) if COPIED.fullmatch(name) and not (source.path / name).is_dir() else None
@@ -153,7 +153,8 @@ def output_dtype(source: ModelFiles) -> str:
     return known[0] if known and source.kind != "gguf" else "bfloat16"
 
 
-def _write_gguf_text_files(source: ModelFiles, out: Path) -> None:
+def write_text_files(source: ModelFiles, out: Path) -> None:
+    """Write tokenizer, chat template and defaults of sampling of a .gguf model, as a folder has them."""
     from localq.files.gguf import vocab  # tokenizers and the gguf package: only for a .gguf source
 
     tokens = vocab.special_tokens(source.path)
