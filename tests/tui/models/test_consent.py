@@ -1,0 +1,78 @@
+"""The question before a large download in the full screen: at the start, for another model, and its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from localq.chat.open_options import OpenOptions
+from localq.errors import LocalqError
+from localq.settings import Settings
+from localq.tui.app import LocalqApp
+from localq.tui.jobs.thread_messages import StoppedError
+from localq.tui.models.opening_screen import OpeningScreen
+from localq.tui.models.picker import PickerScreen
+from localq.tui.models.picker_dialogs import ConsentScreen
+from tests.support.files.fake_hub import FakeHub
+from tests.support.tui.opening_host import Host
+from tests.support.tui.picker_host import few_models
+from tests.support.tui.tui_pilot import drive, screen_text, until
+
+WHY = "No model is on this machine yet. The best for this CPU is smollm3-3b (bf16)."
+
+
+@pytest.fixture(autouse=True)
+def server(tmp_path, monkeypatch) -> Iterator[FakeHub]:
+    """An empty disk, and a hub that has none of the models."""
+    with few_models(tmp_path, monkeypatch) as server:
+        yield server
+
+
+def test_no_is_the_answer_of_enter_and_leads_to_the_list(server):
+    app = LocalqApp(Settings(model="smollm3-3b"), wanted=OpenOptions(why=WHY))
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: isinstance(app.screen, ConsentScreen) and "6.2 GB" in screen_text(app))
+        shown = " ".join(screen_text(app).replace("│", " ").split())
+        assert "smollm3-3b: download 6.2 GB?" in shown
+        assert WHY in shown
+        assert "at 100 Mbit/s" in shown
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, PickerScreen))
+
+    drive(app, script, size=(100, 30))
+    assert server.requests == []
+
+
+def test_yes_starts_the_download(server):
+    app = LocalqApp(Settings(model="smollm3-3b"), wanted=OpenOptions(why=WHY))
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: isinstance(app.screen, ConsentScreen))
+        await pilot.press("y")
+        await until(pilot, lambda: app.error is not None)  # this hub does not have it
+
+    drive(app, script, size=(100, 30))
+    assert server.requests
+
+
+@pytest.mark.parametrize(("key", "asked_hub"), [("y", True), ("n", False)])
+def test_another_model_is_asked_about_on_its_screen(server, key, asked_hub):
+    host = Host(OpeningScreen("smollm3-3b", Settings(), OpenOptions()))
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: isinstance(host.screen, ConsentScreen))
+        await pilot.press(key)
+        if asked_hub:
+            await until(pilot, lambda: "Try again" in screen_text(host))
+        else:
+            await until(pilot, lambda: host.results)
+
+    drive(host, script)
+    assert bool(server.requests) is asked_hub
+    if not asked_hub:
+        assert isinstance(host.results[0], StoppedError)
+        assert isinstance(host.results[0], LocalqError)
