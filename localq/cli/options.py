@@ -25,7 +25,7 @@ def _count(text: str) -> int:
     try:
         count = settings.parse_count(text)
     except ValueError:
-        raise usage_error(text, "not a number of tokens", "Use a number such as 4096 or 8k.") from None
+        raise usage_error(text, "not a token count", "Use a number such as 4096 or 8k.") from None
     if count < 1:
         raise usage_error(text, "too few tokens", "Use 1 or more.")
     return count
@@ -80,7 +80,9 @@ Format = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda.", rich_help_panel=help_page.MODEL),
+    typer.Option(
+        "--device", metavar="DEVICE", help="Device to run on: auto, cpu or cuda.", rich_help_panel=help_page.MODEL
+    ),
 ]
 Force = Annotated[
     bool,
@@ -89,7 +91,10 @@ Force = Annotated[
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", "--estimate-only", help="Print the plan; fetch and load nothing.", rich_help_panel=help_page.MODEL
+        "--dry-run",
+        "--estimate-only",
+        help="Print the plan; download and load nothing.",
+        rich_help_panel=help_page.MODEL,
     ),
 ]
 Offline = Annotated[
@@ -101,7 +106,7 @@ Offline = Annotated[
 Prompt = Annotated[
     str | None,
     typer.Option(
-        "--prompt", "-p", metavar="TEXT", help="First message; in a pipe, the only one.",
+        "--prompt", "-p", metavar="TEXT", help="First message; the only one if output is piped.",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -114,7 +119,7 @@ System = Annotated[
 Think = Annotated[
     str | None,
     typer.Option(
-        "--think", metavar="LEVEL", help="on, off, low, medium or high; --no-think = off.",
+        "--think", metavar="LEVEL", help="Thinking: on, off or a level; --no-think = off.",
         autocompletion=_choices("think"), rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -132,7 +137,7 @@ Continue = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        "--resume", metavar="[ID|TITLE]", help="Resume this one; no value: choose from a list.",
+        "--resume", metavar="[ID|TITLE]", help="Resume a conversation; without a value, pick one.",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -152,7 +157,9 @@ MaxTokens = Annotated[
 ]  # fmt: skip
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", "--temp", help="0 = greedy.", rich_help_panel=help_page.SAMPLING),
+    typer.Option(
+        "--temperature", "--temp", help="Sampling temperature; 0 = greedy.", rich_help_panel=help_page.SAMPLING
+    ),
 ]
 TopK = Annotated[
     int | None,
@@ -160,11 +167,13 @@ TopK = Annotated[
 ]
 TopP = Annotated[
     float | None,
-    typer.Option("--top-p", help="Nucleus sampling: probability mass; 1 = off.", rich_help_panel=help_page.SAMPLING),
+    typer.Option("--top-p", help="Nucleus sampling probability mass; 1 = off.", rich_help_panel=help_page.SAMPLING),
 ]
 MinP = Annotated[
     float | None,
-    typer.Option("--min-p", help="Drop tokens below X times the best; 0 = off.", rich_help_panel=help_page.SAMPLING),
+    typer.Option(
+        "--min-p", help="Minimum probability relative to the best; 0 = off.", rich_help_panel=help_page.SAMPLING
+    ),
 ]
 RepeatPenalty = Annotated[
     float | None,
@@ -172,28 +181,35 @@ RepeatPenalty = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Same seed, same reply.", rich_help_panel=help_page.SAMPLING),
+    typer.Option("--seed", help="Random seed, for reproducible replies.", rich_help_panel=help_page.SAMPLING),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="Stop before TEXT; repeatable.", rich_help_panel=help_page.SAMPLING),
+    typer.Option(
+        "--stop", metavar="TEXT", help="Stop a reply before TEXT; repeatable.", rich_help_panel=help_page.SAMPLING
+    ),
 ]
 JsonSchema = Annotated[
     str | None,
     typer.Option(
-        "--json-schema", metavar="SCHEMA", help="JSON schema or file; `json` = any JSON.",
+        "--json-schema", metavar="SCHEMA", help="JSON schema or schema file; `json` = any JSON.",
         rich_help_panel=help_page.ANSWER,
     ),
 ]  # fmt: skip
 GrammarText = Annotated[
     str | None,
     typer.Option(
-        "--grammar", metavar="GRAMMAR", help="Lark or GBNF grammar, or a file.", rich_help_panel=help_page.ANSWER
+        "--grammar",
+        metavar="GRAMMAR",
+        help="Lark or GBNF grammar, or a grammar file.",
+        rich_help_panel=help_page.ANSWER,
     ),
 ]
 Regex = Annotated[
     str | None,
-    typer.Option("--regex", metavar="PATTERN", help="Pattern of the whole answer.", rich_help_panel=help_page.ANSWER),
+    typer.Option(
+        "--regex", metavar="PATTERN", help="Regex that the whole answer must match.", rich_help_panel=help_page.ANSWER
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -225,7 +241,7 @@ Embed = Annotated[
 Head = Annotated[
     str | None,
     typer.Option(
-        "--head", metavar="FORM", help="Output head: auto, 16, 8 or nf4.", autocompletion=_choices("head"),
+        "--head", metavar="FORM", help="Output head bits: auto, 16, 8 or nf4.", autocompletion=_choices("head"),
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -235,10 +251,18 @@ Reserve = Annotated[
         "--reserve", metavar="SIZE", help="GPU memory to leave free, such as 300MiB.", rich_help_panel=help_page.MEMORY
     ),
 ]
+Desktop = Annotated[
+    str | None,
+    typer.Option(
+        "--desktop", metavar="SIZE", help="With --vram: memory of other programs (700MB).",
+        rich_help_panel=help_page.MEMORY,
+    ),
+]  # fmt: skip
 ShowStats = Annotated[
     bool | None,
     typer.Option(
-        "--stats/--no-stats", "--verbose", "-v", help="Print speed and token counts after a reply.",
+        "--stats/--no-stats", "--verbose", "-v",
+        help="Print speed and token counts after a reply; given to run, also the start-up stages.",
         show_default=False, rich_help_panel=help_page.OUTPUT,
     ),
 ]  # fmt: skip
@@ -251,18 +275,11 @@ Markdown = Annotated[
 ]  # fmt: skip
 Plain = Annotated[
     bool,
-Desktop = Annotated[
-    str | None,
-    typer.Option(
-        "--desktop", metavar="SIZE", help="With --vram: memory of other programs (700MB).",
-        rich_help_panel=help_page.MEMORY,
-    ),
-]  # fmt: skip
-    typer.Option("--plain", help="Line mode instead of full screen.", rich_help_panel=help_page.OUTPUT),
+    typer.Option("--plain", help="Use line mode instead of the full screen.", rich_help_panel=help_page.OUTPUT),
 ]
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="No progress, no statistics.", rich_help_panel=help_page.OUTPUT),
+    typer.Option("--quiet", "-q", help="Hide progress and statistics.", rich_help_panel=help_page.OUTPUT),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=help_page.OUTPUT)]
 DryMultiplier = Annotated[
@@ -287,7 +304,7 @@ DryAllowedLength = Annotated[
 XtcProbability = Annotated[
     float | None,
     typer.Option(
-        "--xtc-probability", help="XTC: chance per token; 0 = never, 1 = always.", rich_help_panel=help_page.ADVANCED
+        "--xtc-probability", help="XTC: chance of acting per token, from 0 to 1.", rich_help_panel=help_page.ADVANCED
     ),
 ]
 XtcThreshold = Annotated[
@@ -299,13 +316,16 @@ XtcThreshold = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype", metavar="DTYPE", help="auto, float32, bfloat16 or float16.", rich_help_panel=help_page.ADVANCED
+        "--dtype",
+        metavar="DTYPE",
+        help="Compute type: auto, float32, bfloat16, float16.",
+        rich_help_panel=help_page.ADVANCED,
     ),
 ]
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token", metavar="TOKEN", callback=_use_token, help="Hub access token, @FILE, or - to be asked.",
+        "--token", metavar="TOKEN", callback=_use_token, help="Hub access token or @FILE; - = prompt for it.",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip
@@ -319,7 +339,7 @@ def parse_grammar(json_schema: str | None, grammar: str | None, regex: str | Non
     options = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
     given = [(name, value) for name, value in options.items() if value is not None]
     if len(given) > 1:
-        raise usage_error(given[1][0], f"it cannot be combined with {given[0][0]}", "Give one of them.")
+        raise usage_error(given[1][0], f"cannot be combined with {given[0][0]}", "Use one or the other.")
     if not given:
         return None
     from localq.cli.output import note
@@ -379,7 +399,7 @@ def note_project(flags: dict[str, Any]) -> None:
 def single_model(argument: str | None, option: str | None) -> str | None:
     """The model, given as argument or as --model. Raises LocalqError (exit 2) where it is given twice."""
     if argument is not None and option is not None:
-        raise usage_error("--model", f"the model is already given as {argument}", "Name one model.")
+        raise usage_error("--model", f"MODEL is also given, as {argument}", "Use one or the other.")
     return argument if option is None else option
 
 

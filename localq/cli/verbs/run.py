@@ -101,7 +101,8 @@ def run(
     wanted = options.parse_grammar(json_schema, grammar, regex)
     wish = OpenOptions(format, force, agreed=yes)
     attached = tuple(map(read_attachment, file or ()))
-    request = _Request(words, attached, stops, wanted, wish, model is not None, think_out, quiet, extract, json)
+    named, stages = model is not None, stats is True
+    request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stages)
     if not words and not json and not extract and sys.stdin.isatty():
         return _converse(settings, request)
     return _answer(settings, request)
@@ -138,6 +139,7 @@ class _Request:
     quiet: bool
     extract: bool
     json: bool
+    stages: bool  # --stats as a flag: also the stages of the start
 
 
 def _converse(settings: Settings, request: _Request) -> int:
@@ -220,7 +222,7 @@ def _printing(settings: Settings, request: _Request, session: ChatSession) -> Ab
 def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -> None:
     """Print what follows the reply. Raises LocalqError where a grammar's answer was cut off."""
     from localq.chat.reply import check_complete
-    from localq.cli.line.session import memory_line, speed_line
+    from localq.cli.line.session import memory_line, speed_line, stage_lines
     from localq.planner.speed import roofline
 
     text = _last_block(reply) if request.extract else reply.text
@@ -230,12 +232,14 @@ def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -
         body = {"model": settings.model, "text": text, "thought": reply.thought, "reason": reply.reason}
         roof = roofline.model_roof(loaded)
         rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
-        print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
+        start = {"start_s": {stage: round(seconds, 3) for stage, seconds in loaded.stages.items()}}
+        print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}, **start})
     if not request.quiet:
         for line in () if reply.unmet and reply.reason != "cancelled" else reply.notices:
             note(line)
         if settings.stats and not request.json:
-            for line in filter(None, (speed_line(reply.stats, loaded), memory_line(loaded))):
+            stages = stage_lines(loaded, reply.stats.time_to_first_token_s) if request.stages else ()
+            for line in filter(None, (*stages, speed_line(reply.stats, loaded), memory_line(loaded))):
                 note(line)
     check_complete(reply)
 

@@ -31,6 +31,15 @@ def test_a_piped_question_gets_only_the_answer_on_stdout(environment):
     assert "\x1b" not in result.stdout + result.stderr
     assert "tok/s" in result.stderr
     assert "tok/s" not in result.stdout
+    assert "importing torch" not in result.stderr
+
+
+def test_stats_as_a_flag_times_the_stages_of_the_start(environment):
+    result = localq(environment, "run", environment["LOCALQ_MODEL"], "Hi", "--max-tokens", "2", "--stats")
+    seconds = {line[11:-1]: float(line[1:7]) for line in result.stderr.splitlines() if line[8:11] == "s  "}
+    assert list(seconds)[:2] == ["starting the engine process", "importing torch"]
+    assert list(seconds)[-2:] == ["first token", "start-up in all"]
+    assert seconds.pop("start-up in all") == pytest.approx(sum(seconds.values()), abs=0.01 * len(seconds))
 
 
 def test_json_is_one_line_with_schema_and_units(environment):
@@ -41,6 +50,7 @@ def test_json_is_one_line_with_schema_and_units(environment):
     assert body["schema"] == 1
     assert body["reason"] == "length"
     assert body["stats"]["generated_tokens"] == 5
+    assert list(body["start_s"])[:2] == ["starting the engine process", "importing torch"]
     assert body["stats"]["time_to_first_token_s"] > 0
 
 
