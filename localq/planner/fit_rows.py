@@ -186,11 +186,11 @@ def notes(row: FitRow) -> str:
 
 
 def reductions(plan: Plan) -> str:
-    """What the planner reduced that may change replies, such as "8-bit head, 8-bit KV cache"; empty if nothing."""
+    """What the planner reduced that may change replies, such as "head NF4, KV cache 8-bit"; empty if nothing."""
     if not plan.choice:
         return ""
-    head = "" if plan.head == "16" else f"{HEAD_NAMES[plan.head]} head"
-    cache = "" if plan.kv_bits == 16 else f"{kv_bits.text(plan.kv_bits)} KV cache"
+    head = "" if plan.head == "16" else f"head {HEAD_NAMES[plan.head]}"
+    cache = "" if plan.kv_bits == 16 else f"KV cache {kv_bits.text(plan.kv_bits)}"
     return ", ".join(filter(None, (head, cache)))
 
 
