@@ -19,7 +19,7 @@ from localq.errors import usage_error
 class Key:
     """A binding: its keys, where they act (one of the words below), and what they do.
 
-    label   short text for the bottom line of a screen; without one it is not shown there
+    label   short text for the line of keys of a screen; without one it is not shown there
     """
 
     keys: str
@@ -33,28 +33,28 @@ PICKER, QUESTION, DETAILS, OPENING = "picker", "question", "details", "opening"
 SETTINGS, INSTRUMENTS = "settings", "instruments"
 
 KEYS: dict[str, Key] = {
-    "help": Key("f1", ANYWHERE, "help: keys and commands"),
-    "palette": Key("ctrl+p", ANYWHERE, "all actions, by name"),
-    "stop": Key("escape,ctrl+c", ANYWHERE, "stop the reply (text is kept); twice on an empty prompt: quit"),
+    "help": Key("f1", ANYWHERE, "help: keys and commands", "help"),
+    "palette": Key("ctrl+p", ANYWHERE, "search all actions by name", "actions"),
+    "stop": Key("escape,ctrl+c", ANYWHERE, "stop the reply (its text is kept); twice on an empty prompt: quit", "stop"),
     "quit": Key("ctrl+q", ANYWHERE, "quit"),
     "new": Key("ctrl+n", ANYWHERE, "new conversation"),
-    "models": Key("f3", ANYWHERE, "choose another model"),
-    "settings": Key("f4", ANYWHERE, "settings"),
+    "models": Key("f3", ANYWHERE, "choose another model", "models"),
+    "settings": Key("f4", ANYWHERE, "settings", "settings"),
     "sessions": Key("ctrl+s", ANYWHERE, "search conversations"),
-    "sidebar": Key("ctrl+b", ANYWHERE, "show or hide the list of conversations"),
-    "instruments": Key("f2", ANYWHERE, "show or hide the instruments: speed, memory, kernel times"),
+    "sidebar": Key("ctrl+b", ANYWHERE, "show or hide the list of conversations", "conversations"),
+    "instruments": Key("f2", ANYWHERE, "show or hide the instruments: speed, memory, kernel times", "instruments"),
     "profile": Key("f5", ANYWHERE, "time the kernels of one decode step"),
     "thinking": Key("ctrl+t", ANYWHERE, "show or hide thinking"),
     "copy": Key("ctrl+y", ANYWHERE, "copy the last reply"),
     "jump": Key("ctrl+o", ANYWHERE, "switch between prompt and conversation"),
-    "send": Key("enter", MESSAGE, "send"),
-    "newline": Key("shift+enter,alt+enter,ctrl+j", MESSAGE, "new line"),
+    "send": Key("enter", MESSAGE, "send", "send"),
+    "newline": Key("shift+enter,alt+enter,ctrl+j", MESSAGE, "new line", "new line"),
     "editor": Key("ctrl+g", MESSAGE, "edit in $VISUAL or $EDITOR"),
     "complete": Key("tab", MESSAGE, "complete a /command or an @file"),
-    "older": Key("up", MESSAGE, "on the first line: previous message"),
-    "newer": Key("down", MESSAGE, "on the last line: next message"),
-    "leave": Key("ctrl+d", MESSAGE, "quit, on an empty prompt"),
-    "turn_before": Key("up", CONVERSATION, "previous turn"),
+    "older": Key("up", MESSAGE, "previous message (from the first line)"),
+    "newer": Key("down", MESSAGE, "next message (from the last line)"),
+    "leave": Key("ctrl+d", MESSAGE, "quit (on an empty prompt)"),
+    "turn_before": Key("up", CONVERSATION, "previous turn", "turns"),
     "turn_after": Key("down", CONVERSATION, "next turn, then the prompt"),
     "line_up": Key("k", CONVERSATION, "scroll up one line"),
     "line_down": Key("j", CONVERSATION, "scroll down one line"),
@@ -62,39 +62,39 @@ KEYS: dict[str, Key] = {
     "page_down": Key("pagedown", CONVERSATION, "scroll down one page (also in the prompt)"),
     "first": Key("g,home", CONVERSATION, "first turn"),
     "last": Key("G,end", CONVERSATION, "last turn"),
-    "edit": Key("e", CONVERSATION, "edit and resend"),
-    "regenerate": Key("r", CONVERSATION, "regenerate the answer"),
-    "copy_turn": Key("y", CONVERSATION, "copy this turn or code block, unformatted"),
-    "branch_before": Key("left_square_bracket", CONVERSATION, "previous version of this turn"),
+    "edit": Key("e", CONVERSATION, "edit and resend the message", "edit"),
+    "regenerate": Key("r", CONVERSATION, "regenerate the reply", "regenerate"),
+    "copy_turn": Key("y", CONVERSATION, "copy this turn or code block, unformatted", "copy"),
+    "branch_before": Key("left_square_bracket", CONVERSATION, "previous version of this turn", "versions"),
     "branch_after": Key("right_square_bracket", CONVERSATION, "next version of this turn"),
-    "write": Key("i", CONVERSATION, "back to the prompt"),
-    "sidebar_new": Key("n", SIDEBAR, "new conversation"),
-    "sidebar_rename": Key("r", SIDEBAR, "rename"),
-    "sidebar_delete": Key("d", SIDEBAR, "delete"),
-    "sidebar_undo": Key("u", SIDEBAR, "undo the last delete"),
-    "sidebar_search": Key("slash", SIDEBAR, "go to the search"),
-    "sidebar_list": Key("down", SIDEBAR, "go from the search to the list"),
-    "sidebar_back": Key("escape", SIDEBAR, "leave a title or a search; then as `stop`"),
-    "picker_open": Key("enter", PICKER, "open the model", "Open"),
-    "picker_force": Key("f", PICKER, "open a model that does not fit, after confirmation", "Force"),
-    "picker_pull": Key("p", PICKER, "fetch only", "Fetch"),
-    "picker_delete": Key("d", PICKER, "delete from disk, after confirmation", "Delete"),
-    "picker_details": Key("i", PICKER, "details, as in `localq show`", "Details"),
-    "picker_sort": Key("s", PICKER, "next sort order", "Sort"),
-    "picker_every": Key("a", PICKER, "all formats, or the best of each model", "All formats"),
-    "picker_filter": Key("slash", PICKER, "go to the filter", "Filter"),
-    "picker_list": Key("down", PICKER, "go from the filter to the list", "To the list"),
-    "picker_leave": Key("escape", PICKER, "clear the filter; then back", "Back"),
-    "question_yes": Key("y", QUESTION, "yes"),
-    "question_no": Key("escape,n", QUESTION, "no"),
-    "details_leave": Key("escape,q,i", DETAILS, "back"),
-    "opening_leave": Key("escape", OPENING, "stop; again or after an error: back"),
-    "opening_again": Key("r", OPENING, "retry after an error"),
-    "settings_apply": Key("ctrl+s", SETTINGS, "apply and go back"),
-    "settings_keep": Key("f6", SETTINGS, "apply and save to config.toml"),
-    "settings_leave": Key("escape", SETTINGS, "back, discarding changes"),
-    "instruments_profile": Key("k", INSTRUMENTS, "time the kernels of one decode step"),
-    "instruments_leave": Key("escape,q", INSTRUMENTS, "back to the conversation"),
+    "write": Key("i", CONVERSATION, "back to the prompt", "prompt"),
+    "sidebar_new": Key("n", SIDEBAR, "new conversation", "new"),
+    "sidebar_rename": Key("r", SIDEBAR, "rename", "rename"),
+    "sidebar_delete": Key("d", SIDEBAR, "delete", "delete"),
+    "sidebar_undo": Key("u", SIDEBAR, "undo the last delete", "undo"),
+    "sidebar_search": Key("slash", SIDEBAR, "go to the search field", "search"),
+    "sidebar_list": Key("down", SIDEBAR, "go from the search field to the list"),
+    "sidebar_back": Key("escape", SIDEBAR, "cancel a rename or search; otherwise like `stop`", "close"),
+    "picker_open": Key("enter", PICKER, "open the model", "open"),
+    "picker_force": Key("f", PICKER, "open a model that does not fit (asks first)", "force"),
+    "picker_pull": Key("p", PICKER, "download without opening", "download"),
+    "picker_delete": Key("d", PICKER, "delete from disk (asks first)", "delete"),
+    "picker_details": Key("i", PICKER, "show details, as `localq show` does", "details"),
+    "picker_sort": Key("s", PICKER, "change the sort order", "sort"),
+    "picker_every": Key("a", PICKER, "show every model and format, or one line per family", "all models"),
+    "picker_filter": Key("slash", PICKER, "go to the filter", "filter"),
+    "picker_list": Key("down", PICKER, "go from the filter to the list", "list"),
+    "picker_leave": Key("escape", PICKER, "clear the filter; again: back", "back"),
+    "question_yes": Key("y", QUESTION, "yes", "yes"),
+    "question_no": Key("escape,n", QUESTION, "no", "no"),
+    "details_leave": Key("escape,q,i", DETAILS, "back", "back"),
+    "opening_leave": Key("escape", OPENING, "stop loading; again, or after an error: back", "stop"),
+    "opening_again": Key("r", OPENING, "retry after an error", "retry"),
+    "settings_apply": Key("ctrl+s", SETTINGS, "apply and go back", "apply"),
+    "settings_keep": Key("f6", SETTINGS, "apply and save to config.toml", "save"),
+    "settings_leave": Key("escape", SETTINGS, "discard changes and go back", "back"),
+    "instruments_profile": Key("k", INSTRUMENTS, "time the kernels of one decode step", "time the kernels"),
+    "instruments_leave": Key("escape,q", INSTRUMENTS, "back to the conversation", "back"),
 }  # fmt: skip
 EVERY_SCREEN = ("help", "palette", "quit", "models", "settings")  # other ANYWHERE keys act in the chat only
 _CHAT = (MESSAGE, CONVERSATION, SIDEBAR)
@@ -111,7 +111,7 @@ def parse(chosen: Mapping[str, object]) -> dict[str, str]:
     for name, keys in chosen.items():
         if name not in KEYS:
             near = difflib.get_close_matches(name, KEYS, n=3) or list(KEYS)
-            raise usage_error(f"keys.{name}", "unknown key binding", f"Did you mean {', '.join(near)}?")
+            raise usage_error(f"keys.{name}", "unknown action", f"Did you mean {', '.join(near)}?")
         if not isinstance(keys, str) or not all(_KEY.fullmatch(each.strip()) for each in keys.split(",")):
             raise usage_error(
                 f"keys.{name}", f"{keys!r} is not a list of keys", 'Use keys such as "ctrl+x" or "f5,alt+h".'
@@ -143,5 +143,5 @@ def _refuse_clashes(chosen: Mapping[str, str]) -> None:
             for place in _places(name, key.where):
                 other = taken.setdefault((place, each), name)
                 if other != name and {other, name} & set(chosen) and {other, name} != _SHARED:
-                    why = f"{each} is already the key of {other}"
+                    why = f"{each} is already bound to {other}"
                     raise usage_error(f"keys.{name}", why, f"Change keys.{other} or keys.{name}.")

@@ -306,10 +306,10 @@ class LocalqApp(ChatApp):
         self.push_screen(ThemePalette())
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Entries of the command palette."""
+        """Entries of the command palette, as Textual has them."""
         from localq.tui.dialogs import palette_lines  # start-up cost: it imports the commands
 
-        return palette_lines.system_commands(self, screen)
+        return [SystemCommand(each.title, each.text, each.run) for each in palette_lines.entries(self, screen)]
 
 
 def _history_file() -> Path | None:

@@ -68,7 +68,7 @@ def test_keys_that_mean_nothing_are_refused(keys, named):
 @pytest.mark.parametrize(
     "keys",
     [
-        {"new": "f6"},  # of the settings, which have unknown key binding
+        {"new": "f6"},  # of the settings, which have unknown action
         {"stop": "escape,f9"},
         {"sidebar_back": "escape,f9"},
         {"picker_pull": "r", "settings_apply": "ctrl+n", "opening_again": "y"},

@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from localq.chat.history.record import Record
 
 WIDE = 120  # columns from which the instruments are at the side
+LOW = 16  # rows below which the prompt has no border
 
 
 class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
     """Conversation, prompt, instruments, status line and sidebar."""
 
     AUTO_FOCUS = "Composer"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide"), (160, "-broad"), (200, "-vast")]  # noqa: RUF012 - as its base has it
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (LOW, "-high")]  # noqa: RUF012
 
     app: ChatApp
 
@@ -62,8 +63,13 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
         conversation = ConversationView(TuiHost(self.app), self._record, id="conversation")
         main = Vertical(conversation, ComposerArea(self._past, id="writing"), id="main")
         instruments = InstrumentPanel(id="instruments", mode=_mode(self.app.size.width))
-        status = StatusLine(id="status", hint=f"{first_key(bindings(self.app.settings.keys)['help'])} help")
+        status = StatusLine(id="status", hint=self._hint(), on_tick=conversation.show_phase)
         return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), status]
+
+    def _hint(self) -> str:
+        """The key of the help, where the prompt has no border that shows it."""
+        is_low = self.app.size.height < LOW
+        return f"{first_key(bindings(self.app.settings.keys)['help'])} help" if is_low else ""
 
     def _classify(self) -> None:
         """Set the classes for the size before the first frame; a class set later restyles the whole screen."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.binding import BindingType
+from textual.dom import DOMNode
 
 from localq.chat.terminal.input_history import InputHistory
 from localq.errors import ExitCode, LocalqError
@@ -20,11 +21,13 @@ from localq.tui.chat.composer_area import ComposerArea
 from localq.tui.chat.conversation_view import ConversationView
 from localq.tui.chat.session_job import JobFailed
 from localq.tui.chat.sidebar import Sidebar
-from localq.tui.chat.status_line import StatusLine
+from localq.tui.chat.status_line import READY, SENDING, WORKING, StatusLine
 from localq.tui.chat.transcript_view import TranscriptView
+from localq.tui.chat.turn_view import TurnView
 from localq.tui.instruments.instrument_panel import InstrumentPanel, InstrumentsScreen
 from localq.tui.jobs.command_host import TuiHost
 from localq.tui.jobs.thread_messages import Fetching, LoadingStage, WatcherNotice
+from localq.tui.key_line import hints
 from localq.tui.keys import bindings
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from localq.tui.jobs.model_handle import ModelHandle
     from localq.worker.messages import Loaded
 
+NOTED_S = 0.2  # a command that runs for longer is shown in the status line
+PROMPT_KEYS = ("send", "stop", "help", "palette", "models", "instruments", "sidebar", "newline")
+TURN_KEYS = ("stop", "edit", "regenerate", "copy_turn", "branch_before", "turn_before")
 LEAVE_WITHIN_S = 2.0  # a second Esc or Ctrl-C on an empty prompt within this time quits
 
 
@@ -60,11 +66,16 @@ class ChatScreen(ChatLayout):
         shown = self.query_one(StatusLine)
         shown.status = dataclasses.replace(shown.status, **changes)  # type: ignore[arg-type]
 
+    def _draw_status(self) -> None:
+        """Draw the status line at once, before anything else."""
+        self.draw_alone(self.query_one(StatusLine))
+
     @on(ConversationView.Doing)
     def _doing(self, message: ConversationView.Doing) -> None:
         self.status(**message.changes)
-        if message.changes.get("stopping"):  # drawn at once, before anything else
-            self.draw_alone(self.query_one(StatusLine))
+        self._show_keys()
+        if message.changes.get("stopping"):
+            self._draw_status()
         stats = message.changes.get("stats")
         if isinstance(stats, Stats):
             self.instruments.show_stats(stats)
@@ -100,7 +111,7 @@ class ChatScreen(ChatLayout):
     async def use_model(self, model: ModelHandle) -> None:
         """Continue the chat with `model`; send a queued message."""
         await self.conversation.use_model(model)
-        self.status(doing="ready")
+        self.status(doing=READY)
         self._show_model()
         self._show_stats()
         waiting, self._waiting = self._waiting, ""
@@ -115,6 +126,7 @@ class ChatScreen(ChatLayout):
             if loaded is not self._loaded:
                 self._loaded = loaded
                 self.instruments.show_model(loaded)
+                self.conversation.transcript.welcome.show_model(loaded)
 
     def _show_stats(self) -> None:
         """Show statistics of this conversation's last reply, unless the prompt has changed since (model, summary)."""
@@ -137,7 +149,7 @@ class ChatScreen(ChatLayout):
         line = message.text.strip()
         if _resolve_alias(line) == "/exit":
             self.app.leave()
-        elif self.conversation.busy:
+        elif self.conversation.busy and not self.conversation.is_profiling:
             self.composer.give_back(message.text)
             self.notify("A reply is running; Esc stops it.", markup=False)
         else:
@@ -156,6 +168,8 @@ class ChatScreen(ChatLayout):
         if text.startswith("/") and not text.startswith("//"):
             self._do(text.strip())
         else:
+            self.status(doing=SENDING)
+            self._draw_status()
             self.conversation.send_message(text.removeprefix("/"), edited)
 
     def _do(self, line: str) -> None:
@@ -164,8 +178,14 @@ class ChatScreen(ChatLayout):
             self.app.action_help()
         elif self.conversation.model is not None:
             self.conversation.run_command(line)
+            self.set_timer(NOTED_S, self._note_work)
         else:
             self.notify("The model is not loaded yet.", markup=False)
+
+    def _note_work(self) -> None:
+        """Show that a command still runs; a short one would only flicker."""
+        if self.conversation.busy and self.query_one(StatusLine).status.doing == READY:
+            self.status(doing=WORKING)
 
     def take_command(self, name: str, whole: bool) -> None:
         """Run a command from the palette, or put it into the prompt if it takes arguments."""
@@ -183,6 +203,27 @@ class ChatScreen(ChatLayout):
         self.notify("Editing: sending replaces the message; Esc cancels.", markup=False)
 
     # ---- keys
+
+    def on_mount(self) -> None:
+        """Show the keys of what has the focus."""
+        self.watch(self, "focused", self._show_keys)
+
+    async def fill(self) -> None:
+        """As in the base; with the keys."""
+        await super().fill()
+        self._show_keys()
+
+    def _focus_path(self) -> list[DOMNode]:
+        return [] if self.focused is None else self.focused.ancestors_with_self
+
+    def _show_keys(self) -> None:
+        for composer in self.query(Composer):  # none until `fill`
+            if self.has_class("-low"):
+                return
+            is_turn = any(isinstance(each, TurnView) for each in self._focus_path())
+            names = TURN_KEYS if is_turn else PROMPT_KEYS
+            stop = "stop" if self.conversation.busy else "prompt" if is_turn else "twice: quit"
+            composer.show_keys(hints(self.app.settings.keys, names, stop=stop))
 
     def action_stop(self) -> None:
         """Copy a selection, close a list, stop a reply, cancel an edit; twice on an empty prompt: quit."""

@@ -11,6 +11,7 @@ from textual.widgets import TextArea
 
 from localq.chat.terminal.input_history import InputHistory
 from localq.sanitize import sanitize
+from localq.tui.key_line import content
 from localq.tui.keys import bindings
 from localq.tui.terminal.input_priority import TakesInputFirst, is_typed
 from localq.tui.terminal.terminal_app import InputPriorityScreen
@@ -67,10 +68,21 @@ class Composer(TakesInputFirst, TextArea):
         self.past = past
         self.completing = False  # a list of completions is open
         self._word = ""
+        self._keys: list[tuple[str, str, str]] = []
 
     def on_resize(self, event: events.Resize) -> None:
-        """The placeholder, where it fits; Textual fails to draw it in zero columns."""
+        """The placeholder, where it fits; Textual fails to draw it in zero columns. And the keys."""
         self.placeholder = PLACEHOLDER if event.size.width > 9 else ""
+        self._draw_keys()
+
+    def show_keys(self, found: list[tuple[str, str, str]]) -> None:
+        """Show keys, from `key_line.hints`, in the lower border."""
+        if found != self._keys:
+            self._keys = found
+            self._draw_keys()
+
+    def _draw_keys(self) -> None:
+        self.border_subtitle = content(self._keys, self.size.width - 2, clickable=False)
 
     # ---- typing
 

@@ -42,6 +42,11 @@ class ConversationJobs(Vertical):
         self._profiling = False
         self._next: SessionWork | None = None  # started after the profile
 
+    @property
+    def is_profiling(self) -> bool:
+        """Whether the running job is a profile: another job may be started, and waits for it."""
+        return self._profiling and self._next is None
+
     def profile(self, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
         """Profile a decode step while no job runs; a job started meanwhile waits."""
         if self.busy or self.model is None:

@@ -17,6 +17,7 @@ from localq.errors import LocalqError
 from localq.tui.chat import session_job
 from localq.tui.chat.conversation_jobs import ConversationJobs
 from localq.tui.chat.reply_buffer import EVERY_S
+from localq.tui.chat.status_line import SENDING
 from localq.tui.chat.transcript_view import TranscriptView
 from localq.tui.chat.turn_view import TurnView
 from localq.tui.jobs.model_handle import ModelHandle
@@ -142,11 +143,17 @@ class ConversationView(ConversationJobs):
         assert self.model is not None
         reading = self.transcript.focused_view is not None
         await self.transcript.sync(self.model.session.conversation, live=True)
-        self._live = await self.transcript.begin(reading)
+        loaded = self.model.session.loaded
+        self._live = await self.transcript.begin(reading, loaded.name if loaded is not None else "")
         if not reading:  # after sending, follow the answer
             self.transcript.anchor()
         self._looks = self.set_interval(EVERY_S, self._remind)
-        self.post_message(self.Doing(doing="", stats=None, thinking=False))
+        self.post_message(self.Doing(doing=SENDING, thinking=False))
+
+    def show_phase(self, phase: str) -> None:
+        """Show what the running reply is doing in its headline."""
+        if self._live is not None and self._feed is not None and not self.app.input_priority.is_waiting:
+            self._live.show_phase(phase)
 
     def _remind(self) -> None:
         """Queue a poll: stopping the timer would cancel work in its task, and lose text that is taken and not drawn."""
@@ -218,7 +225,7 @@ class ConversationView(ConversationJobs):
         asked = message.number if turn.message.role == "user" else turn.parent
         assert asked is not None
         if message.what == "edit":
-            self.post_message(self.EditRequested(asked, conversation.turns[asked].message.content))
+            self.post_message(self.EditRequested(asked, conversation.turns[asked].message.words))
         elif message.what == "regenerate":
             if asked != conversation.last_user():
                 conversation.head = asked  # what followed stays on its own branch

@@ -1,20 +1,37 @@
-"""The status line: phase, context, speed, model. A narrow line drops the least important parts."""
+"""The status line: phase and model at the left, context and speed at the right.
+
+A narrow line drops the least important parts. While something runs, a spinner and the seconds since its start are
+beside the phase; at rest nothing is drawn.
+"""
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 from textual.reactive import reactive
+from textual.timer import Timer
 from textual.widgets import Static
 
 from localq.sanitize import sanitize
 from localq.stats import Stats
+from localq.tui.gauge import gauge, rising
 from localq.wording import human_bytes
 
 BAR_CELLS = 10
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
+FAIR, BAD = 0.75, 0.9  # context in use from which the gauge is a warning, and an error
+READY, NO_MODEL, SENDING, WORKING = "ready", "no model", "sending", "working"
+AT_REST = ("", READY, NO_MODEL)  # phases without a spinner
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+TICK_S = 0.1  # between two frames of the spinner
+LEAST_S = 1.0  # seconds from which the time is shown
+GAP = 2  # cells between the two sides, at least
+_SEPARATOR = Content.styled(" │ ", "$foreground 30%")
+_BADGES = {READY: "$text-success on $success-muted", NO_MODEL: "$text-error on $error-muted"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +54,11 @@ class Status:
     device: str = ""
     hint: str = ""
 
+    @property
+    def is_working(self) -> bool:
+        """Whether something runs that the user waits for."""
+        return phase(self) not in AT_REST
+
 
 def phase(status: Status) -> str:
     """The current phase in words."""
@@ -56,54 +78,100 @@ def transfer_text(what: str, done: int, total: int) -> str:
     return f"{what} {done / total:.0%} of {human_bytes(total)}" if total else what
 
 
-def bar(share: float, cells: int = BAR_CELLS) -> str:
-    """A bar: `share` (0 to 1) of `cells` cells, in eighths."""
-    eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(cells, "░")
+def short_name(model: str) -> str:
+    """The name of a model without its folder and format."""
+    return sanitize(Path(model).name.partition("@")[0]).replace("\n", " ")
 
 
-def line(status: Status, width: int) -> str:
-    """The line in at most `width` cells; parts of the lowest rank are dropped."""
-    parts = [(rank, text) for rank, text in _parts(status) if text]
-    while parts and cell_len(_join(parts)) > width:
-        if len(parts) == 1:
-            return set_cell_size(parts[0][1], max(width, 0))
-        parts.remove(min(parts, key=lambda part: part[0]))
-    return _join(parts)
+def line(status: Status, width: int, busy: str = "") -> Content:
+    """The line in at most `width` cells; parts of the lowest rank are dropped. busy: spinner and time."""
+    left, right = _parts(status, busy)
+    while _cells(left) + _cells(right) + (GAP if right else 0) > width:
+        if len(left) + len(right) == 1:
+            return Content(left[0][1].plain).truncate(max(width, 0), ellipsis=False) if left else Content("")
+        side = min((each for each in (left, right) if each), key=lambda parts: min(rank for rank, _ in parts))
+        side.remove(min(side, key=lambda part: part[0]))
+    gap = " " * (width - _cells(left) - _cells(right))
+    return Content.assemble(_join(left), gap if right else "", _join(right))
 
 
-def _join(parts: list[tuple[int, str]]) -> str:
-    return " │ ".join(text for _, text in parts)
+def _join(parts: list[tuple[int, Content]]) -> Content:
+    return _SEPARATOR.join(text for _, text in parts)
 
 
-def _parts(status: Status) -> list[tuple[int, str]]:
-    """Parts as (rank, text), in the order of the line."""
-    stats = status.stats
-    parts = [(9, phase(status))]
-    if stats is not None:
-        fill = f"{stats.context_fill:.0%}"
-        parts.append((7, f"context {fill}" if stats.context_size else ""))
-        parts.append((4, bar(stats.context_fill) if stats.context_size else ""))
-        parts.append((8, f"{stats.tokens_per_s:.1f} tok/s" if stats.tokens_per_s else ""))
-        first_s = stats.time_to_first_token_s
-        parts.append((5, f"first token {first_s:.2f} s" if first_s else ""))
-    parts.append((6, sanitize(status.model).replace("\n", " ")))
-    parts.append((3, status.format))
-    parts.append((2, sanitize(status.device)))
-    parts.append((1, status.hint))
-    return parts
+def _cells(parts: list[tuple[int, Content]]) -> int:
+    return sum(text.cell_length for _, text in parts) + 3 * max(0, len(parts) - 1)
+
+
+def _parts(status: Status, busy: str) -> tuple[list[tuple[int, Content]], list[tuple[int, Content]]]:
+    """Parts of the left and of the right side as (rank, text), in their order."""
+    stats, name = status.stats, phase(status)
+    badge = Content.styled(f" {name}{busy} ", _BADGES.get(name, "$text-primary on $primary-muted"))
+    state = [(9, badge)] if name else []
+    about = [(6, short_name(status.model)), (3, status.format), (2, _short_device(status.device)), (1, status.hint)]
+    left = state + [(rank, Content(text)) for rank, text in about if text]
+    right: list[tuple[int, Content]] = []
+    if stats is not None and stats.context_size:
+        style = rising(stats.context_fill, FAIR, BAD)
+        right.append((7, Content.assemble("context ", (f"{stats.context_fill:.0%}", f"bold {style}"))))
+        right.append((4, Content.assemble(*gauge(stats.context_fill, BAR_CELLS, style))))
+    if stats is not None and stats.tokens_per_s:
+        right.append((8, Content.styled(f"{stats.tokens_per_s:.1f} tok/s", "bold")))
+    if stats is not None and stats.time_to_first_token_s:
+        right.append((5, Content(f"first token {stats.time_to_first_token_s:.2f} s")))
+    return left, right
+
+
+def _short_device(name: str) -> str:
+    return sanitize(name).removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 class StatusLine(Static):
-    """Draws a `Status` in one row."""
+    """Draws a `Status` in one row. on_tick: called with phase, spinner and time whenever they change."""
 
     status: reactive[Status] = reactive(Status())
 
-    def __init__(self, id: str | None = None, hint: str = "") -> None:
+    def __init__(
+        self, id: str | None = None, hint: str = "", on_tick: Callable[[str], None] = lambda text: None
+    ) -> None:
         super().__init__(id=id)
         self.set_reactive(StatusLine.status, Status(hint=hint))
+        self._on_tick = on_tick
+        self._frames, self._frame = itertools.cycle(SPINNER), SPINNER[0]
+        self._since_s = 0.0  # monotonic: since when it works
+        self._ticks: Timer | None = None
+
+    def on_mount(self) -> None:
+        """Prepare the spinner."""
+        self._ticks = self.set_interval(TICK_S, self._tick, pause=not self.status.is_working)
+
+    def watch_status(self, before: Status, after: Status) -> None:
+        """Start and stop the spinner."""
+        if after.is_working and not before.is_working:
+            self._since_s = time.monotonic()
+            if self._ticks is not None:
+                self._ticks.resume()
+        elif before.is_working and not after.is_working and self._ticks is not None:
+            self._ticks.pause()
+        self._on_tick(self.text)
+
+    def _tick(self) -> None:
+        self._frame = next(self._frames)
+        self.refresh()
+        self._on_tick(self.text)
+
+    @property
+    def _busy(self) -> str:
+        if not self.status.is_working:
+            return ""
+        seconds = time.monotonic() - self._since_s
+        return f" {self._frame}" + (f" {seconds:.0f} s" if seconds >= LEAST_S else "")
+
+    @property
+    def text(self) -> str:
+        """Phase, spinner and time."""
+        return f"{phase(self.status)}{self._busy}"
 
     def render(self) -> Content:
         """The line for the current width."""
-        return Content(line(self.status, self.size.width))
+        return line(self.status, self.content_size.width, self._busy)

@@ -15,8 +15,11 @@ from textual.message import Message
 from textual.widget import Widget
 
 from localq.chat.history.conversation import Conversation
+from localq.stats import Stats
+from localq.tui.chat.status_line import short_name
 from localq.tui.chat.transcript_lines import EarlierTurns, Notice
 from localq.tui.chat.turn_view import DrawnTurn, TurnView
+from localq.tui.chat.welcome import Welcome
 from localq.tui.keys import bindings
 from localq.tui.reply.repeated_row import RepeatedRow
 
@@ -44,7 +47,8 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._earlier = EarlierTurns()
+        self._earlier, self.welcome = EarlierTurns(), Welcome()
+        self._fixed = (self._earlier, self.welcome)
         self._views: list[TurnView] = []
         self._first = 0  # place in the path of the first drawn turn
         self._conversation = Conversation()
@@ -53,9 +57,9 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         self.folded = True
 
     def compose(self) -> list[Widget]:
-        """Empty at first."""
+        """No turns at first."""
         self._earlier.display = False
-        return [self._earlier]
+        return [*self._fixed]
 
     def on_mount(self) -> None:
         """Follow the end."""
@@ -85,7 +89,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         if same == 0:
             self._first = max(0, len(path) - WINDOW)
             if shown:  # with their notices
-                gone = [each for each in self.children if each is not self._earlier and not is_live(each)]
+                gone = [each for each in self.children if each not in self._fixed and not is_live(each)]
                 await self.remove_children(gone)
             self._views = []
         elif same < len(shown):
@@ -102,6 +106,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         for view in self._views:
             if view.turn.number is not None:
                 view.show(self._turn(view.turn.number))
+        self.welcome.display = len(self.children) == len(self._fixed)
         if not live:
             await self._shorten()
         self._earlier.count(self._first)
@@ -113,7 +118,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         gone, self._views = self._views[:-WINDOW], self._views[-WINDOW:]
         self._first += len(gone)
         above = self.children[: self.children.index(self._views[0])]
-        await self.remove_children([each for each in above if each is not self._earlier])
+        await self.remove_children([each for each in above if each not in self._fixed])
 
     def _same(self, path: list[int], shown: list[int | None]) -> int:
         """Number of drawn turns, from the first, that stay."""
@@ -122,9 +127,11 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         return next((place for place, (wanted, has) in enumerate(pairs) if wanted != has), len(there))
 
     def _turn(self, number: int) -> DrawnTurn:
-        message = self._conversation.turns[number].message
-        version = self._versions.get(number, "")
-        return DrawnTurn(number, message.role, message.answer, message.thought, message.complete, version)
+        turn, version = self._conversation.turns[number], self._versions.get(number, "")
+        message = turn.message
+        text = message.role, message.shown, message.thought, message.complete
+        facts = short_name(turn.model), reply_facts(turn.stats)
+        return DrawnTurn(number, *text, version, *facts, message.attached_texts())
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Show earlier turns when the user scrolls to the top."""
@@ -147,7 +154,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
             return
         before, seen_y, self._syncing = self.virtual_size.height, self.scroll_y, True
         self._first, self._views = first, added + self._views
-        await self.mount_all(added, after=self._earlier)
+        await self.mount_all(added, after=self.welcome)
         self._earlier.count(first)
         self._syncing = False
 
@@ -158,9 +165,10 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
 
         self.call_after_refresh(stay)
 
-    async def begin(self, reading: bool) -> TurnView:
-        """Add an empty reply that will stream. reading: focus it, because a turn had the focus."""
-        view = TurnView(DrawnTurn(None, "assistant", ""))
+    async def begin(self, reading: bool, model: str = "") -> TurnView:
+        """Add an empty reply of `model` that will stream. reading: focus it, because a turn had the focus."""
+        view = TurnView(DrawnTurn(None, "assistant", "", model=short_name(model)))
+        self.welcome.display = False
         await self.mount(view)
         view.fold(self.folded)
         if reading:
@@ -182,6 +190,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
 
     async def notice(self, text: str, failed: bool = False) -> None:
         """Add a notice at the end."""
+        self.welcome.display = False
         await self.mount(Notice(text, failed))
 
     def toggle_thinking(self) -> None:
@@ -287,6 +296,15 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         """Show earlier turns."""
         self.release_anchor()
         await self.show_earlier()
+
+
+def reply_facts(stats: Stats | None) -> tuple[str, ...]:
+    """Speed and seconds of a reply, from the request to its end; empty where they are unknown."""
+    if stats is None:
+        return ()
+    seconds = stats.time_to_first_token_s + stats.decode_s
+    speed = f"{stats.tokens_per_s:.1f} tok/s" if stats.tokens_per_s else ""
+    return tuple(filter(None, (speed, f"{seconds:.1f} s" if seconds else "")))
 
 
 def is_live(widget: Widget) -> bool:

@@ -1,4 +1,4 @@
-"""One turn on the screen: headline with its version, thought, text."""
+"""One turn on the screen: headline with model, speed and version, thought, text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Collapsible, Static
 
+from localq.chat.attachments import AttachedFile
 from localq.sanitize import sanitize
+from localq.tui.chat.attachment_chips import chips
 from localq.tui.reply.repeated_row import RepeatedRow
 
 MOST_CHARACTERS = 20_000  # drawn of a user message; it may contain a whole file
@@ -17,7 +19,14 @@ MOST_CHARACTERS = 20_000  # drawn of a user message; it may contain a whole file
 
 @dataclass(frozen=True)
 class DrawnTurn:
-    """Content of a turn. number: in the conversation, None while it streams; version: "2 of 3" or ""."""
+    """Content of a turn.
+
+    number   in the conversation, None while it streams
+    version  "2 of 3" or ""
+    model    short name of the model of a reply, "" if unknown
+    facts    of a reply: "37.4 tok/s", "12.4 s"
+    attached files of a user message, with their texts
+    """
 
     number: int | None
     role: str
@@ -25,6 +34,9 @@ class DrawnTurn:
     thought: str = ""
     complete: bool = True
     version: str = ""
+    model: str = ""
+    facts: tuple[str, ...] = ()
+    attached: tuple[tuple[AttachedFile, str], ...] = ()
 
 
 class TurnView(RepeatedRow, Vertical, can_focus=True):
@@ -37,12 +49,14 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
         self._has_text = False  # some text has arrived
         self._pointed = False
         self._collapsed = True
+        self._phase = ""  # of a reply that streams
 
     def compose(self) -> ComposeResult:
         """The headline, then the text."""
         from localq.tui.reply.reply_text import ReplyText  # start-up cost: it imports Markdown
 
         yield Static(self._headline(), classes="headline")
+        yield from chips(self.turn.attached)
         if self.turn.role == "user":
             yield Static(Content(truncate(sanitize(self.turn.text))), classes="message")
             return
@@ -55,10 +69,12 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
         return Collapsible(thought, title=self._title(), collapsed=self._collapsed)
 
     def _headline(self) -> Content:
-        who = "You" if self.turn.role == "user" else "Reply"
-        marks = [self.turn.version, "" if self.turn.complete else "cut"]
-        pointer = "▶ " if self._pointed else "  "
-        return Content(pointer + " · ".join(filter(None, [who, *marks])))
+        turn = self.turn
+        who = "You" if turn.role == "user" else turn.model or "Reply"
+        marks = [self._phase, *turn.facts, turn.version, "" if turn.complete else "cut"]
+        style = "bold $text-primary" if turn.role == "user" else "bold $text-accent"
+        rest = "".join(f" · {each}" for each in marks if each)
+        return Content.assemble("▶ " if self._pointed else "  ", (who, style), rest)
 
     def _title(self) -> str:
         return f"{'thinking' if self._thinking else 'thought'} ({len(self._thought.split())} words)"
@@ -74,9 +90,9 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
         self._draw_headline()
 
     def _draw_headline(self) -> None:
-        """Update the headline, if it exists: the focus may come before `compose`."""
-        for line in self.query(".headline").results(Static):
-            line.update(self._headline())
+        """Update the headline, if it exists: the focus may come before `compose`. Its height never changes."""
+        for line in self.query_children(".headline").results(Static):
+            line.update(self._headline(), layout=False)
 
     @property
     def is_empty(self) -> bool:
@@ -90,6 +106,12 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
             self._draw_headline()
 
     # ---- a reply that streams
+
+    def show_phase(self, phase: str) -> None:
+        """Show what a reply that streams is doing, such as "reading the prompt 40%"."""
+        if phase != self._phase:
+            self._phase = phase
+            self._draw_headline()
 
     async def grow(self, thought: str, text: str) -> None:
         """Append to thought and text; return when they are drawn."""
@@ -109,7 +131,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
         """End the reply: show the final text."""
         from localq.tui.reply.reply_text import ReplyText  # as above
 
-        self._thought, self._thinking = sanitize(turn.thought), False
+        self._thought, self._thinking, self._phase = sanitize(turn.thought), False, ""
         await self._draw_thought()
         await self.query_one(ReplyText).settle(sanitize(turn.text))
         self.show(turn)

@@ -1,4 +1,4 @@
-"""The settings screen: sampling, stop strings, system prompt, theme; applied together."""
+"""The settings screen: groups of fields in one or two columns; applied together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Container, Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Button, Input, Select, Static, TextArea
@@ -26,6 +26,15 @@ from localq.tui.keys import active_key, bindings
 from localq.tui.terminal.terminal_app import TerminalScreen
 
 _STOP_HELP = "stop strings, one per line; write \\n for a newline"
+COLUMNS = (("Sampling", "DRY: repetition", "XTC: variety"), ("Reply", "Screen"))
+GROUPS = {
+    "Sampling": ("temperature", "top_k", "top_p", "min_p", "repeat_penalty"),
+    "DRY: repetition": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    "XTC: variety": ("xtc_probability", "xtc_threshold"),
+    "Reply": ("seed", "max_tokens", "stop", "system"),
+    "Screen": ("theme", "ui"),
+}
+TWO_COLUMNS = 100  # cells from which there are two
 
 
 class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
@@ -33,6 +42,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
     BINDINGS: ClassVar = [*bindings("settings_apply", "settings_keep", "settings_leave")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-one"), (TWO_COLUMNS, "-two")]  # noqa: RUF012 - as its base has it
 
     def __init__(self, session: ChatSession | None, settings: Settings) -> None:
         super().__init__()
@@ -42,16 +52,27 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
     def compose(self) -> ComposeResult:
         self._defaults = settings_form.own_defaults(self._session)
         texts = settings_form.field_texts(self._session, self._settings, self._defaults)
-        with VerticalScroll(id="fields", can_focus=False):
-            for name in NAMES:
-                yield Static(_heading(name, self._defaults), markup=False, id=f"heading-{name}", classes="heading")
-                yield _field(name, sanitize(texts[name]), _own(name, self._defaults))
-                yield _Wrong("", id=f"wrong-{name}", markup=False, classes="wrong")
-        yield Static("", id="notice", markup=False)
-        with Horizontal(id="buttons"):
-            yield Button(f"Apply {active_key(self, 'settings_apply')}", id="apply", compact=True)
-            yield Button(f"Save {active_key(self, 'settings_keep')}", id="keep", compact=True)
-            yield Button("Back", id="leave", compact=True)
+        with Vertical(id="panel") as panel:
+            panel.border_title = "Settings"
+            with VerticalScroll(id="fields", can_focus=False), Container(id="columns"):
+                for groups in COLUMNS:
+                    with Vertical(classes="column"):
+                        for group in groups:
+                            yield Static(group, markup=False, classes="group")
+                            for name in GROUPS[group]:
+                                yield from self._rows(name, sanitize(texts[name]))
+            yield Static("", id="about", markup=False)
+            yield Static("", id="notice", markup=False)
+            with Horizontal(id="buttons"):
+                yield Button(f"Apply {active_key(self, 'settings_apply')}", id="apply", compact=True)
+                yield Button(f"Save {active_key(self, 'settings_keep')}", id="keep", compact=True)
+                yield Button(f"Back {active_key(self, 'settings_leave')}", id="leave", compact=True)
+
+    def _rows(self, name: str, text: str) -> Iterator[Widget]:
+        """A field beside its name, and the line of its error."""
+        heading = Static(name, markup=False, id=f"heading-{name}", classes="heading")
+        yield Horizontal(heading, _field(name, text, _own(name, self._defaults)), classes="row")
+        yield _Wrong("", id=f"wrong-{name}", markup=False, classes="wrong")
 
     def on_mount(self) -> None:
         """Show errors of the initial values."""
@@ -71,6 +92,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         name = self.focused.id if self.focused is not None else None
         if name not in NAMES or not self.query("#fields"):  # none while the screen is closing
             return
+        self.query_one("#about", Static).update(_about(name, self._defaults))
         fields = self.query_one("#fields")
         for each in (f"wrong-{name}", f"heading-{name}", name):
             for widget in self.query(f"#{each}").results(Widget):
@@ -152,7 +174,7 @@ class _Wrong(Static):
                 each.reveal()
 
 
-def _heading(name: str, defaults: Sampling) -> str:
+def _about(name: str, defaults: Sampling) -> str:
     """Name, range, description and the model's default."""
     if name == "stop":
         return f"stop: {_STOP_HELP}"

@@ -51,12 +51,14 @@ class Speed:
         self.last = Stats()
         self.running = False
         self._own = 0  # slices that the running reply began
+        self._finished: list[Slice] = []  # of the reply before
 
     def add(self, stats: Stats) -> None:
         """Add statistics of the running reply, or of the next one, which may end with its first event."""
         if stats == self.last:
             return
         if not self.running or stats.generated_tokens < self.last.generated_tokens:
+            self._finished = self.curve
             self.running, self._own, self.last = True, 0, Stats()
         tokens = max(0, stats.generated_tokens - 1) - max(
             0, self.last.generated_tokens - 1
@@ -77,6 +79,11 @@ class Speed:
         late = list(self.slices)[-min(2, self._own) :] if self.running and self._own else []
         seconds = sum(each.seconds for each in late)
         return sum(each.tokens for each in late) / seconds if seconds else 0.0
+
+    @property
+    def curve(self) -> list[Slice]:
+        """Slices of the running reply; until it has one, and after it, those of the last."""
+        return list(self.slices)[-self._own :] if self._own else self._finished
 
     def _pour(self, tokens_per_s: float, seconds: float, used: int) -> None:
         while seconds > 1e-9:

@@ -1,4 +1,4 @@
-"""The instrument panel: speed, card, kernel times, memory.
+"""The instrument panel: speed, memory, card, kernel times.
 
 New data is only noted; drawing follows at most `FRAMES` times a second, while the panel is visible and no screen is
 above it (a change behind a dialog redraws the whole screen). Sensors are read at most once a second, in a thread, and
@@ -30,6 +30,7 @@ from localq.tui.instruments.instrument_widget import Instrument
 from localq.tui.instruments.kernel_bars import KernelBars
 from localq.tui.instruments.memory_bar import MemoryBar
 from localq.tui.instruments.speed_graph import SpeedGraph
+from localq.tui.key_line import KeyLine
 from localq.tui.keys import bindings
 from localq.tui.terminal.terminal_app import TerminalScreen
 
@@ -43,7 +44,7 @@ MODES: tuple[Mode, ...] = ("side", "strip", "full")
 
 
 class InstrumentPanel(VerticalScroll):
-    """All instruments. mode: "side" (40 columns), "strip" (six lines of speed and memory) or "full"."""
+    """All instruments. mode: "side", "strip" (six lines of speed and memory) or "full"."""
 
     DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments_profile")]
@@ -75,12 +76,12 @@ class InstrumentPanel(VerticalScroll):
         self._ticks: Timer | None = None
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="instruments--column"):
+        with Vertical(classes="instruments--column -main"):
             yield SpeedGraph(self.facts, "speed")
+            yield MemoryBar(self.facts, "memory")
+        with Vertical(classes="instruments--column -more"):
             yield CardLine(self.facts, "card")
             yield KernelBars(self.facts, "kernels")
-        with Vertical(classes="instruments--column"):
-            yield MemoryBar(self.facts, "memory")
 
     # ---- input
 
@@ -216,6 +217,7 @@ class InstrumentsScreen(TerminalScreen, ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         yield InstrumentPanel(facts=self._panel.facts, mode="full")
+        yield KeyLine("instruments_leave", "profile", "help", profile="time the kernels")
 
     def action_instruments(self) -> None:
         """Back to the chat."""

@@ -7,10 +7,13 @@ from textual.content import Content
 from textual.geometry import Size
 from textual.widget import Widget
 
+from localq.tui.gauge import MUTED, REST_STYLE, Part, gauge
 from localq.tui.instruments.instrument_facts import InstrumentFacts
 
-EIGHTHS = " ▏▎▍▌▋▊▉█"
 UNKNOWN = "–"
+LABEL = 10  # cells of the label of a meter
+VALUE = 13  # cells of its value, at the right
+_LEAST_GAUGE = 4  # a shorter gauge says nothing
 
 
 class Instrument(Widget):
@@ -23,7 +26,7 @@ class Instrument(Widget):
         self._shown: list[Content] = []
 
     def lines(self, width: int) -> list[Content]:
-        """The current lines, at most `width` cells wide."""
+        """The current lines, at most `width` cells wide; none where there is nothing to say."""
         raise NotImplementedError
 
     def redraw(self) -> None:
@@ -43,17 +46,27 @@ class Instrument(Widget):
         return len(self.lines(width))
 
 
-def line(width: int, *parts: str | tuple[str, str]) -> Content:
+def line(width: int, *parts: str | Part) -> Content:
     """One line of texts and (text, style), cut at `width` cells."""
     made = Content.assemble(*parts)
     return made if made.cell_length <= width else made.truncate(max(0, width), ellipsis=width > 1)
 
 
-def bar(share: float, width: int) -> str:
-    """A bar: `share` (0 to 1) of `width` cells, in eighths, filled with blanks."""
-    eighths = round(min(1.0, max(0.0, share)) * 8 * max(0, width))
-    drawn = EIGHTHS[8] * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
-    return drawn.ljust(max(0, width))
+def heading(width: int, title: str, *figure: str | Part) -> Content:
+    """The first line of an instrument: its title, a rule, and its most important figure at the right."""
+    right = Content.assemble(*figure)
+    rule = "─" * max(1, width - cell_len(title) - 1 - (right.cell_length + 1 if right.cell_length else 0))
+    return line(width, (title, "bold"), " ", (rule, REST_STYLE), " " if right.cell_length else "", *figure)
+
+
+def meter(width: int, label: str, share: float | None, style: str, *value: str | Part) -> Content:
+    """A label, a gauge of `share` (0 to 1; None: no gauge), and a value at the right."""
+    right = Content.assemble(*value)
+    cells = width - LABEL - max(VALUE, right.cell_length) - 1
+    if cells < _LEAST_GAUGE:
+        return line(width, f"{label} ", *value)
+    drawn = [(" " * cells, "")] if share is None else gauge(share, cells, style)
+    return line(width, f"{label:<{LABEL}}", *drawn, " " * (width - LABEL - cells - right.cell_length), *value)
 
 
 def figure(value: float) -> str:
@@ -61,7 +74,7 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
 
 
-def words(text: str, width: int, style: str = "$text-muted") -> list[Content]:
+def words(text: str, width: int, style: str = MUTED) -> list[Content]:
     """`text` wrapped at `width` cells."""
     found: list[str] = []
     for word in text.split():

@@ -1,7 +1,6 @@
-"""Kernel times of a decode step: a bar for each operation, its share and bandwidth.
+"""Kernel times of a decode step: a bar for each operation, its time and its share of the bandwidth.
 
-From `profile_step()`, taken while no reply runs. Below the bars: their sum compared with the measured step, the host
-gap of a token, and during a reply the current time of a token.
+From `profile_step()`, taken while no reply runs. Operations of less than 2 % share one row.
 """
 
 from __future__ import annotations
@@ -10,30 +9,31 @@ from typing import Any
 
 from textual.content import Content
 
-from localq.tui.instruments.instrument_facts import InstrumentFacts, Sample
-from localq.tui.instruments.instrument_widget import UNKNOWN, Instrument, bar, line, words
+from localq.tui.gauge import MUTED, falling, gauge
+from localq.tui.instruments.instrument_facts import InstrumentFacts
+from localq.tui.instruments.instrument_widget import Instrument, heading, line, words
 
-CPU = "kernel times: GPU only"
-NONE_YET = "not timed yet"
-BAR_AT = 28  # cells before the bars
+NAME, TIME, SHARE = 10, 10, 6  # cells of a row, besides its bar
+SMALL = 0.02  # of the sum: operations below this are one row
+FAIR, BAD = 0.7, 0.4  # of the bandwidth: from which a share is good, below which it is bad
 
 
 class KernelBars(Instrument):
-    """The table; empty until a model is loaded."""
+    """The table; nothing until a step is profiled, and on the CPU."""
 
     def lines(self, width: int) -> list[Content]:
         """The lines; see `Instrument.lines`."""
         facts = self.facts
-        if facts.loaded is None:
+        if facts.loaded is None or not facts.on_gpu or (facts.sample is None and not facts.untimed):
             return []
-        title = ("Decode step", "bold")
         if facts.sample is None:
-            why = (facts.untimed or NONE_YET) if facts.on_gpu else CPU
-            return [line(width, title), *words(why, width)]
-        lines = [*_head(facts, facts.sample, width), *rows(facts.sample.profile, self._gb_per_s(), width)]
+            return [heading(width, "Decode step"), *words(facts.untimed, width)]
+        profile = facts.sample.profile
+        found = [heading(width, "Decode step", (f"{profile['step_us'] / 1000:,.1f} ms", "bold"))]
+        found += rows(profile, self._gb_per_s(), width)
         if facts.untimed:
-            lines += words(f"profile failed: {facts.untimed}", width)
-        return [*lines, *_foot(facts, facts.sample.profile, width)]
+            found += words(f"profile failed: {facts.untimed}", width)
+        return [*found, *_foot(facts, profile, width)]
 
     def _gb_per_s(self) -> float | None:
         roof = self.facts.roof
@@ -41,16 +41,26 @@ class KernelBars(Instrument):
 
 
 def rows(profile: dict[str, Any], gb_per_s: float | None, width: int) -> list[Content]:
-    """A line for each operation: µs, share of the sum, share of the bandwidth, and a bar."""
-    total, most = profile["sum_us"], max((row["us"] for row in profile["rows"]), default=0.0)
-    found = []
-    for row in profile["rows"]:
-        share = f"{100 * row['us'] / total:.0f}%" if total else UNKNOWN
-        reached = f"{100 * row['gb_per_s'] / gb_per_s:.0f}%" if gb_per_s else UNKNOWN
-        cells = f"{row['kernel']:<10}{row['us']:>8,.1f}{share:>4}{reached:>5} "
-        drawn = bar(row["us"] / most if most else 0.0, width - BAR_AT).rstrip()
-        found.append(line(width, cells, (drawn, "$primary")))
+    """A line for each operation, in the order of the step: a bar, µs, and the share of the bandwidth if known."""
+    total = profile["sum_us"]
+    small = [row for row in profile["rows"] if row["us"] < SMALL * total]
+    large = [row for row in profile["rows"] if row not in small]
+    most = max((row["us"] for row in large), default=0.0)
+    found = [_row(row["kernel"], row["us"], most, _reached(row, gb_per_s), width) for row in large]
+    if small:
+        found.append(_row("other", sum(row["us"] for row in small), most, None, width))
     return found
+
+
+def _reached(row: dict[str, Any], gb_per_s: float | None) -> float | None:
+    return row["gb_per_s"] / gb_per_s if gb_per_s else None
+
+
+def _row(name: str, us: float, most: float, reached: float | None, width: int) -> Content:
+    drawn = gauge(us / most if most else 0.0, max(0, width - NAME - TIME - SHARE), "$primary")
+    share = "" if reached is None else f"{reached:.0%}"
+    style = "" if reached is None else falling(reached, FAIR, BAD)
+    return line(width, f"{name:<{NAME}}", *drawn, f"{us:>{TIME - 3},.0f} µs", (f"{share:>{SHARE}}", style))
 
 
 def age(seconds: float) -> str:
@@ -58,23 +68,10 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} s ago" if seconds < 90 else f"{seconds / 60:.0f} min ago"
 
 
-def _head(facts: InstrumentFacts, sample: Sample, width: int) -> list[Content]:
-    where = f", ctx {sample.profile['position']:,}, {age(facts.clock() - sample.at_s)}"
-    return [
-        line(width, ("Decode step", "bold"), where),
-        line(width, (f"{'':<10}{'µs':>8}{'':>4}{'roof':>5}", "$text-muted")),
-    ]
-
-
 def _foot(facts: InstrumentFacts, profile: dict[str, Any], width: int) -> list[Content]:
-    total, step, gap = profile["sum_us"], profile["step_us"], profile["host_gap_us"]
-    share = f" = {100 * total / step:.0f}% of the step" if step else ""
-    found = [
-        line(width, f"{'kernels':<10}{total:>8,.1f}{share}"),
-        line(width, f"{'step':<10}{step:>8,.1f}"),
-        line(width, f"{'host gap':<10}{gap:>8,.1f}", (" per token", "$text-muted")),
-    ]
-    if facts.speed.now:
-        took = 1e6 / facts.speed.now
-        found.append(line(width, f"{'now':<10}{took:>8,.1f}", (" per token", "$text-muted")))
-    return found
+    """What the shares are of, and when it was measured, in two lines."""
+    assert facts.sample is not None
+    bandwidth = f"% of {facts.roof.bandwidth.bytes_per_s / 1e9:,.0f} GB/s" if facts.roof else ""
+    when = f"{profile['position']:,} tokens, {age(facts.clock() - facts.sample.at_s)}"
+    first = f"host gap {profile['host_gap_us']:,.1f} µs{f', {bandwidth}' if bandwidth else ''}"
+    return [line(width, (each, MUTED)) for each in (first, f"at {when}")]

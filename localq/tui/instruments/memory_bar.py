@@ -1,8 +1,7 @@
-"""Memory: a bar of letters, one for each part, and a legend with measured and planned sizes.
+"""Memory: one bar of all parts, and below it a gauge for each, in the same colour and order.
 
-Letters make the bar legible without colour: K is the KV cache in use, k the rest of it, O other processes, a dot free
-memory. Total and free memory come from NVML; what the ledger does not explain belongs to other processes. On the CPU
-the figures are those of host memory.
+Total and free memory come from NVML; what the ledger does not explain belongs to other programs. On the CPU the figures
+are those of host memory.
 """
 
 from __future__ import annotations
@@ -11,56 +10,60 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from localq.sanitize import sanitize
+from localq.tui.gauge import MUTED, REST_STYLE, Part, rising
 from localq.tui.instruments.instrument_facts import InstrumentFacts
-from localq.tui.instruments.instrument_widget import UNKNOWN, Instrument, line
+from localq.tui.instruments.instrument_widget import Instrument, heading, line, meter
 
 if TYPE_CHECKING:
     from localq.gpus import Process
 
-MIB = 2**20
-NAMED = 3  # other processes
-KV, OTHERS, FREE = "K", "O", "·"
+MIB, GIB = 2**20, 2**30
+NAMED = 3  # other programs
+FAIR, BAD = 0.75, 0.9  # of the KV cache in use
+OVER = 0.02  # a part that takes so much more than planned is named
+IN_USE, RESERVED, OTHERS, FREE = "in use", "reserved", "others", "free"
+KV, BUFFERS = "KV cache", "buffers"
+_CELLS = {RESERVED: "░", FREE: "─"}  # what fills the cells of a part, "█" for all others
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A part of the bar: letter, name, components of the ledger, style."""
+    """A part of the memory: name, components of the ledger, style."""
 
-    letter: str
     name: str
     components: tuple[str, ...]
     style: str
 
 
 KINDS = (
-    Kind("W", "weights", ("weights",), "reverse $primary"),
-    Kind("E", "embedding", ("embedding",), "reverse $accent-darken-2"),
-    Kind("H", "head", ("head",), "reverse $accent"),
-    Kind(KV, "KV cache", ("kv_cache",), "reverse $success"),
-    Kind("S", "scratch", (
+    Kind("weights", ("weights",), "$primary"),
+    Kind("embedding", ("embedding",), "$secondary"),
+    Kind("head", ("head",), "$accent"),
+    Kind(KV, ("kv_cache",), "$success"),
+    Kind(BUFFERS, (
         "scratch", "tables", "step_buffers", "attention_workspace", "sampler", "cublas_workspace",
-    ), "reverse $foreground"),
-    Kind("G", "graphs", ("graphs",), "reverse $foreground-darken-2"),
-    Kind("C", "CUDA", ("cuda_context",), "reverse $foreground-darken-3"),
+    ), "$foreground 75%"),
+    Kind("CUDA", ("graphs", "cuda_context"), "$foreground 50%"),
 )  # fmt: skip
-RESERVED_STYLE, OTHERS_STYLE, FREE_STYLE = "$success", "reverse $error", "$text-muted"
+OTHERS_STYLE = "$error"
 
 
 @dataclass(frozen=True)
 class Segment:
     """A segment of the bar; its width is proportional to `bytes`."""
 
-    letter: str
+    name: str
     bytes: int
     style: str
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Kind -> (measured, planned or None), KV cache in use, total, other processes, free; None: unknown."""
+    """Kind -> (measured, planned or None), KV cache in use, total, other programs, free; None: unknown."""
 
     kinds: dict[Kind, tuple[int, int | None]]
     kv_used: int
@@ -83,34 +86,30 @@ class MemoryUse:
         """Segments in the order of the bar."""
         found: list[Segment] = []
         for kind, (taken, _) in self.kinds.items():
-            used = self.kv_used if kind.letter == KV else taken
-            found.append(Segment(kind.letter, used, kind.style))
-            if kind.letter == KV:
-                found.append(Segment(KV.lower(), taken - used, RESERVED_STYLE))
+            found.append(Segment(kind.name, self.kv_used if kind.name == KV else taken, kind.style))
+            if kind.name == KV:
+                found.append(Segment(RESERVED, taken - self.kv_used, kind.style))
         found.append(Segment(OTHERS, self.others or 0, OTHERS_STYLE))
-        found.append(Segment(FREE, self.free or 0, FREE_STYLE))
+        found.append(Segment(FREE, self.free or 0, REST_STYLE))
         return [each for each in found if each.bytes > 0]
 
 
 class MemoryBar(Instrument):
-    """The bar, its legend, and other processes on the GPU."""
+    """The bar, the gauges of its parts, and other programs on the GPU."""
 
     def lines(self, width: int) -> list[Content]:
         """The lines; see `Instrument.lines`."""
         loaded = self.facts.loaded
         if loaded is None:
-            return [line(width, ("Memory", "bold"), ": no model loaded")]
+            return []
         memory = memory_use(self.facts)
-        drawn = line(
-            width, *[(each.letter * cells, each.style) for each, cells in segment_cells(memory.segments(), width)]
-        )
+        top = [heading(width, "Memory", *_sum(memory)), bar(memory.segments(), width)]
         if self.compact:
-            return [_short_title(memory, width), drawn, *_short_legend(memory, width)]
+            return [*top, *_short_legend(memory, width)]
         others = self.facts.reading.processes or ()
         per_token = loaded.ledger.get("kv_cache", 0) / max(1, loaded.context_size)
-        named = [line(width, ("  " + each, "$text-muted")) for each in holders(others, per_token)]
-        legend = [*_legend(memory, width), *_host(loaded.host, width)]
-        return [_title(self.facts, memory, width), drawn, *legend, *named]
+        named = [line(width, ("  " + each, MUTED)) for each in holders(others, per_token)]
+        return [*top, *_meters(memory, width, named), *_plan(memory, width), *_host(loaded.host, width)]
 
 
 def memory_use(facts: InstrumentFacts) -> MemoryUse:
@@ -123,7 +122,7 @@ def memory_use(facts: InstrumentFacts) -> MemoryUse:
     )  # components of other versions
     kinds: dict[Kind, tuple[int, int | None]] = {}
     for kind in KINDS:
-        parts = (*kind.components, *more) if kind.letter == "S" else kind.components
+        parts = (*kind.components, *more) if kind.name == BUFFERS else kind.components
         taken = sum(loaded.ledger.get(part, 0) for part in parts)
         planned = sum(loaded.predicted.get(part, 0) for part in parts)
         if taken or planned:
@@ -133,6 +132,12 @@ def memory_use(facts: InstrumentFacts) -> MemoryUse:
     if reading.total is not None and reading.free is not None:
         others = max(0, reading.total - reading.free - sum(taken for taken, _ in kinds.values()))
     return MemoryUse(kinds, used, reading.total, others, reading.free)
+
+
+def bar(segments: Sequence[Segment], width: int) -> Content:
+    """All segments in one line."""
+    parts = [(_CELLS.get(each.name, "█") * cells, each.style) for each, cells in segment_cells(segments, width)]
+    return line(width, *parts)
 
 
 def segment_cells(segments: Sequence[Segment], width: int) -> list[tuple[Segment, int]]:
@@ -151,7 +156,7 @@ def segment_cells(segments: Sequence[Segment], width: int) -> list[tuple[Segment
 
 
 def holders(others: Sequence[Process], bytes_per_token: float) -> list[str]:
-    """Other processes, the largest first: "firefox 640 MiB = 3.9k tokens"; none without sizes."""
+    """Other programs, the largest first: "firefox 640 MiB = 4.8k tokens"; none without sizes."""
     found = []
     for each in [each for each in others if each.bytes][:NAMED]:
         size = each.bytes or 0
@@ -167,69 +172,72 @@ def _tokens(size: int, bytes_per_token: float) -> str:
     return f" = {count / 1000:.1f}k tokens" if count >= 1000 else f" = {count:.0f} tokens"
 
 
-def _title(facts: InstrumentFacts, memory: MemoryUse, width: int) -> Content:
-    loaded = facts.loaded
-    assert loaded is not None
-    name = loaded.device_name.removeprefix("NVIDIA ").removeprefix("GeForce ") if facts.on_gpu else "this machine"
-    size = f", {_mib(memory.total)} MiB" if memory.total is not None else ""
-    return line(width, ("Memory", "bold"), f" of {sanitize(name)}{size}")
+def _sum(memory: MemoryUse) -> list[str | Part]:
+    """What is taken in all, of how much."""
+    taken = memory.measured_bytes + (memory.others or 0)
+    if memory.total is None:
+        return [(_gib(taken), "bold"), " GiB"]
+    return [(_gib(taken), "bold"), f" of {_gib(memory.total)} GiB"]
 
 
-def _short_title(memory: MemoryUse, width: int) -> Content:
-    off = _off(memory.measured_bytes, memory.predicted_bytes)
-    planned = "" if memory.predicted_bytes is None else f", planned {_mib(memory.predicted_bytes)} ({off})"
-    title = f"Memory {_mib(memory.measured_bytes)} MiB{planned}"
-    return line(width, ("Memory", "bold"), (title if len(title) <= width else title.replace(" MiB", ""))[6:])
+def _meters(memory: MemoryUse, width: int, named: list[Content]) -> list[Content]:
+    whole = memory.total or memory.measured_bytes
+    found = []
+    for kind, (taken, _) in memory.kinds.items():
+        found.append(meter(width, kind.name, taken / whole, kind.style, f"{_mib(taken)} MiB"))
+        if kind.name == KV and taken:
+            share = memory.kv_used / taken
+            style = rising(share, FAIR, BAD)
+            value = (f"{share:.0%}", style), f"{_mib(memory.kv_used):>6} MiB"
+            found.append(meter(width, f"  {IN_USE}", share, style, *value))
+    if memory.others is not None:
+        found.append(meter(width, OTHERS, memory.others / whole, OTHERS_STYLE, f"{_mib(memory.others)} MiB"))
+        found += named
+    if memory.free is not None:
+        found.append(meter(width, FREE, memory.free / whole, REST_STYLE, f"{_mib(memory.free)} MiB"))
+    return found
 
 
-def _row(letter: tuple[str, str], name: str, taken: int, planned: int | None, width: int) -> Content:
-    size = UNKNOWN if planned is None else _mib(planned)
-    return line(width, letter, f" {name:<11}{_mib(taken):>8}{size:>8}{_off(taken, planned):>7}")
-
-
-def _legend(memory: MemoryUse, width: int) -> list[Content]:
-    found = [line(width, (f"{'  MiB':<13}{'used':>8}{'planned':>8}{'diff':>7}", "$text-muted"))]
-    for kind, (taken, planned) in memory.kinds.items():
-        found.append(_row((kind.letter, kind.style), kind.name, taken, planned, width))
-        if kind.letter == KV:
-            used, rest = _mib(memory.kv_used), _mib(taken - memory.kv_used)
-            found.append(line(width, f"  K in use {used}, ", (KV.lower(), RESERVED_STYLE), f" reserved {rest}"))
-    found.append(_row(("=", ""), "total", memory.measured_bytes, memory.predicted_bytes, width))
-    for letter, name, size, style in (
-        (OTHERS, "others", memory.others, OTHERS_STYLE), (FREE, "free", memory.free, FREE_STYLE),
-    ):  # fmt: skip
-        found.append(line(width, (letter, style), f" {name:<11}{UNKNOWN if size is None else _mib(size):>8}"))
+def _plan(memory: MemoryUse, width: int) -> list[Content]:
+    """How much was planned; parts that took more."""
+    planned = memory.predicted_bytes
+    if planned is None:
+        return []
+    found = [line(width, (f"planned {_mib(planned)} MiB, allocated {_mib(memory.measured_bytes)}", MUTED))]
+    for kind, (taken, part) in memory.kinds.items():
+        if part is not None and taken > (1 + OVER) * part:
+            more = f"{kind.name}: {_mib(taken)} MiB, planned {_mib(part)}"
+            found.append(line(width, (more, "$text-warning")))
     return found
 
 
 def _host(host: dict[str, int], width: int) -> list[Content]:
-    """Host memory, which is not in the ledger: "+" and the same columns."""
-    words = {"embedding": "host", "snapshots": "host, max", "reading": "host, max"}
-    found = [(name, size) for name, size in host.items() if size]
-    return [line(width, f"+ {name:<11}{_mib(size):>8}  {words.get(name, 'host')}") for name, size in found]
+    """Host memory, which is not in the ledger; copies of snapshots and of a prompt are there for a time only."""
+    steady = sum(size for name, size in host.items() if name not in ("snapshots", "reading"))
+    most = sum(host.values())
+    return [meter(width, "host RAM", None, "", f"{'up to ' if most > steady else ''}{_mib(most)} MiB")] if most else []
 
 
 def _short_legend(memory: MemoryUse, width: int) -> list[Content]:
-    """Letters and sizes, wrapped."""
-    parts = [(kind.letter, kind.name, taken) for kind, (taken, _) in memory.kinds.items() if taken]
-    parts += [(OTHERS, "others", memory.others or 0)] if memory.others is not None else []
-    parts += [(FREE, "free", memory.free or 0)] if memory.free is not None else []
-    rows: list[str] = []
-    for letter, name, size in parts:
-        part = f"{letter} {name} {_mib(size)}"
-        if rows and len(rows[-1]) + 2 + len(part) <= width:
-            rows[-1] += f"  {part}"
-        else:
-            rows.append(part)
-    return [line(width, row) for row in rows]
-
-
-def _off(taken: int, planned: int | None) -> str:
-    if not planned:
-        return UNKNOWN
-    off = 100 * (taken - planned) / planned
-    return f"{off:+.1f}%" if abs(off) < 99.95 else f"{off:+.0f}%"
+    """Names and sizes in the colours of the bar, wrapped."""
+    parts = [(kind.name, taken, kind.style) for kind, (taken, _) in memory.kinds.items() if taken]
+    parts += [(OTHERS, memory.others, OTHERS_STYLE)] if memory.others else []
+    parts += [(FREE, memory.free, MUTED)] if memory.free else []
+    rows: list[list[str | Part]] = []
+    room = 0
+    for name, size, style in parts:
+        text = f"{name} {_mib(size)}"
+        if not rows or room < cell_len(text) + 2:
+            rows.append([])
+            room = width + 2
+        rows[-1] += ["  " if rows[-1] else "", (name, style), f" {_mib(size)}"]
+        room -= cell_len(text) + 2
+    return [line(width, *row) for row in rows]
 
 
 def _mib(size: int) -> str:
     return f"{size / MIB:,.0f}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"

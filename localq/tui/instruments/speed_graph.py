@@ -1,46 +1,45 @@
-"""Decode speed over the last minute, with the roofline of the card's bandwidth at the same scale.
+"""Decode speed of a reply as a curve over its whole width, and its share of what the card's bandwidth allows.
 
-Braille: a cell has two columns of four dots; a column is a second. The roofline is that of the positions in use at the
-time, so it falls as the context fills.
+The axis ends at the highest speed of the reply, and begins at 0, or at
+half of the highest where the speed never falls below that; both ends are labelled.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import groupby
 
-from rich.cells import cell_len
 from textual.content import Content
 
+from localq.tui.gauge import MUTED, Part, falling
 from localq.tui.instruments.instrument_facts import InstrumentFacts, Slice
-from localq.tui.instruments.instrument_widget import Instrument, figure, line, words
+from localq.tui.instruments.instrument_widget import Instrument, figure, heading, line, meter, words
 from localq.wording import human_bytes
 
-if TYPE_CHECKING:
-    from localq.planner.speed.roofline import Roof
-
 ROWS = 4  # of the graph
-DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # of a braille cell: left and right column, from the bottom
-BLANK = 0x2800
+CURVE, BELOW = "$primary", "$primary 50%"
+EIGHTHS = " ▁▂▃▄▅▆▇█"
 AXIS = 5  # cells left of the graph
-NO_ROOF_CPU = "bandwidth share: GPU only"
+FAIR, BAD = 0.6, 0.35  # share of the limit: from which it is good, below which it is bad
+LEAST_S = 0.3  # of the last slice: a shorter one says little
 NO_ROOF_CARD = "bandwidth share unknown: measure this card with `localq fit`"
-NO_ROOF_MODEL = "no bandwidth share for this model"
 
 
 class SpeedGraph(Instrument):
-    """Figures, graph, and the share of the bandwidth."""
+    """The speed, its curve, and the limit as a gauge."""
 
     def lines(self, width: int) -> list[Content]:
         """The lines; see `Instrument.lines`."""
         facts = self.facts
-        texts = explanation(facts)
-        if self.compact:
-            below = [line(width, shorten(texts[0], width))] if texts else []
-        else:
-            below = [each for text in texts for each in words(text, width, "")]
-        return [_figures(facts, width), *graph(facts, max(0, width - AXIS), width), *below]
+        if facts.loaded is None:
+            return [heading(width, "Speed", ("no model loaded", MUTED))]
+        curve = facts.speed.curve
+        found = [heading(width, "Speed", *_figures(facts))]
+        if curve or self.compact:
+            found += graph([each.tokens_per_s for each in _whole(curve)], max(0, width - AXIS), width)
+        if facts.roof is not None:
+            found.append(_limit(facts, width))
+        return found if self.compact else [*found, *words(explanation(facts), width)]
 
 
 def rate_and_roof(facts: InstrumentFacts) -> tuple[float, float]:
@@ -52,101 +51,73 @@ def rate_and_roof(facts: InstrumentFacts) -> tuple[float, float]:
     return speed.now if is_now else speed.last.tokens_per_s, roof.tokens_per_s(max(0, used)) if roof else 0.0
 
 
-def explanation(facts: InstrumentFacts) -> list[str]:
-    """The share of the roofline and its source, or why there is none."""
-    if facts.loaded is None:
-        return []
+def explanation(facts: InstrumentFacts) -> str:
+    """Where the limit comes from, or how to learn it; "" on the CPU, which has none."""
+    if facts.loaded is None or not facts.on_gpu:
+        return ""
     if facts.roof is None:
-        model = NO_ROOF_CARD if facts.loaded.reads else NO_ROOF_MODEL
-        return [model if facts.on_gpu else NO_ROOF_CPU]
-    rate, roof = rate_and_roof(facts)
+        return NO_ROOF_CARD if facts.loaded.reads else ""
     gb_per_s, source = facts.roof.bandwidth.bytes_per_s / 1e9, facts.roof.bandwidth.source
-    share = f"{100 * rate / roof:.0f}% of the" if rate else f"{figure(roof)} tok/s is the"
     moved = human_bytes(facts.roof.reads.at(facts.speed.last.context_used))
-    return [f"{share} limit of {gb_per_s:,.0f} GB/s ({source})", f"{moved} read per token"]
+    return f"{gb_per_s:,.0f} GB/s ({source}), {moved} a token"
 
 
-def shorten(text: str, width: int) -> str:
-    """`text`, without its explanation where it does not fit."""
-    return text if cell_len(text) <= width else re.split(r": | \(", text, maxsplit=1)[0]
+def _figures(facts: InstrumentFacts) -> list[Part]:
+    speed = facts.speed
+    rate = speed.now if speed.running and speed.now else speed.last.tokens_per_s
+    if rate:
+        return [(figure(rate), "bold $text-primary"), (" tok/s", "")]
+    return [("reading the prompt" if speed.running else "no reply yet", MUTED)]
 
 
-def _figures(facts: InstrumentFacts, width: int) -> Content:
-    if facts.loaded is None:
-        return line(width, ("tok/s", "bold"), ": no model loaded")
-    speed, roof = facts.speed, rate_and_roof(facts)[1]
-    parts = [f"now {figure(speed.now)}"] if speed.running and speed.now else []
-    if speed.last.decode_s > 0:
-        parts.append(f"mean {figure(speed.last.tokens_per_s)}")
-    elif not parts:
-        parts.append("reading the prompt" if speed.running else "no reply yet")
-    bound = (f", roof {figure(roof)}", "$warning") if facts.roof else ""
-    return line(width, ("tok/s", "bold"), f" {', '.join(parts)}", bound)
+def _limit(facts: InstrumentFacts, width: int) -> Content:
+    rate, roof = rate_and_roof(facts)
+    share = rate / roof if roof else 0.0
+    style = falling(share, FAIR, BAD)
+    value: list[str | Part] = [(f"{share:.0%}", f"bold {style}"), f" of {figure(roof)}"] if rate else [figure(roof)]
+    return meter(width, "limit", share, style, *value)
 
 
 # ---- the graph
 
 
-def graph(facts: InstrumentFacts, cells: int, width: int) -> list[Content]:
-    """`ROWS` lines: an axis with labels, and `cells` of dots."""
-    slices = list(facts.speed.slices)[-2 * cells :] if cells else []
-    roofs = _roofs(facts.roof, slices, facts.speed.last.context_used, 2 * cells)
-    rates = [0.0] * (2 * cells - len(slices)) + [each.tokens_per_s for each in slices]
-    top = max([*roofs, *rates], default=0.0)
-    labels = _labels(rate_and_roof(facts), top)
-    bars, lines = _heights(rates, top), _heights(roofs, top)
+def _whole(curve: list[Slice]) -> list[Slice]:
+    """`curve` without a last slice that has just begun."""
+    return curve[:-1] if len(curve) > 1 and curve[-1].seconds < LEAST_S else curve
+
+
+def graph(rates: Sequence[float], cells: int, width: int) -> list[Content]:
+    """`ROWS` lines: an axis with labels at both ends, and the curve in `cells` columns."""
+    top = max(rates, default=0.0)
+    bottom = top / 2 if rates and min(rates) > top / 2 else 0.0
+    heights = [_height(each, bottom, top) for each in stretch(rates, cells)]
+    labels = {ROWS - 1: figure(top), 0: figure(bottom) if bottom else "0"} if top else {}
     found = []
     for row in reversed(range(ROWS)):
-        parts: list[tuple[str, str]] = [(f"{labels.get(row, ''):>{AXIS - 1}} ", "$text-muted")]
-        parts += [_cell(bars[2 * i : 2 * i + 2], lines[2 * i : 2 * i + 2], row) for i in range(cells)]
-        found.append(line(width, *_join_spans(parts)))
+        label = f"{labels.get(row, ''):>{AXIS - 1}} ", MUTED
+        found.append(line(width, label, *_row([height - 8 * row for height in heights])))
     return found
 
 
-def _roofs(roof: Roof | None, slices: Sequence[Slice], used: int, columns: int) -> list[float]:
-    if roof is None:
-        return []
-    first = slices[0].used if slices else used
-    return [roof.tokens_per_s(first)] * (columns - len(slices)) + [roof.tokens_per_s(each.used) for each in slices]
-
-
-def _heights(values: Sequence[float], top: float) -> list[int]:
-    """Height of each value in dots, 0 to 4 * ROWS; at least one for a value above 0."""
-    return [max(1, round(4 * ROWS * value / top)) if value > 0 else 0 for value in values]
-
-
-def _cell(bars: Sequence[int], lines: Sequence[int], row: int) -> tuple[str, str]:
-    """A cell of two columns: dots of the bars, and the dot of the line."""
-    bits, style = BLANK, ""
-    for column, dots in enumerate(DOTS):
-        for up, bit in enumerate(dots):
-            height = 4 * row + up + 1
-            if lines and lines[column] == height:
-                bits, style = bits | bit, style or "$warning"
-            if bars[column] >= height:
-                bits, style = bits | bit, "$primary"
-    return chr(bits), style
-
-
-def _labels(shown: tuple[float, float], top: float) -> dict[int, str]:
-    """Row -> label: 0 at the bottom, the roofline, and the speed where that row is free."""
-    if not top:
-        return {0: "0"}
-    rate, roof = shown
-    labels = {0: "0"}
-    for value in (roof, rate):
-        row = (_heights([value], top)[0] - 1) // 4
-        if row > 0 and row not in labels:
-            labels[row] = figure(value)
-    return labels
-
-
-def _join_spans(parts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Neighbours of one style joined."""
-    found: list[tuple[str, str]] = []
-    for text, style in parts:
-        if found and found[-1][1] == style:
-            found[-1] = (found[-1][0] + text, style)
-        else:
-            found.append((text, style))
+def stretch(values: Sequence[float], count: int) -> list[float]:
+    """`count` values along the curve of `values`, whose ends stay; zeros for no values."""
+    if not values or count <= 1:
+        return [values[0] if values else 0.0] * max(0, count)
+    found = []
+    for index in range(count):
+        place = index * (len(values) - 1) / (count - 1)
+        before = min(int(place), len(values) - 1)
+        after = min(before + 1, len(values) - 1)
+        found.append(values[before] + (place - before) * (values[after] - values[before]))
     return found
+
+
+def _row(eighths: Sequence[int]) -> list[Part]:
+    """Cells filled up to `eighths`; those below the curve are paler."""
+    cells = [(EIGHTHS[min(8, max(0, each))], BELOW if each > 8 else CURVE) for each in eighths]
+    return [("".join(cell for cell, _ in group), style) for style, group in groupby(cells, key=lambda cell: cell[1])]
+
+
+def _height(value: float, bottom: float, top: float) -> int:
+    """Height in eighths of a cell, 0 to 8 * ROWS; at least one for a value above 0."""
+    return max(1, round(8 * ROWS * (value - bottom) / (top - bottom))) if value > 0 else 0

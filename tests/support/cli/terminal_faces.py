@@ -170,7 +170,7 @@ class Tui(Line):
 
     def is_stopped(self, terminal: Terminal, count: int) -> bool:
         """By what is told under the reply, or instead of one."""
-        _, asked, reply = terminal.text.rpartition(f"▌  say {count}.")
+        _, asked, reply = terminal.text.rpartition(f"▌ say {count}.")
         ended = "stopped" in reply or "engine process" in reply  # the second press has ended that
         return self.is_ready(terminal) and (not asked or ended)
 

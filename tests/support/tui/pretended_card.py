@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -86,12 +87,14 @@ class CardClient(ScriptedClient):
                 raise part
             for at in range(0, len(part), 4):
                 count += 1
-                wave = 1 + 0.06 * ((count // 40) % 3 - 1) - 0.0001 * count
+                wave = 1 + 0.05 * math.sin(count / 23) - 0.0003 * count
                 stats = replace(
                     stats, phase="decode", generated_tokens=count, time_to_first_token_s=0.41,
                     prefilled_tokens=self.used, decode_s=stats.decode_s + (count > 1) / (self.rate * wave),
                     context_used=self.used + count,
                 )  # fmt: skip
+                if count % 10 == 0:
+                    time.sleep(0.06)  # longer than between two looks of the screen: the curve has more than one point
                 yield Tokens(request.id, [ord(letter) for letter in part[at : at + 4]], stats)
         self.used += count
         yield Done(request.id, "stop", replace(stats, phase="done"))

@@ -63,12 +63,18 @@ def _cut(shown: Static) -> str:
 
 def _is_shown(widget: Widget) -> bool:
     over = widget.styles.overlay == "screen"  # a list that drops down lies over others
-    mute = isinstance(widget, Instrument) and not widget.lines(1)  # it has nothing to tell
     return (
         widget.display
         and widget.visible
-        and not (over or mute or isinstance(widget, ScrollBar | ScrollBarCorner | Tooltip))
+        and not (over or _is_mute(widget) or isinstance(widget, ScrollBar | ScrollBarCorner | Tooltip))
     )
+
+
+def _is_mute(widget: Widget) -> bool:
+    """Whether an instrument, or a column of them, has nothing to tell."""
+    if isinstance(widget, Instrument):
+        return not widget.lines(1)
+    return bool(widget.children) and all(isinstance(each, Instrument) and _is_mute(each) for each in widget.children)
 
 
 def _scrolls(widget: Widget) -> bool:

@@ -105,7 +105,7 @@ def test_ctrl_c_stops_as_escape_does():
     async def script(pilot):
         app.chat.composer.put("go")
         await pilot.press("enter")
-        await until(pilot, lambda: app.chat.conversation.busy and "Reply" in screen_text(app))
+        await until(pilot, lambda: app.chat.conversation.busy and "model · answering" in screen_text(app))
         await pilot.press("ctrl+c")
         go.set()
         await idle(pilot)

@@ -12,7 +12,9 @@ from localq import keymap
 from localq.chat import commands
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
+from localq.tui.dialogs import palette_lines
 from localq.tui.dialogs.help_screen import HelpScreen
+from localq.tui.keys import first_key
 from localq.tui.models import picker_plans, picker_rows
 from tests.support.tui.tui_pilot import chat_app, drive, drive_chat, idle, say, screen_text, until
 from tests.tools.golden_screens import OUTLOOK, ROWS
@@ -48,13 +50,16 @@ def test_every_key_that_acts_anywhere_and_every_command_is_listed_once():
     app = chat_app([])
 
     async def script(pilot):
-        titles = [each.title for each in app.get_system_commands(app.chat)]
-        wanted = [f"{name}: " for name in commands.COMMANDS]
+        found = palette_lines.entries(app, app.chat)
+        titles = [each.title for each in found]
+        assert len({*titles}) == len(titles)
         for name, key in keymap.KEYS.items():
             if key.where == keymap.ANYWHERE and name not in ("palette", "stop"):
-                wanted.append(f"{key.what[:1].upper()}{key.what[1:]}")
-        for each in wanted:
-            assert len([title for title in titles if title.startswith(each)]) == 1, each
+                assert [each.key for each in found].count(first_key(key)) == 1, name
+        for name in commands.COMMANDS:
+            assert len([each for each in found if name in each.usage.replace(",", "").split()]) == 1, name
+        both = {each.usage.split()[0]: each.key for each in found if each.usage and each.key}
+        assert both.items() >= {"/help": "F1", "/new": "Ctrl-N", "/copy": "Ctrl-Y", "/exit": "Ctrl-Q"}.items()
         assert any("thinking" in each.lower() for each in titles)
 
     drive_chat(app, script)
@@ -65,11 +70,11 @@ def test_a_command_is_done_or_begun_where_more_words_may_follow():
 
     async def script(pilot):
         await say(pilot, "hi")
-        await looked_for(pilot, "/regen", "/regen: regenerate")
+        await looked_for(pilot, "/regen", "/regen")
         await until(pilot, lambda: "two" in screen_text(app))
         await idle(pilot)
         app.chat.composer.put("draft")
-        await looked_for(pilot, "write the conversation to FILE", "/export: write")
+        await looked_for(pilot, "write the conversation to FILE", "/export md|json")
         await until(pilot, lambda: app.chat.composer.text == "/export draft")
         assert app.focused is app.chat.composer
 
@@ -86,10 +91,19 @@ def test_what_stands_in_brackets_is_shown(words, line):
     drive_chat(app, script)
 
 
+@pytest.mark.parametrize("width", [30, 60, 110])
+def test_an_entry_is_one_line_with_its_command_and_its_key_at_the_right(width):
+    line = palette_lines.Entry("Begin a new conversation", "/new", "Ctrl-N", lambda: None).line(width)
+    assert line.cell_length == width
+    assert line.plain.endswith("   Ctrl-N")
+    assert line.plain.startswith("Begin a")
+    assert ("/new" in line.plain) == (width > 30)
+
+
 def test_on_another_screen_it_lists_what_can_be_done_there(monkeypatch, own_cache, no_own_models):
     monkeypatch.setattr(picker_rows, "name_rows", lambda: ROWS)
     monkeypatch.setattr(picker_plans, "outlook", lambda settings, say: OUTLOOK)
-    monkeypatch.setattr(picker_plans, "plan_rows", lambda outlook, settings, every: ROWS)
+    monkeypatch.setattr(picker_plans, "plan_rows", lambda *given: ROWS)
     app = LocalqApp(Settings(), pick=True)
 
     async def script(pilot):
@@ -97,7 +111,7 @@ def test_on_another_screen_it_lists_what_can_be_done_there(monkeypatch, own_cach
         titles = [each.title for each in app.get_system_commands(app.screen)]
         assert not any(each.startswith("/") or "conversation" in each for each in titles)
         assert not any(each.startswith(("Another model", "Settings")) for each in titles)  # not from here
-        await looked_for(pilot, "order", "Next sort order")
+        await looked_for(pilot, "sort order", "Change the sort order")
         await until(pilot, lambda: "By name." in screen_text(app))
 
     drive(app, script)

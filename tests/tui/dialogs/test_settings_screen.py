@@ -60,7 +60,7 @@ def session(tmp_path) -> ChatSession:
         (folder / name).write_bytes(content)
     own = Sampling.from_generation_config(OWN)
     return ChatSession(
-        ScriptedClient(["hi"]), Load(str(folder), LoadOptions("tiny")), CharTokenizer(), own, 100, ("###",)
+        ScriptedClient(["hi"]), Load(str(folder), LoadOptions("tiny")), CharTokenizer(), own, 100, stop_strings=("###",)
     )
 
 
@@ -70,6 +70,10 @@ def driven(host: Host, script: Script, size: tuple[int, int] = (80, 24)) -> None
         await script(pilot)
 
     drive(host, run, size=size)
+
+
+def about(host: Host) -> str:
+    return str(host.first.query_one("#about", Static).content)
 
 
 def wrong(host: Host, name: str) -> str:
@@ -83,10 +87,10 @@ def test_limits_and_the_models_own_values_are_told_and_all_can_be_reached(sessio
 
     async def script(pilot: Pilot[Any]) -> None:
         headings = [str(each.content) for each in host.first.query(".heading").results(Static)]
-        told = next(each for each in headings if each.startswith("temperature"))
-        start = "temperature: from 0 to 100; sampling temperature, 0 = greedy; unset = the model's default"
-        assert told == f"{start}; model default: 0.6"
+        assert headings == list(settings_form.NAMES)
         assert len(headings) == len(LIMITS) + 5
+        start = "temperature: 0 to 100; sampling temperature; 0 = greedy, unset = the model's default"
+        assert about(host) == f"{start}; model default: 0.6"
         assert host.first.query_one("#temperature", Input).value == ""
         assert host.first.query_one("#max_tokens", Input).value == "100"
         assert host.first.query_one("#stop", TextArea).text == "###"
@@ -94,7 +98,7 @@ def test_limits_and_the_models_own_values_are_told_and_all_can_be_reached(sessio
         for _ in range(len(LIMITS) + 4):
             await pilot.press("tab")
         assert host.focused is host.first.query_one("#ui")
-        assert "ui: what" in screen_text(host)
+        assert about(host).startswith("ui: what")
         host.set("top_p", "7")
         await pilot.pause()
         assert_sound(host.screen)
@@ -165,10 +169,10 @@ def test_an_emptied_field_is_the_models_own_again(session):
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("temperature", "101", "101.0 is out of range. Use a value from 0 to 100."),
+        ("temperature", "101", "101.0 is out of range. Allowed: 0 to 100."),
         ("temperature", "warm", "'warm' in this field is not a number"),
         ("temperature", "nan", "nan is out of range"),
-        ("top_p", "0", "0.0 is out of range. Use a value above 0, at most 1."),
+        ("top_p", "0", "0.0 is out of range. Allowed: above 0 and at most 1."),
         ("top_k", "1.5", "is not a whole number"),
         ("seed", "-1", "-1 is out of range"),
         ("max_tokens", "0", "0 is too small"),

@@ -18,9 +18,8 @@ def test_the_side_shows_all_instruments():
     async def scene(app, pilot):
         await chatting(app, pilot)
         text = screen_text(app)
-        for said in ("tok/s now 80.0", "80% of the limit of 936 GB/s (rated)", "GPU 97 %, 64 °C",
-                     "Decode step, ctx 1,024",
-                     "host gap      12.5", "Memory of RTX 3090", "firefox 640 MiB"):  # fmt: skip
+        for said in ("80.0 tok/s", "80% of 99.6", "936 GB/s (rated)", "64 °C", "Decode step", "at 1,024 tokens",
+                     "host gap 12.5", "RTX 3090", "firefox 640 MiB"):  # fmt: skip
             assert said in text
         assert app.watch_card.uuids == ["GPU-5a1b"]
 
@@ -32,10 +31,10 @@ def test_the_strip_shows_speed_and_memory_in_six_lines():
         await chatting(app, pilot)
         assert app.panel.size.height == 6
         rows = screen_text(app).splitlines()
-        assert "tok/s now 80.0, mean 80.0, roof 99.6" in rows[0]
-        assert "Memory 21,916 MiB, planned 22,021 (-0.5%)" in rows[0]
-        assert "80% of the limit of 936 GB/s (rated)" in rows[5]
-        assert "C CUDA 400" in rows[4]
+        assert "80.0 tok/s" in rows[0]
+        assert "23.0 of 24.0 GiB" in rows[0]
+        assert "80% of 99.6" in rows[5]
+        assert "CUDA 420" in rows[3]
         assert not any("Decode step" in row or "MHz" in row for row in rows)
 
     run("strip", (100, 30), scene)
@@ -45,13 +44,13 @@ def test_the_strip_shows_speed_and_memory_in_six_lines():
 def test_the_whole_screen_has_two_columns_where_there_is_room(size, columns):
     async def scene(app, pilot):
         await chatting(app, pilot)
-        speed, memory = app.query_one("#speed"), app.query_one("#memory")
-        assert (memory.region.x > speed.region.x) == (columns == 2)
-        assert (memory.region.y > speed.region.y) == (columns == 1)
+        speed, card = app.query_one("#speed"), app.query_one("#card")
+        assert (card.region.x > speed.region.x) == (columns == 2)
+        assert (card.region.y > speed.region.y) == (columns == 1)
         if size == (80, 24):  # all of it, without scrolling
             text = screen_text(app)
-            assert "per token" in text
-            assert "firefox" in text
+            assert "host RAM" in text
+            assert "at 1,024 tokens" in text
 
     run("full", size, scene)
 
@@ -74,17 +73,17 @@ def test_every_size_is_drawn_and_nothing_is_wider_than_its_place(mode):
     run(mode, (200, 60), scene)
 
 
-def test_letters_stand_out_in_every_theme():
+def test_parts_of_the_bar_stand_out_in_every_theme():
     async def scene(app, pilot):
         await chatting(app, pilot)
         for name in app.available_themes:
             app.theme = name
             await pilot.pause()
             bar = app.screen._compositor.render_strips()[app.query_one("#memory").region.y + 1]
-            drawn = [part for part in bar if set(part.text.strip()) & set("WHKkSGCO")]
-            assert len(drawn) >= 8
+            drawn = [part for part in bar if set(part.text.strip()) & set("█░")]
             colours = [(part.style.color, part.style.bgcolor) for part in drawn]
             assert all(ink.is_default or ink != paper for ink, paper in colours), name
+            assert len({ink for ink, _ in colours}) >= 4, name
 
     run("side", (40, 50), scene)
 
@@ -93,10 +92,8 @@ def test_the_cpu_has_no_card_no_roof_and_no_step():
     async def scene(app, pilot):
         await chatting(app, pilot, CPU)
         text = screen_text(app)
-        assert "bandwidth share: GPU only" in text
-        assert "kernel times: GPU only" in text
-        assert "Memory of this machine" in text
-        assert "MHz" not in text
+        assert "buffers" in text
+        assert not any(each in text for each in ("limit", "MHz", "Decode step", "GPU", "CUDA"))
         assert not app.query_one("#card").region.height
         assert app.watch_card.reads == app.wanted == 0
 
@@ -119,8 +116,8 @@ def test_over_a_chat_that_has_no_room_beside():
         await until(pilot, lambda: app.watch_card.reads)
         await settle(pilot, app.screen.query_one(InstrumentPanel))
         text = screen_text(app)
-        assert "tok/s now 80.0" in text
-        assert "Decode step, ctx 1,024" in text
+        assert "80.0 tok/s" in text
+        assert "at 1,024 tokens" in text
         await pilot.press("f2")
         await pilot.pause()
         assert not isinstance(app.screen, InstrumentsScreen)

@@ -1,4 +1,4 @@
-"""The profile of a step as bars, and the card in three lines: every text by hand."""
+"""The profile of a step as bars, and the card as gauges: every text by hand."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from localq.gpus import Reading
+from localq.tui.gauge import BAD, FAIR, GOOD
 from localq.tui.instruments.card_line import CardLine
 from localq.tui.instruments.instrument_facts import InstrumentFacts
-from localq.tui.instruments.instrument_widget import bar, figure
-from localq.tui.instruments.kernel_bars import KernelBars, age
+from localq.tui.instruments.instrument_widget import figure
+from localq.tui.instruments.kernel_bars import KernelBars, age, rows
 from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, READING, Clock, Watch, reply
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -30,17 +31,6 @@ def card(facts: InstrumentFacts, width: int = 36) -> list[str]:
     return [each.plain for each in CardLine(facts, "card").lines(width)]
 
 
-# ---- bars
-
-
-@pytest.mark.parametrize(("share", "width", "drawn"), [
-    (1.0, 4, "████"), (0.5, 4, "██  "), (1 / 32, 4, "▏   "), (0.6, 4, "██▍ "), (0.0, 2, "  "), (2.0, 2, "██"),
-    (-1.0, 2, "  "), (0.5, 0, ""), (0.5, -3, ""),
-])  # fmt: skip
-def test_a_bar_counts_eighths(share, width, drawn):
-    assert bar(share, width) == drawn
-
-
 def test_figures_have_three_digits():
     assert [figure(value) for value in (0, 4.04, 38.16, 99.94, 99.96, 648.2, 1234)] == [
         "0.0", "4.0", "38.2", "99.9", "100", "648", "1234",
@@ -48,45 +38,51 @@ def test_figures_have_three_digits():
 
 
 def test_a_step_to_the_letter():
-    """Four operations of 6,000 us in all, 936 GB/s; 8 cells are the 4,000 us of the largest."""
+    """Four operations of 6,000 us in all, 936 GB/s; 10 cells are the 4,000 us of the largest."""
     clock = Clock()
     facts = facts_of(clock=clock)
     facts.add_profile(PROFILE)
     clock.now += 12
     assert kernels(facts) == [
-        "Decode step, ctx 1,024, 12 s ago",
-        "                µs     roof",
-        "qkv        1,000.0 17%  85% ██",  # 800 GB/s
-        "attention    500.0  8%  21% █",
-        "down       4,000.0 67%  96% ████████",
-        "head         500.0  8%  85% █",
-        "kernels    6,000.0 = 99% of the step",
-        "step       6,060.0",
-        "host gap      12.5 per token",
+        "Decode step ───────────────── 6.1 ms",
+        "qkv       ━━╸───────  1,000 µs   85%",  # 800 GB/s
+        "attention ━─────────    500 µs   21%",
+        "down      ━━━━━━━━━━  4,000 µs   96%",
+        "head      ━─────────    500 µs   85%",
+        "host gap 12.5 µs, % of 936 GB/s",
+        "at 1,024 tokens, 12 s ago",
     ]
-    facts.add(reply(1))
-    facts.add(reply(101))
-    assert kernels(facts)[-1] == "now       12,500.0 per token"  # 80 tok/s
-    facts.end()
-    assert kernels(facts)[-1] == "host gap      12.5 per token"
+
+
+def test_small_operations_share_a_row():
+    small = [{"kernel": name, "calls": 1, "us": 40.0, "bytes": 1, "gb_per_s": 1.0} for name in ("embed", "sample")]
+    shown = [row.plain for row in rows({**PROFILE, "rows": [*PROFILE["rows"], *small]}, 936.0, 36)]
+    assert len(shown) == 5
+    assert shown[-1].startswith("other ")
+    assert shown[-1].rstrip().endswith("80 µs")
+
+
+def test_the_share_of_the_bandwidth_is_coloured():
+    down, attention = rows(PROFILE, 936.0, 60)[2], rows(PROFILE, 936.0, 60)[1]
+    assert GOOD in {span.style for span in down.spans}
+    assert BAD in {span.style for span in attention.spans}
 
 
 def test_without_a_known_bandwidth_no_share_of_it():
     facts = facts_of(replace(GPU, device_name="A card of tomorrow"))
     facts.add_profile(PROFILE)
-    assert kernels(facts)[2] == "qkv        1,000.0 17%    – ██"
+    assert kernels(facts)[1].rstrip() == "qkv       ━━╸───────  1,000 µs"
+    assert kernels(facts)[-2] == "host gap 12.5 µs"
 
 
-def test_why_there_is_no_profile():
-    assert " ".join(kernels(facts_of(CPU))) == "Decode step kernel times: GPU only"
+def test_nothing_is_said_where_nothing_is_known_and_why_a_profile_failed():
+    assert kernels(facts_of(CPU)) == kernels(InstrumentFacts()) == kernels(facts_of()) == []
     facts = facts_of()
-    assert kernels(facts) == ["Decode step", "not timed yet"]
     facts.add_profile_failure("profile: a context of 8 has no room for 20 steps")
     assert " ".join(kernels(facts)[1:]) == "profile: a context of 8 has no room for 20 steps"
     facts.add_profile(PROFILE)
     facts.add_profile_failure("the engine is busy")
     assert "profile failed: the engine is busy" in kernels(facts)
-    assert kernels(InstrumentFacts()) == []
 
 
 def test_ages():
@@ -144,14 +140,35 @@ def test_a_card_to_the_letter():
     facts = facts_of()
     facts.add_reading(READING)
     assert card(facts) == [
-        "GPU 97 %, 64 °C, 285 of 350 W", "1,695 MHz, memory 9,501 MHz", "limited by power, – J/token",
-    ]  # fmt: skip
+        "GPU ─────────────────────── RTX 3090",
+        "busy      ━━━━━━━━━━━╸           97%",
+        "power     ━━━━━━━━━━──  285 of 350 W",
+        "temp      ━━━━━━━╸────         64 °C",
+        "clocks    1,695 MHz, memory 9,501",
+        "limited by power",
+    ]
     facts.add_reading(replace(READING, held_by=()))
-    assert card(facts)[2] == "clocks not limited, – J/token"
+    assert card(facts)[-1] == "clocks not limited"
 
 
-def test_what_is_not_told_is_a_dash():
-    assert card(facts_of()) == ["GPU – %, – °C, – of – W", "– MHz, memory – MHz", "clocks –, – J/token"]
+def test_heat_and_power_are_coloured_by_how_near_their_limits_are():
+    def styles(place: int, **of_reading: float) -> set[str]:
+        facts = facts_of()
+        facts.add_reading(replace(READING, **of_reading))
+        return {span.style for span in CardLine(facts, "card").lines(60)[place].spans}
+
+    assert GOOD in styles(3, celsius=64)
+    assert FAIR in styles(3, celsius=80)
+    assert BAD in styles(3, celsius=90)
+    assert FAIR in styles(2, watts=330.0)
+
+
+def test_what_is_not_told_is_a_dash_at_first_and_then_left_out():
+    assert len(card(facts_of())) == 5
+    assert [row.split()[-1] for row in card(facts_of())[1:3]] == ["–", "W"]
+    facts = facts_of()
+    facts.add_reading(Reading(at_s=1.0, celsius=50))
+    assert [row.split()[0] for row in card(facts)] == ["GPU", "temp"]
     assert card(facts_of(CPU)) == []
 
 
@@ -165,7 +182,7 @@ def test_joules_of_a_token_are_those_between_two_looks_over_the_tokens_between_t
     facts.add(reply(101))
     facts.add_reading(replace(READING, at_s=12.0, joules=1400.0))
     assert facts.joules_per_token == 4.0  # 400 J, 100 tokens
-    assert card(facts)[2] == "limited by power, 4.00 J/token"
+    assert card(facts)[-1] == "limited by power · 4.00 J/token"
     facts.end()
     facts.add_reading(replace(READING, at_s=60.0, joules=9999.0))  # idle: nobody's tokens
     assert facts.joules_per_token == 4.0

@@ -1,4 +1,4 @@
-"""The ledger as a bar: cells worked by hand, the legend to the letter, and who else holds memory."""
+"""The memory as a bar: cells worked by hand, the gauges to the letter, and who else holds memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from localq.gpus import Process, Reading
+from localq.tui.gauge import BAD, FAIR, GOOD, REST_STYLE
 from localq.tui.instruments import instrument_facts
 from localq.tui.instruments.instrument_facts import InstrumentFacts, is_ours, read_gpu, read_host_memory
-from localq.tui.instruments.memory_bar import MemoryBar, Segment, holders, segment_cells
+from localq.tui.instruments.memory_bar import IN_USE, MemoryBar, Segment, holders, segment_cells
 from tests.support.tui.instruments_lab import CPU, CTX, GPU, MIB, READING, Watch, reply
 
 
@@ -31,7 +32,7 @@ def drawn(facts: InstrumentFacts, width: int = 36, compact: bool = False) -> lis
 
 def cells(width: int, **sizes: int) -> str:
     segments = [Segment(*size, "") for size in sizes.items()]
-    return "".join(each.letter * count for each, count in segment_cells(segments, width))
+    return "".join(each.name * count for each, count in segment_cells(segments, width))
 
 
 # ---- the bar
@@ -55,82 +56,93 @@ def test_cells_by_proportion(width, sizes, bar):
 def test_a_card_to_the_letter():
     """24,564 MiB on 36 cells: 682 a cell. In use 1,024 of 4,096; the others' are 24,564 - 1,000 - 21,916."""
     assert drawn(facts_of()) == [
-        "Memory of RTX 3090, 24,564 MiB",
-        "W" * 23 + "HKkkkkkSGCOO·",
-        "  MiB            used planned   diff",
-        "W weights      16,000  16,000  +0.0%",
-        "H head          1,000   1,000  +0.0%",
-        "K KV cache      4,096   4,096  +0.0%",
-        "  K in use 1,024, k reserved 3,072",
-        "S scratch         400     400  +0.0%",
-        "G graphs           20      25 -20.0%",
-        "C CUDA            400     500 -20.0%",
-        "= total        21,916  22,021  -0.5%",
-        "O others        1,648",
-        "· free          1,000",
-        "+ snapshots        64  host, max",
-        "+ embedding     2,004  host",
+        "Memory ──────────── 23.0 of 24.0 GiB",
+        "█" * 26 + "░" * 5 + "█" * 4 + "─",
+        "weights   ━━━━━━━━────    16,000 MiB",
+        "head      ╸───────────     1,000 MiB",
+        "KV cache  ━━──────────     4,096 MiB",
+        "  in use  ━━━───────── 25% 1,024 MiB",
+        "buffers   ╸───────────       400 MiB",
+        "CUDA      ╸───────────       420 MiB",
+        "others    ━───────────     1,648 MiB",
         "  firefox 640 MiB = 1.3k tokens",
+        "free      ╸───────────     1,000 MiB",
+        "planned 22,021 MiB, allocated 21,916",
+        "host RAM             up to 2,068 MiB",
     ]
+
+
+def test_the_bar_has_the_colours_and_the_order_of_the_gauges():
+    bar, *meters = MemoryBar(facts_of(), "memory").lines(80)[1:]
+    colours = dict.fromkeys(span.style for span in bar.spans)
+    gauges = [span.style for each in meters[:8] for span in each.spans]
+    assert [each for each in colours if each != REST_STYLE] == [
+        each for each in dict.fromkeys(gauges) if each in colours and each != REST_STYLE
+    ]
+    assert len(colours) == 7
+
+
+def test_the_cache_in_use_is_coloured_by_how_full_it_is():
+    def styles(used: int) -> set[str]:
+        return {span.style for row in MemoryBar(facts_of(used=used), "memory").lines(80) if IN_USE in row.plain
+                for span in row.spans}  # fmt: skip
+
+    assert GOOD in styles(CTX // 4)
+    assert FAIR in styles(8 * CTX // 10)
+    assert BAD in styles(95 * CTX // 100)
 
 
 def test_a_strip_of_six_lines():
     assert drawn(facts_of(), 46, compact=True) == [
-        "Memory 21,916 MiB, planned 22,021 (-0.5%)",
-        "W" * 30 + "HHKKkkkkkSGCOOO·",
-        "W weights 16,000  H head 1,000",
-        "K KV cache 4,096  S scratch 400  G graphs 20",
-        "C CUDA 400  O others 1,648  · free 1,000",
+        "Memory ────────────────────── 23.0 of 24.0 GiB",
+        "█" * 34 + "░" * 5 + "█" * 5 + "──",
+        "weights 16,000  head 1,000  KV cache 4,096",
+        "buffers 400  CUDA 420  others 1,648",
+        "free 1,000",
     ]
 
 
-def test_a_narrow_strip_leaves_out_the_unit():
-    assert drawn(facts_of(), 38, compact=True)[0] == "Memory 21,916, planned 22,021 (-0.5%)"
-
-
-def test_what_the_card_does_not_tell_is_a_dash_and_not_in_the_bar():
+def test_what_the_card_does_not_tell_is_left_out():
     rows = drawn(facts_of(reading=None))
-    assert rows[0] == "Memory of RTX 3090"
-    assert set(rows[1]) == set("WHKkSGC")
-    assert [row for row in rows if row[0] in "O·"] == ["O others            –", "· free              –"]
+    assert rows[0] == "Memory ──────────────────── 21.4 GiB"
+    assert "─" not in rows[1]
+    assert not [row for row in rows if row.startswith(("others", "free"))]
 
 
 def test_the_cpu_tells_of_the_memory_of_the_machine():
     """500 + 108 + 92 + 1 MiB of 1,000, of which 200 are free; nothing was planned."""
     facts = facts_of(CPU, Reading(total=1000 * MIB, free=200 * MIB), used=0)
     assert drawn(facts, 40) == [
-        "Memory of this machine, 1,000 MiB",
-        "W" * 20 + "EEEEkkkSOOOO········",  # 25 MiB a cell
-        "  MiB            used planned   diff",
-        "W weights         500       –      –",
-        "E embedding       108       –      –",
-        "K KV cache         92       –      –",
-        "  K in use 0, k reserved 92",
-        "S scratch           1       –      –",
-        "= total           701       –      –",
-        "O others           99",
-        "· free            200",
+        "Memory ────────────────── 0.8 of 1.0 GiB",
+        "█" * 24 + "░░░" + "█████" + "────────",  # 25 MiB a cell
+        "weights   ━━━━━━━━────────       500 MiB",
+        "embedding ━╸──────────────       108 MiB",
+        "KV cache  ━╸──────────────        92 MiB",
+        "  in use  ────────────────  0%     0 MiB",
+        "buffers   ╸───────────────         1 MiB",
+        "others    ━╸──────────────        99 MiB",
+        "free      ━━━─────────────       200 MiB",
     ]
     looked = read_host_memory()
     assert 0 < looked.free < looked.total
 
 
-def test_memory_of_the_host_that_is_not_in_the_ledger_has_lines_of_its_own():
+def test_memory_of_the_host_is_in_no_sum():
     rows = drawn(facts_of())
-    assert [row for row in rows if row.startswith("+")] == [
-        "+ snapshots        64  host, max",
-        "+ embedding     2,004  host",
-    ]
-    assert [row for row in rows if not row.startswith("+")] == drawn(
-        facts_of(replace(GPU, host={}))
-    )  # and is in no sum
+    assert rows[-1].split() == ["host", "RAM", "up", "to", "2,068", "MiB"]
+    assert rows[:-1] == drawn(facts_of(replace(GPU, host={})))
+    assert drawn(facts_of(replace(GPU, host={"embedding": 9 * MIB})))[-1].split() == ["host", "RAM", "9", "MiB"]
 
 
-def test_components_of_another_version_are_not_lost():
-    loaded = replace(GPU, ledger={**GPU.ledger, "lattice": 600 * MIB})
-    rows = drawn(facts_of(loaded))
-    assert "S scratch       1,000     400  +150%" in rows
-    assert "= total        22,516  22,021  +2.2%" in rows
+def test_components_of_another_version_are_not_lost_and_what_takes_more_than_planned_is_named():
+    rows = drawn(facts_of(replace(GPU, ledger={**GPU.ledger, "lattice": 600 * MIB})))
+    assert "planned 22,021 MiB, allocated 22,516" in rows
+    assert "buffers: 1,000 MiB, planned 400" in rows
+    assert not any(row.startswith(("CUDA:", "weights:")) for row in rows)
+
+
+def test_without_a_model_there_is_nothing_to_say():
+    assert drawn(InstrumentFacts()) == []
 
 
 # ---- who else

@@ -1,4 +1,4 @@
-"""The speed graph: figures and dots worked by hand, and what is said of the roof."""
+"""The speed graph: figures and cells worked by hand, and what is said of the limit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 
 from localq.planner.speed import local_measurements
 from localq.stats import Stats
+from localq.tui.gauge import BAD, FAIR, GOOD
 from localq.tui.instruments.instrument_facts import SLICES, InstrumentFacts, Speed
-from localq.tui.instruments.speed_graph import NO_ROOF_CARD, SpeedGraph, graph
+from localq.tui.instruments.speed_graph import NO_ROOF_CARD, SpeedGraph, graph, stretch
 from tests.support.tui.instruments_lab import CPU, GPU, Watch, reply
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -79,72 +80,114 @@ def test_a_reply_that_is_over_with_its_first_event_counts_once():
     facts.end()
     assert [(part.tokens, part.seconds) for part in facts.speed.slices] == [(80.0, 1.0)]
     assert not facts.speed.running
-    assert drawn(facts)[0].startswith("tok/s mean 80.0, roof")
+    assert drawn(facts)[0] == "Speed ─────────────────── 80.0 tok/s"
+
+
+def test_the_curve_is_of_one_reply_and_stays_until_the_next_one_has_begun():
+    speed = Speed()
+    assert speed.curve == []
+    speed.add(reply(241))
+    assert [part.tokens_per_s for part in speed.curve] == [80, 80, 80]
+    speed.end()
+    speed.add(Stats("prefill", 100))
+    assert len(speed.curve) == 3
+    speed.add(reply(41, 40.0))
+    assert [part.tokens_per_s for part in speed.curve] == [40]
 
 
 # ---- the graph
 
 
-def test_the_dots_of_three_seconds_under_a_falling_roof():
-    """The roof is 936 / 9 = 104 at no positions, 52 at 9,000: 16 dots and 8. Bars: 26, 52 and 52, so 4, 8 and 8."""
-    facts = facts_of()
-    for seconds, tokens, used in ((1.0, 26, 0), (2.0, 26 + 52, 0), (3.0, 26 + 104, 9000)):
-        facts.add(replace(reply(tokens + 1), decode_s=seconds, context_used=used))
-    rows = [line.plain for line in graph(facts, 2, 7)]
-    assert rows == [
-        "     ⠉⠁",  # the line at the top, over three columns
-        "     ⠀⠀",
-        "52.0 ⠀⣿",  # two bars of 8 dots: the line is the top of the second
-        "   0 ⢸⣿",  # before them one of 4
+def test_a_curve_is_stretched_over_the_width():
+    assert stretch([10, 20, 40], 5) == [10, 15, 20, 30, 40]
+    assert stretch([10, 20, 30, 40, 50], 3) == [10, 30, 50]
+    assert stretch([7], 3) == [7, 7, 7]
+    assert stretch([], 3) == [0, 0, 0]
+    assert stretch([7, 8], 1) == [7]
+    assert stretch([7, 8], 0) == []
+
+
+def plain(rates: list[float], cells: int) -> list[str]:
+    return [line.plain for line in graph(rates, cells, 5 + cells)]
+
+
+def test_the_axis_begins_at_zero_where_the_speed_falls_below_half_of_the_highest():
+    assert plain([40, 20, 10], 3) == [
+        "40.0 █  ",
+        "     █  ",
+        "     ██ ",
+        "   0 ███",
     ]
-    assert facts.roof.tokens_per_s(9000) == 52.0
 
 
-def test_the_roof_is_a_line_before_the_first_reply():
+def test_the_axis_begins_at_half_of_the_highest_where_the_speed_stays_above():
+    """From 20 to 40 on 32 eighths: 30 is half of the height, 35 three quarters."""
+    assert plain([30, 40, 35], 3) == [
+        "40.0  █ ",
+        "      ██",
+        "     ███",
+        "20.0 ███",
+    ]
+    assert plain([40, 40], 2) == ["40.0 ██", "     ██", "     ██", "20.0 ██"]
+
+
+def test_no_speed_is_no_curve():
+    assert plain([], 3) == [" " * 8] * 4
+
+
+def test_the_limit_before_the_first_reply_is_a_figure():
     rows = drawn(facts_of())
-    assert rows[0] == "tok/s no reply yet, roof 104"
+    assert rows == [
+        "Speed ───────────────── no reply yet",
+        "limit     ────────────           104",
+        "936 GB/s (rated), 9.0 GB a token",
+    ]
     facts = facts_of()
     facts.add(Stats("prefill", 5000, prefilled_tokens=1000))
-    assert drawn(facts)[0] == "tok/s reading the prompt, roof 104"
-    assert rows[1] == " 104 " + "⠉" * 31
-    assert rows[2] == " " * 5 + "⠀" * 31
-    assert rows[4] == "   0 " + "⠀" * 31
-    assert rows[5:] == ["104 tok/s is the limit of 936 GB/s", "(rated)", "9.0 GB read per token"]
+    assert drawn(facts)[0].endswith(" reading the prompt")
 
 
-def test_the_share_of_the_roof_while_a_reply_runs_and_after_it():
+def test_the_share_of_the_limit_while_a_reply_runs_and_after_it():
     facts = facts_of()
     for tokens in (1, 81, 161):
         facts.add(reply(tokens, used=400))
-    assert drawn(facts)[0] == "tok/s now 80.0, mean 80.0, roof 99.6"  # 936 / 9.4
-    assert drawn(facts)[5:] == ["80% of the limit of 936 GB/s (rated)", "9.4 GB read per token"]
-    facts.end()  # the mean, under the roof in the middle of the reply, at 320: 936 / 9.32
-    assert drawn(facts)[0] == "tok/s mean 80.0, roof 100"
-    assert drawn(facts, 46, compact=True)[5:] == ["80% of the limit of 936 GB/s (rated)"]
-    assert drawn(facts, 30, compact=True)[5:] == ["80% of the limit of 936 GB/s"]
+    assert drawn(facts)[0] == "Speed ─────────────────── 80.0 tok/s"
+    assert drawn(facts)[5:] == ["limit     ━━━━━━━━━╸──   80% of 99.6", "936 GB/s (rated), 9.4 GB a token"]  # 936 / 9.4
+    facts.end()  # the mean, under the limit in the middle of the reply, at 320: 936 / 9.32
+    assert drawn(facts)[5] == "limit     ━━━━━━━━━╸──    80% of 100"
+    assert len(drawn(facts, 46, compact=True)) == 6
 
 
-def test_what_was_measured_on_this_card_is_the_roof():
+def test_the_limit_is_coloured_by_the_share():
+    def styles(tokens_per_s: float) -> set[str]:
+        facts = facts_of()
+        facts.add(reply(161, tokens_per_s, used=400))
+        return {span.style for span in SpeedGraph(facts, "speed").lines(60)[5].spans}
+
+    assert GOOD in styles(80)
+    assert FAIR in styles(45)
+    assert BAD in styles(20)
+
+
+def test_what_was_measured_on_this_card_is_the_limit():
     local_measurements.keep_bandwidth("GPU-5a1b", 468e9)
-    assert drawn(facts_of())[5:] == ["52.0 tok/s is the limit of 468 GB/s", "(measured)", "9.0 GB read per token"]
+    assert drawn(facts_of())[2] == "468 GB/s (measured), 9.0 GB a token"
 
 
 @pytest.mark.parametrize(("loaded", "said"), [
-    (CPU, "bandwidth share: GPU only"),
-    (replace(GPU, device_name="A card of tomorrow"), NO_ROOF_CARD),
-    (replace(GPU, reads={}), "no bandwidth share for this model"),
+    (CPU, ""), (replace(GPU, device_name="A card of tomorrow"), NO_ROOF_CARD), (replace(GPU, reads={}), ""),
 ])  # fmt: skip
-def test_no_roof_is_said_in_words_and_none_is_drawn(loaded, said):
+def test_where_there_is_no_limit_none_is_drawn(loaded, said):
     facts = facts_of(loaded)
-    assert " ".join(drawn(facts)[5:]) == said
-    assert drawn(facts)[0] == "tok/s no reply yet"
-    assert drawn(facts)[1] == "     " + "⠀" * 31
+    assert " ".join(drawn(facts)[1:]) == said
+    assert drawn(facts)[0].endswith(" no reply yet")
     facts.add(reply(81))
     assert drawn(facts)[1].startswith("80.0 ")
+    assert not any(row.startswith("limit") for row in drawn(facts))
 
 
 def test_without_a_model_there_is_nothing_to_say():
-    assert drawn(InstrumentFacts())[0] == "tok/s: no model loaded"
+    assert drawn(InstrumentFacts()) == ["Speed ────────────── no model loaded"]
 
 
 @pytest.mark.parametrize("width", range(13))
@@ -152,9 +195,3 @@ def test_no_width_is_too_small(width):
     facts = facts_of()
     facts.add(reply(300))
     assert all(len(row) <= width for row in drawn(facts, width))
-
-
-def test_a_narrow_strip_leaves_out_why_there_is_no_roof_and_cuts_no_sentence():
-    facts = facts_of(replace(GPU, device_name="A card of tomorrow"))
-    assert drawn(facts, 36, compact=True)[-1] == "bandwidth share unknown"
-    assert drawn(facts, 66, compact=True)[-1] == NO_ROOF_CARD

@@ -93,7 +93,7 @@ def test_a_key_that_waits_is_drawn_before_the_next_piece():
 
 def test_code_is_coloured_in_full_though_a_key_waits_first():
     """Colouring pauses between slices while a key waits, and goes on when patience ends."""
-    code = "\n".join(f"value_{line} = {line}" for line in range(400))
+    code = "\n".join(f"x{line} = 1" for line in range(400))
     app = chat_app([f"```python\n{code}\n```\n\nthe end"])
     app.input_priority = InputPriority(clock := Clock())
 

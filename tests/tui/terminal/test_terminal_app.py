@@ -96,7 +96,7 @@ def test_what_had_the_focus_before_it_was_hidden_has_it_again(by):
             await until(pilot, lambda: app.chat.composer.text == "some text")
         else:
             await pilot.press("a", "enter")
-            await until(pilot, lambda: "▌  a" in screen_text(app))
+            await until(pilot, lambda: "▌ a" in screen_text(app))
 
     drive_chat(app, script)
 

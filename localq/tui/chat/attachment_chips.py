@@ -1,0 +1,76 @@
+"""Attachments of a message on the screen: a chip each (name, size, tokens), folded; Enter or a click shows the text."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from localq.chat.attachments import AttachedFile
+from localq.sanitize import sanitize
+
+MOST_CHARACTERS = 20_000  # drawn of an attachment
+
+
+class _ChipLine(Static, can_focus=True):
+    """The line of a chip; Enter and a click unfold it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "toggle", "show or hide the file", show=False)]
+
+    def action_toggle(self) -> None:
+        """Show or hide the text."""
+        chip = self.parent
+        if isinstance(chip, AttachmentChip):
+            chip.toggle()
+
+    def on_click(self) -> None:
+        """Same as Enter."""
+        self.action_toggle()
+
+
+class AttachmentChip(Vertical):
+    """One attached file: its line, and its text while it is unfolded."""
+
+    DEFAULT_CSS = """
+    AttachmentChip { height: auto; }
+    AttachmentChip > _ChipLine { width: auto; padding: 0 1; background: $surface; color: $text-muted; }
+    AttachmentChip > _ChipLine:focus { background: $primary-muted; color: $text; text-style: bold; }
+    AttachmentChip > .attached { padding: 0 0 0 2; color: $text-muted; height: auto; }
+    """
+
+    def __init__(self, file: AttachedFile, text: str) -> None:
+        super().__init__()
+        self._file, self._text = file, text
+        self._body: Static | None = None
+
+    def compose(self) -> ComposeResult:
+        """The line alone: a text costs time at every layout."""
+        yield _ChipLine(self._line())
+
+    def toggle(self) -> None:
+        """Show or hide the text."""
+        if self._body is None:
+            self._body = Static(Content(_shortened(sanitize(self._text))), classes="attached")
+            self.mount(self._body)
+        else:
+            self._body.remove()
+            self._body = None
+        self.query_one(_ChipLine).update(self._line())
+
+    def _line(self) -> Content:
+        return Content(f"{'▶' if self._body is None else '▼'} {sanitize(self._file.summary)}")
+
+
+def chips(attached: tuple[tuple[AttachedFile, str], ...]) -> list[AttachmentChip]:
+    """The chips of a message: files with their texts."""
+    return [AttachmentChip(file, text) for file, text in attached]
+
+
+def _shortened(text: str) -> str:
+    """`text` up to MOST_CHARACTERS, with a note on the rest."""
+    rest = len(text) - MOST_CHARACTERS
+    return text if rest <= 0 else f"{text[:MOST_CHARACTERS]}\n({rest:,} more characters not shown)"
