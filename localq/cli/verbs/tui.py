@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def tui(model: options.Model = None) -> int:
-    """Chat on the full screen; without MODEL, with the best one for this machine."""
+    """Chat on the full screen; without MODEL, with the best one."""
     if not has_screen():
         why = "the full screen needs a UTF-8 terminal"
         raise usage_error("tui", why, "Use `localq chat --plain` for line mode.")
