@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_it_ends_with_where_localq_is_and_three_commands(tmp_path, monkeypatch):
 
     def last(*more: str) -> list[str]:
         run = subprocess.run(
-            ["python3", *command, *more], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, *command, *more], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
         )
         return run.stdout.strip().splitlines()
 

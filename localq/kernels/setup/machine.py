@@ -82,9 +82,11 @@ def build_for_this_machine(no_cuda: str, driver: bool, listed: Sequence[str], sm
     if not capabilities:
         return BuildChoice(KERNELS, why="nvidia-smi names no card: CUDA kernels for all supported cards")
     wanted = sorted({each for each in (nearest(one, listed) for one in capabilities) if each}, key=int)
-    cards = ", ".join(sorted(set(capabilities)))
+    cards = ", ".join(sorted(set(capabilities), key=float))
     if not wanted:
-        return BuildChoice(HOST, why=f"compute capability {cards} is too old, 8.0 is the oldest supported: no CUDA kernels")
+        return BuildChoice(
+            HOST, why=f"compute capability {cards} is too old, 8.0 is the oldest supported: no CUDA kernels"
+        )
     return BuildChoice(KERNELS, tuple(wanted), f"CUDA kernels for the cards here (compute capability {cards})")
 
 

@@ -82,6 +82,7 @@ class Installation:
             for each in self._running.values():
                 _stop(each.process)
                 each.reader.join(GRACE_S)
+                shutil.rmtree(each.temporary, ignore_errors=True)
         took = {step.name: self.done[step.name] for step in missing}
         times = {"total": round(self.elapsed, 2), **{name: round(each, 2) for name, each in took.items()}}
         if missing:
