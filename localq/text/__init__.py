@@ -2,6 +2,7 @@
 
 tokenizer           text <-> ids, chat prompts, stop tokens; tokenizer_files: reading them safely. Open this file first
 tokenizer_like      the protocol that prompts and replies use
+end_of_turn         the tokens that end a reply
 template            chat templates, rendered in a limited child process (template_child)
 thinking, harmony   thought and answer of a reply: tags of thoughts (thought_tags), channels of gpt-oss
 grammar, gbnf       constraints of answers, and llama.cpp's grammar notation

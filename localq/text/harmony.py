@@ -24,6 +24,7 @@ from localq.text.tokenizer_like import TokenizerLike
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 MARKS = (START, CHANNEL, MESSAGE, END, "<|constrain|>", "<|call|>", "<|return|>")
+LAST = "<|return|>"  # ends the reply
 FINAL = f"{CHANNEL}final{MESSAGE}"
 _NEXT = f"{END}{START}assistant"  # between two messages
 _FIRST = (CHANNEL, START, MESSAGE)  # a reply in this format begins with one of these

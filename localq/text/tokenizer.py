@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.processes import run_with_timeout
-from localq.text import harmony, template, thought_tags
+from localq.text import end_of_turn, harmony, template, thought_tags
 from localq.text.tokenizer_files import SPECIAL, read_backend, report_panics, special_tokens
 
 if TYPE_CHECKING:
@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES = 8 * 2**20  # more than any model's context holds
 MAX_SECONDS = 5.0  # to encode the first MiB of a text; as much again for each further MiB
 _FETCH_AGAIN = "Check its files with `localq verify`, or use another copy of the model."
-# Tokens that end a turn; one stops the reply where it is a special token and the chat template writes it.
-_END_OF_TURN = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<end_of_turn>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|endoftext|>",
-    "</s>",
-)
-# gpt-oss ends each message of a reply with _PART, and the reply with _WHOLE.
-_PART, _WHOLE = "<|end|>", "<|return|>"
 BREAKERS = ("\n", ":", '"', "*")  # tokens with these end a repetition for DRY, as in its proposal and in llama.cpp
 _HELD_BACK = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
@@ -90,18 +76,13 @@ class Tokenizer:
     @classmethod
     def load(cls, files: ModelFiles) -> Tokenizer:
         """The tokenizer of a model folder or .gguf file. Raises LocalqError (exit 8) where it is missing or damaged."""
-        if files.kind == "gguf":
-            backend, special = _from_gguf(files)
-        else:
-            backend, special = read_backend(files), special_tokens(files)
-        stops = {id for id in files.eos_ids if backend.id_to_token(id) is not None}
-        stops |= _end_of_turn_ids(backend, special, files.chat_template or "")
+        backend, special = read(files)
         rows, count = files.text_config.get("vocab_size", 2**32), backend.get_vocab_size(with_added_tokens=False)
         if count > rows:  # added tokens may lie beyond: gemma 3's for images do, in its models for text
             raise bad_file(
                 "the model's tokenizer", f"it has {count:,} tokens for a vocabulary of {rows:,}", _FETCH_AGAIN
             )
-        return cls(backend, special, files.chat_template, frozenset(stops), rows)
+        return cls(backend, special, files.chat_template, end_of_turn.stop_ids(backend, special, files), rows)
 
     @property
     def vocab_size(self) -> int:
@@ -221,13 +202,9 @@ def _encode_within(seconds: float, backend: tokenizers.Tokenizer, text: str, spe
         raise bad_file("the model's tokenizer", why, _FETCH_AGAIN) from None
 
 
-def _end_of_turn_ids(backend: tokenizers.Tokenizer, special: Mapping[str, str], template: str) -> set[int]:
-    """Ids of the special tokens that end a turn in what `template` writes."""
-    written = [text for text in _END_OF_TURN if text in template and not (text == _PART and _WHOLE in template)]
-    if "eos_token" in template and "eos_token" in special:
-        written.append(special["eos_token"])
-    ids = {token.content: id for id, token in backend.get_added_tokens_decoder().items() if token.special}
-    return {ids[text] for text in written if text in ids and text != special.get("bos_token")}
+def read(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The tokenizer of a model folder or .gguf file, and its special tokens (name -> text). Raises as `load`."""
+    return _from_gguf(files) if files.kind == "gguf" else (read_backend(files), special_tokens(files))
 
 
 def _from_gguf(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:

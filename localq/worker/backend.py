@@ -163,12 +163,12 @@ class TorchBackend:
     def _constraint(self, engine: Engine, request: Generate, stop_ids: frozenset[int]) -> GrammarConstraint | None:
         if request.grammar is None:
             return None
-        from localq.text.tokenizer import Tokenizer  # start-up cost: only for replies with a grammar
+        from localq.text import tokenizer  # start-up cost: only for replies with a grammar
         from localq.worker.token_masks import GrammarConstraint, Vocabulary
 
         assert self._files is not None
         if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:
-            self._vocabulary = Vocabulary(Tokenizer.load(self._files).backend, engine.model.vocab, stop_ids)
+            self._vocabulary = Vocabulary(tokenizer.read(self._files)[0], engine.model.vocab, stop_ids)
         return GrammarConstraint(request.grammar, self._vocabulary, request.grammar_begun, request.grammar_after)
 
     def profile(self, request: Profile) -> Profiled:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from localq.errors import LocalqError
 from localq.files.model_folder import ModelFiles
+from localq.text import end_of_turn
 from localq.text.tokenizer import Tokenizer
 from tests.support.text import tiny_tokenizers
 from tests.support.text.chat_templates import CONVERSATIONS, ENDS, EVERY, MARKS, family, source, turns
@@ -98,16 +99,23 @@ def test_a_reply_ends_where_the_template_ends_a_turn(tmp_path, name, ends):
     found = {tokenizer.backend.id_to_token(id) for id in tokenizer.stop_ids - {7, 11}}
     assert tokenizer.stop_ids >= {7, 11}  # the list of generation_config.json
     assert found >= ends
-    assert found <= ends | set(filter(None, ENDS[family(name)]))  # bos doubles as the end in the Phi family
+    named = set(end_of_turn.NAMES) - ({"<|end|>"} if family(name) == "gpt" else set())
+    assert found <= ends | set(filter(None, ENDS[family(name)])) | named  # bos doubles as the end in the Phi family
 
 
-def test_a_token_that_is_no_special_one_does_not_end_a_reply(tmp_path):
-    files = saved(tmp_path, "qwen3")
+@pytest.mark.parametrize("name", [name for name in EVERY if "gpt" not in name])
+def test_a_token_that_is_not_special_ends_a_reply_where_the_template_writes_it(tmp_path, name):
+    def plain(files: ModelFiles) -> set[str]:
+        tokenizer = Tokenizer.load(files)
+        return {tokenizer.backend.id_to_token(id) for id in tokenizer.stop_ids} - {None}
+
+    special = plain(files := saved(tmp_path, name))
     body = json.loads((tmp_path / "tokenizer.json").read_text())
     for token in body["added_tokens"]:
         token["special"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(body))
-    assert Tokenizer.load(files).stop_ids == {2}
+    assert plain(files) <= special
+    assert any(end in plain(files) for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<end_of_turn>", "<|end|>"))
 
 
 def test_an_end_beyond_the_vocabulary_is_dropped(tmp_path):

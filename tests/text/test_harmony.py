@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,11 @@ from localq.chat.history.conversation import Message
 from localq.chat.reply import Reply, ReplyPiece
 from localq.chat.reply_stream import ReplyDecoder
 from localq.chat.session import ChatSession
-from localq.text import harmony, template, thinking
+from localq.files.model_folder import ModelFiles
+from localq.text import end_of_turn, harmony, template, thinking
 from localq.text.grammar import Grammar
 from localq.text.thinking import ThoughtSplitter
-from localq.text.tokenizer import Tokenizer, _end_of_turn_ids
+from localq.text.tokenizer import Tokenizer
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import ScriptedClient
 from tests.support.text import tiny_tokenizers
@@ -51,7 +53,8 @@ def tokenizer() -> Tokenizer:
     backend = tiny_tokenizers.byte_level()
     backend.add_special_tokens([*MARKS["gpt"], "<|return|>"])
     text, special = source("published/gpt-oss-120b")
-    return Tokenizer(backend, special, text, frozenset(_end_of_turn_ids(backend, special, text)))
+    files = ModelFiles(Path(), "safetensors", {}, {}, special, text)
+    return Tokenizer(backend, special, text, end_of_turn.stop_ids(backend, special, files))
 
 
 def literal(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -69,7 +72,8 @@ def read(tokenizer: Tokenizer, ids: list[int]) -> ReplyDecoder:
 
 
 def test_what_ends_a_reply_is_not_what_ends_a_message_of_it(tokenizer):
-    assert {tokenizer.backend.id_to_token(id) for id in tokenizer.stop_ids} == {"<|return|>", "<|call|>"}
+    ends = {tokenizer.backend.id_to_token(id) for id in tokenizer.stop_ids}
+    assert ends == {"<|return|>", "<|call|>", "</s>", "<|im_end|>"}  # the last two of the tiny tokenizer
     assert set(tokenizer.mark_ids.values()) == set(harmony.MARKS)
 
 

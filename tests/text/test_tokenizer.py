@@ -127,7 +127,7 @@ def test_chat_ids_equal_transformers(tmp_path, kind):
 def test_stop_ids_are_the_models_own_and_the_templates_end_of_turn(tmp_path):
     tokenizer = Tokenizer.load(folder_files(tmp_path, "byte_level"))
     assert tokenizer.stop_ids == {2, 4}  # </s> of the configuration, <|im_end|> of the template
-    assert Tokenizer.load(open_model(smollm2())).stop_ids == {2}
+    assert Tokenizer.load(open_model(smollm2())).stop_ids == {0, 2}  # <|endoftext|>, <|im_end|>
 
 
 def test_tokens_that_only_the_configuration_declares_are_found_as_by_transformers(tmp_path):
