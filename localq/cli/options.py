@@ -254,7 +254,7 @@ Reserve = Annotated[
 Desktop = Annotated[
     str | None,
     typer.Option(
-        "--desktop", metavar="SIZE", help="With --vram: memory of other programs (700MB).",
+        "--desktop", metavar="SIZE", help="With --vram: memory of other programs (default 700MB).",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
