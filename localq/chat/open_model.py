@@ -18,7 +18,7 @@ from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
 from localq.planner import budget, choose, consent, open_cost, prepare, room
-from localq.planner.consent import Cost
+from localq.planner.consent import OpenCost
 from localq.planner.speed import local_measurements
 from localq.sampling import Sampling
 from localq.settings import Settings
@@ -33,7 +33,7 @@ class Watcher(Protocol):
     def say(self, text: str) -> None:
         """Show a notice."""
 
-    def agree(self, cost: Cost) -> bool:
+    def agree(self, cost: OpenCost) -> bool:
         """Ask the user about a large download or quantization; may raise ConsentError to ask later."""
 
     def fetching(self, name: str) -> AbstractContextManager[OnProgress]:

@@ -15,18 +15,16 @@ from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.files.catalog import Target
-    from localq.planner.consent import Cost
+    from localq.planner.consent import OpenCost
     from localq.settings import Settings
 
 Yes = Annotated[
     bool,
-    typer.Option(
-        "--yes", "-y", help="Download or quantize more than 1 GB without a question.", rich_help_panel=help_page.MODEL
-    ),
+    typer.Option("--yes", "-y", help="Do not ask before more than 1 GB.", rich_help_panel=help_page.MODEL),
 ]
 
 
-def ask(costs: Sequence[Cost], *, named: bool = False) -> bool:
+def ask(costs: Sequence[OpenCost], *, named: bool = False) -> bool:
     """Ask whether to start what takes more than 1 GB, or was not named by the user; True if nothing does.
 
     Without a terminal downloads start. Quantizing raises LocalqError (exit 2) there, unless it is `named`: asked for by

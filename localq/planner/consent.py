@@ -20,7 +20,7 @@ USUAL_RATE = 100e6 / 8  # bytes per second of a usual connection, for the estima
 
 
 @dataclass(frozen=True)
-class Cost:
+class OpenCost:
     """What opening a model takes that is not on this machine.
 
     origin       the repository or package
@@ -71,7 +71,7 @@ class Cost:
 class ConsentError(LocalqError):
     """A download or quantization that the user has to agree to; a screen asks, and opens the model again."""
 
-    def __init__(self, cost: Cost) -> None:
+    def __init__(self, cost: OpenCost) -> None:
         self.cost = cost
         why = f"it needs your consent: {cost.title.partition(': ')[2].rstrip('?')}"
         super().__init__(cost.name, why, "Add --yes to start it.", ExitCode.USAGE)
@@ -82,13 +82,13 @@ def declined(name: str) -> LocalqError:
     return LocalqError(name, "not started", "`localq ls` lists the models on this machine.", ExitCode.FAILURE)
 
 
-def needs_yes(cost: Cost) -> LocalqError:
+def needs_yes(cost: OpenCost) -> LocalqError:
     """The error without a terminal (exit 2)."""
     takes = cost.title.partition(": ")[2].rstrip("?")
     why = f"its weights are not published in this format, so this would {takes}, and there is no terminal to ask at"
     return usage_error(cost.name, why, f"Add --yes{f', or use {cost.alternative}' if cost.alternative else ''}.")
 
 
-def total(costs: Sequence[Cost]) -> int:
+def total(costs: Sequence[OpenCost]) -> int:
     """Bytes to download for several models."""
     return sum(each.download for each in costs)

@@ -12,13 +12,13 @@ from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
 from localq.planner import footprint, making, offers, room, uncatalogued
 from localq.planner import plan as memory_plan
-from localq.planner.consent import Cost
+from localq.planner.consent import OpenCost
 from localq.planner.placement import Wishes
 from localq.settings import Settings
 from localq.wording import human_bytes
 
 
-def of(target: Target, settings: Settings, why: str = "") -> Cost | None:
+def of(target: Target, settings: Settings, why: str = "") -> OpenCost | None:
     """The cost of opening `target`; None if it is on this machine, or cannot be fetched offline.
 
     Raises LocalqError as `hub.fetch` for a repository outside the catalogue, whose file list is requested.
@@ -28,10 +28,12 @@ def of(target: Target, settings: Settings, why: str = "") -> Cost | None:
     origin, size = _download(target)
     made = _made_bytes(target)
     folders = (places.hub_cache(), *([places.quantized_dir()] if made else []))
-    return Cost(target.name, origin, size, size + made, _make_s(target), folders, _alternative(target, settings), why)
+    return OpenCost(
+        target.name, origin, size, size + made, _make_s(target), folders, _alternative(target, settings), why
+    )
 
 
-def of_quantizing(target: Target, format: str, out: Path, settings: Settings) -> Cost | None:
+def of_quantizing(target: Target, format: str, out: Path, settings: Settings) -> OpenCost | None:
     """The cost of `localq quantize`: of the download of its source, if any, and of the work.
 
     None for a source of unknown size, which quantizing reports. Raises as `of`.
@@ -49,7 +51,9 @@ def of_quantizing(target: Target, format: str, out: Path, settings: Settings) ->
     if not parameters:
         return None
     folders = (out.absolute().parent, *([places.hub_cache()] if size else []))
-    return Cost(f"{target.name} to {format}", origin, size, size + result, making.seconds(format, parameters), folders)
+    return OpenCost(
+        f"{target.name} to {format}", origin, size, size + result, making.seconds(format, parameters), folders
+    )
 
 
 def _download(target: Target) -> tuple[str, int]:

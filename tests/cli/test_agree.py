@@ -17,7 +17,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
 from localq.gpus import Gpu, NvmlReport
 from localq.planner import open_cost, recommend
-from localq.planner.consent import ConsentError, Cost
+from localq.planner.consent import ConsentError, OpenCost
 from localq.settings import Settings
 from localq.tui.jobs.thread_messages import PostingWatcher
 from tests.support.files import cached_models, fake_hub
@@ -68,7 +68,7 @@ def terminal(monkeypatch):
     return put
 
 
-def cost_of(name: str) -> Cost:
+def cost_of(name: str) -> OpenCost:
     cost = open_cost.of(catalog.resolve(name), Settings())
     assert cost is not None
     return cost

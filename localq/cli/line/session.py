@@ -21,7 +21,7 @@ from localq.cli.line.reply_printer import Printer
 from localq.cli.line.thinking_lines import Thoughts
 from localq.cli.output import is_rich_terminal, note
 from localq.errors import LocalqError
-from localq.planner.consent import Cost
+from localq.planner.consent import OpenCost
 from localq.planner.speed import roofline
 from localq.stats import Stats
 from localq.wording import OnProgress, human_bytes, stats_line
@@ -79,7 +79,7 @@ class TerminalWatcher:
         self.status.clear()
         note(text)
 
-    def agree(self, cost: Cost) -> bool:
+    def agree(self, cost: OpenCost) -> bool:
         """Ask at the terminal; see `agree.ask`."""
         self.status.clear()
         return agree.ask([cost])

@@ -81,7 +81,7 @@ def eval(
 ) -> None:
     """Measure perplexity and distance from a reference.
 
-    With several models, prints a table; `--against reference` then compares with the first model's weights.
+    Several models print a table; `--against reference` compares with the first.
     """
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(

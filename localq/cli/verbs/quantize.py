@@ -70,8 +70,8 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder.
 
-    nf4 and mxfp4 need no calibration. bcq and squeezellm weight errors by a text; vq2 and aqlm2x8 calibrate on one,
-    which takes minutes to hours. After an interruption, the same command resumes.
+    nf4 and mxfp4 need no text. bcq and squeezellm weight errors by one; vq2 and aqlm2x8 calibrate on one for minutes to
+    hours. The same command resumes.
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""

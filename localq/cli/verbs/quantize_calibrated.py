@@ -34,7 +34,7 @@ Best = Annotated[bool, typer.Option("--best", help=_BEST, rich_help_panel=help_p
 Quick = Annotated[
     bool, typer.Option("--quick", help="The opposite of --best (the default).", rich_help_panel=help_page.QUALITY)
 ]
-_TEXT = "Text to calibrate on, plain or .jsonl chats; not the text you evaluate on. Repeatable; none = no text."
+_TEXT = "Calibration text (plain, .jsonl chats), not the one you evaluate on. Repeatable; none = no text."
 Calibration = Annotated[
     list[Path] | None,
     typer.Option("--calibration", metavar="FILE", help=_TEXT, rich_help_panel=help_page.QUALITY),

@@ -19,7 +19,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.sanitize import sanitize
 
 if TYPE_CHECKING:  # start-up cost
-    from localq.planner.consent import Cost
+    from localq.planner.consent import OpenCost
     from localq.wording import OnProgress
     from localq.worker.messages import Event
 
@@ -93,7 +93,7 @@ class PostingWatcher:
         """Post a notice."""
         self._post(WatcherNotice(sanitize(text)))
 
-    def agree(self, cost: Cost) -> bool:
+    def agree(self, cost: OpenCost) -> bool:
         """Raise ConsentError: the screen asks, and opens the model again."""
         from localq.planner.consent import ConsentError  # start-up cost
 

@@ -17,7 +17,7 @@ from textual.widgets import Button, Static
 from localq.errors import LocalqError
 from localq.files.local_models import LocalModel, paths_of
 from localq.planner import model_facts
-from localq.planner.consent import Cost
+from localq.planner.consent import OpenCost
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.jobs.job import Job
@@ -86,7 +86,7 @@ class ForceScreen(QuestionScreen):
 class ConsentScreen(QuestionScreen):
     """Asks before a large download or quantization: size, time, place and alternative."""
 
-    def __init__(self, cost: Cost) -> None:
+    def __init__(self, cost: OpenCost) -> None:
         super().__init__(cost.title, "\n".join(cost.lines()), "Start", "Cancel")
 
 
