@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -14,12 +15,15 @@ from typing import TypeVar
 from localq import places
 
 T = TypeVar("T")
+SLOWEST = 10  # on a busy machine a process may get only a tenth of a processor
 
 
 def run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
     """Return `work()`. Raises what it raises, or TimeoutError after `seconds`; the thread is abandoned.
 
-    Ctrl-C is handled at once. Works only for code that releases the GIL.
+    The seconds are those of the processor, so that other work on the machine does not make sound input fail; by the
+    clock it may take up to `SLOWEST` times as long. Ctrl-C is handled at once. Works only for code that releases the
+    GIL.
     """
     answers: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
 
@@ -29,11 +33,17 @@ def run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
         except BaseException as error:  # raised again by the caller
             answers.put((False, error))
 
+    begun, used = time.monotonic(), time.process_time()
     threading.Thread(target=worker, daemon=True).start()
-    try:
-        worked, answer = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError from None
+    left = seconds
+    while True:
+        try:
+            worked, answer = answers.get(timeout=left)
+            break
+        except queue.Empty:
+            left = min(seconds - (time.process_time() - used), SLOWEST * seconds - (time.monotonic() - begun))
+            if left <= 0:
+                raise TimeoutError from None
     if not worked:
         raise answer  # type: ignore[misc]
     return answer  # type: ignore[return-value]
