@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
+LONGEST_S = 900  # of a campaign, beside much other work; alone it takes a tenth
+pytestmark = pytest.mark.timeout(LONGEST_S + 20)
 
 
 def campaign(name: str, *arguments: str) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def campaign(name: str, *arguments: str) -> dict[str, Any]:
     environment = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
     result = subprocess.run(
         [sys.executable, "-m", f"tests.tools.{name}", *arguments],
-        capture_output=True, text=True, check=False, timeout=280, env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=LONGEST_S, env={**environment, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
@@ -44,7 +45,7 @@ def test_eight_processes_without_locks_spoil_nothing():
 
 
 def test_signals_end_a_pull_at_once_with_their_code():
-    report = campaign("hub_processes", "signals", "--rounds", "16", "--most-s", "5")  # 1 s where nothing else runs
+    report = campaign("hub_processes", "signals", "--rounds", "16", "--most-s", "30")  # 1 s where nothing else runs
     assert sum(report["codes"].values()) == 16  # how many came in time (130, 143) is a matter of the machine's speed
 
 
@@ -60,13 +61,11 @@ class Destroyed:
         raise {name}
 def work(arguments, **options):
     Destroyed()
-    time.sleep(20)
+    time.sleep(300)
 cli.app = work
 cli.main()
 """
-    begun = time.monotonic()
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+    result = subprocess.run(  # it ends long before its work would
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120, cwd=ROOT
     )
     assert (result.returncode, result.stderr) == (code, "")
-    assert time.monotonic() - begun < 15
