@@ -14,11 +14,12 @@ from typing import Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.json_files import DAMAGED, inside, read_object, read_text
-from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, shard_paths
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, read_header, shard_paths
 
 MAX_CONFIG_BYTES = 8 * 2**20  # a VPTQ config, with one block per Linear, has 300 kB
 MAX_TOKENIZER_CONFIG_BYTES = 16 * 2**20
 MAX_TEMPLATE_BYTES = 2**20  # `text.template` limits more tightly what it renders
+OWN_HEAD = "config.json says that the embedding is also the output head, but the files hold another head: it is used"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 IGNORED = (*PICKLES, ".py", ".zip", ".tar", ".gz", ".7z", ".h5", ".msgpack", ".onnx")
 
@@ -58,6 +59,7 @@ class ModelFiles:
     chat_template     Jinja source, None without one
     name              display name: the folder's name, or org/repo within the Hugging Face cache
     ignored           files of the folder that localq never opens (pickles, code, archives)
+    notes             for the user: what the files say otherwise than config.json
     """
 
     path: Path
@@ -68,6 +70,7 @@ class ModelFiles:
     chat_template: str | None = None
     name: str = ""
     ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -99,15 +102,16 @@ class ModelFiles:
         return ()
 
 
-def open_model(path: Path, *, weights: bool = True) -> ModelFiles:
+def open_model(path: Path, *, weights: bool = True, stubs: bool = False) -> ModelFiles:
     """Open the model in a folder or a .gguf file.
 
     Raises LocalqError: exit 4 for a path that does not exist, else 8.
 
     weights: whether weights are required; False for a folder whose weights are fetched later.
+    stubs: the files of weights have headers, but no data (`hub.remote`).
     """
     if path.is_dir():
-        return _open_folder(path, weights)
+        return _open_folder(path, weights, stubs)
     if path.is_file() and path.suffix.lower() == ".gguf":
         return _open_gguf(path)
     raise no_model_error(path)
@@ -155,7 +159,7 @@ def _open_gguf(path: Path) -> ModelFiles:
     )
 
 
-def _open_folder(folder: Path, weights: bool) -> ModelFiles:
+def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
@@ -168,6 +172,7 @@ def _open_folder(folder: Path, weights: bool) -> ModelFiles:
     check_config(config, str(config_path))
     if weights and not shard_paths(folder):
         raise _no_weights(folder, names)
+    stated, config = config, _with_own_head(folder, config) if weights and not stubs else config
     tokenizer_config = _optional(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
     tokenizer_config.pop("auto_map", None)
     return ModelFiles(
@@ -179,7 +184,14 @@ def _open_folder(folder: Path, weights: bool) -> ModelFiles:
         chat_template=_chat_template(folder, tokenizer_config),
         name=_display_name(folder),
         ignored=tuple(name for name in names if name.lower().endswith(IGNORED)),
+        notes=(OWN_HEAD,) if config != stated else (),
     )
+
+
+def _with_own_head(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    from localq.files import own_head  # start-up cost: listings need no weights
+
+    return own_head.untied(config, (read_header(path) for path in shard_paths(folder).values()))
 
 
 def _optional(folder: Path, name: str, max_bytes: int) -> dict[str, Any]:

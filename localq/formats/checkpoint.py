@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
+from localq.files.extra_tensors import extra_tensors
 from localq.files.json_files import DAMAGED
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index, shard_paths
@@ -57,6 +58,7 @@ class Checkpoint:
     For formats whose tensors do not say everything:
     quantization  config.json's quantization_config; {} without one
     config        config.json; {} without one
+    extra         kind -> names of tensors in the files that are left out (`files.extra_tensors`)
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Checkpoint:
         source: TensorSource,
         quantization: dict[str, Any] | None = None,
         config: dict[str, Any] | None = None,
+        extra: dict[str, list[str]] | None = None,
     ) -> None:
         self.tensors = tensors
+        self.extra = extra or {}
         self.quantization = quantization or {}
         self.config = config or {}
         self._source = source
@@ -154,12 +158,8 @@ def _mapped(path: Path) -> Any:
 def _open_safetensors(files: ModelFiles) -> Checkpoint:
     headers = {shard: read_header(path) for shard, path in shard_paths(files.path).items()}
     tensors, owner = _joined(files.path, headers)
-    return Checkpoint(
-        tensors,
-        _SafetensorsFiles({name: headers[shard].path for name, shard in owner.items()}),
-        files.quantization,
-        files.config,
-    )
+    source = _SafetensorsFiles({name: headers[shard].path for name, shard in owner.items()})
+    return _without_extra(files, tensors, source)
 
 
 def open_fetched(files: ModelFiles, headers: dict[str, Header], path_of: Callable[[str], Path]) -> Checkpoint:
@@ -168,7 +168,14 @@ def open_fetched(files: ModelFiles, headers: dict[str, Header], path_of: Callabl
     `headers` of all of them, as they will be. A tensor that was read keeps its shard mapped.
     """
     tensors, owner = _joined(files.path, headers)
-    return Checkpoint(tensors, _Fetched(owner, path_of), files.quantization, files.config)
+    return _without_extra(files, tensors, _Fetched(owner, path_of))
+
+
+def _without_extra(files: ModelFiles, tensors: dict[str, TensorInfo], source: TensorSource) -> Checkpoint:
+    extra = extra_tensors(tensors, files.text_config.get("num_hidden_layers"))
+    left = {name for names in extra.values() for name in names}
+    kept = {name: each for name, each in tensors.items() if name not in left}
+    return Checkpoint(kept, source, files.quantization, files.config, extra)
 
 
 class _Fetched:

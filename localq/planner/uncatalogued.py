@@ -50,10 +50,11 @@ def remote(target: Target, offline: bool = False, revision: str | None = None) -
 
 
 def _of_files(name: str, path: Path, source: Source | None) -> Offer:
-    files = open_model(path)
+    files = open_model(path, stubs=source is not None)
     format = "gguf" if files.kind == "gguf" else stored_format.format_of_config(files.config)
     arch, scheme = replace(Architecture.from_config(files.config), thinks=files.thinks), stored_format.scheme_of(files)
-    exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path)
+    layers = files.text_config.get("num_hidden_layers")
+    exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path, layers)
     format = "bf16" if format in _AS_BF16 else format
     if format not in format_facts.FORMATS:
         step = f"Supported: {', '.join(format_facts.FORMATS)}."

@@ -61,6 +61,8 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
     if not request.windows and request.layers is None:
         raise usage_error("--calibration", "the text is shorter than one window", "Use a longer text.")
     with open_source(request) as checkpoint, torch.no_grad():
+        source = replace(source, config=checkpoint.config)  # its head, where the files decide on it
+        request = replace(request, source=source)
         with memory.guard(out):
             model = SourceModel(source, checkpoint, family, request.device, request.seed)
         if request.bits is not None and model.model.config.experts:

@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from localq.errors import usage_error
+from localq.files import own_head
 from localq.files.hub.shards import Shards
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint, TensorInfo, open_checkpoint, open_fetched
@@ -102,7 +103,9 @@ def open_source(request: LayerwiseRequest) -> Checkpoint:
     shards = request.shards
     if shards is None:
         return open_checkpoint(request.source)
-    return open_fetched(request.source, shards.headers(), shards.path)
+    headers = shards.headers()
+    config = own_head.untied(request.source.config, headers.values(), compare=False)
+    return open_fetched(replace(request.source, config=config), headers, shards.path)
 
 
 def config_changes(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from localq.engine.load import vram, weights
 from localq.engine.load.placing import Destinations
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import stored_format
+from localq.files.extra_tensors import note
 from localq.files.model_folder import ModelFiles
 from localq.formats import FORMATS, expert_linears, nf4
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
@@ -146,7 +147,7 @@ def _load(
         ctx=plan.ctx,
         plan=plan,
         ledger=ledger,
-        notes=(*choice.notes, *_notes(plan, non_finite)),
+        notes=(*choice.notes, *files.notes, *filter(None, [note(checkpoint.extra)]), *_notes(plan, non_finite)),
         kv_bits=plan.kv_bits,
         embed=plan.embed,
         head_bits=plan.head,

@@ -30,6 +30,10 @@ HEAD_FORMATS = ("nf4",)  # a head in another format is dequantized: `placement` 
 _AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
 
 
+# A download is not the cause: the files are as their maker wrote them.
+_OTHER = "Without them its replies may be wrong. Use another repository of this model."
+
+
 @dataclass(frozen=True)
 class QuantizedSource:
     """The source of a quantized Linear: its format's module, its checkpoint prefix, and its tensors' names.
@@ -92,6 +96,10 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
         if taken or target.removesuffix(".weight") in assignment.quantized:
             raise bad_file(name, f"{key[:80]!r} and another tensor both map to {target[:80]!r}", _AGAIN)
         assignment.dense[target] = key
+    if model.lm_head is None and TABLE not in assignment.dense:  # saved under the name of the head alone
+        of_head = [key for key in checkpoint.tensors if key not in owned and rename(key) == f"{HEAD}.weight"]
+        if of_head:
+            assignment.dense[TABLE] = of_head[0]
     _check(assignment, checkpoint, model, name)
     return assignment
 
@@ -120,10 +128,13 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
     wanted = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
     sources = {f"{path}.weight" for path in assignment.quantized} | {*assignment.dense, *assignment.stacks}
     if missing := [parameter for parameter in wanted if parameter not in sources]:
+        if missing == [f"{HEAD}.weight"]:
+            why = "config.json says that the output head is not the embedding, but the files hold no head"
+            raise bad_file(name, why, 'If the model shares them, set "tie_word_embeddings" to true in config.json.')
         raise bad_file(name, f"{len(missing)} weights are missing (first: {missing[0]!r})", _AGAIN)
     if unknown := [source for source in sorted(sources) if source not in wanted]:
         why = f"{len(unknown)} tensors do not belong to this architecture (first: {unknown[0][:80]!r})"
-        raise bad_file(name, why, _AGAIN)
+        raise bad_file(name, why, _OTHER)
     stacks.check(assignment.stacks, checkpoint, wanted, name)
     for target, key in assignment.dense.items():
         info, shape = checkpoint.tensors[key], wanted[target]

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from localq import disk
 from localq.errors import LocalqError, bad_file
+from localq.files.extra_tensors import extra_tensors
 from localq.files.gguf.binary import read_container
 from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
@@ -161,14 +162,17 @@ def download_bytes(listing: Listing, outlined: Path) -> int:
     return sum(listing.files[name].size for name in weights | small)
 
 
-def block_bytes(folder: Path) -> int:
+def block_bytes(folder: Path, layers: object = None) -> int:
     """Bytes in memory of the text model without embedding and head, from the headers in `folder`.
 
-    Scales of NF4 experts are f32 in memory (`Format.placed_bytes`). Raises LocalqError.
+    Scales of NF4 experts are f32 in memory (`Format.placed_bytes`). `layers` as for `extra_tensors`, which do not
+    count. Raises LocalqError.
     """
     total = 0
     for path in shard_paths(folder).values():
-        for name, tensor in read_header(path).tensors.items():
-            if not _ENDS.search(name) and not _NOT_TEXT.search(name):
+        tensors = read_header(path).tensors
+        extra = {name for names in extra_tensors(tensors, layers).values() for name in names}
+        for name, tensor in tensors.items():
+            if not _ENDS.search(name) and not _NOT_TEXT.search(name) and name not in extra:
                 total += tensor.nbytes * (4 if tensor.dtype == "U8" and _EXPERT_SCALES.search(name) else 1)
     return total

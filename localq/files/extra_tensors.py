@@ -1,0 +1,57 @@
+"""Tensors of a checkpoint that generating text does not need. Loading and quantizing leave them out. Torch-free.
+
+Only known kinds: any other tensor without a place in the architecture may change what the model says, so loading
+refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+VALUE_HEAD = "a value head of reinforcement learning"
+CACHE_SCALES = "scales of an 8-bit KV cache"
+MORE_TOKENS = "layers that predict several tokens at once"
+TABLES = "stored tables of positions and masks"
+
+_PREFIX = r"(?:(?:model|language_model|text_model|transformer|pretrained_model)\.)*"
+_KINDS = {
+    VALUE_HEAD: re.compile(_PREFIX + r"(?:v_head|value_head)\..+"),
+    CACHE_SCALES: re.compile(
+        r".+\.(?:(?:[kvq]|kv|prob)_(?:scale|zero_point)|[kvq]_proj\.output_(?:scale|zero_point)|kv_cache_scaling_factor)"
+    ),
+    MORE_TOKENS: re.compile(_PREFIX + r"(?:mtp|mtp_layers|mtp_block|nextn)\..+"),
+    TABLES: re.compile(r".+\.(?:rotary_emb\.(?:cos|sin)_cached|masked_bias)"),
+}
+_LAYER = re.compile(_PREFIX + r"layers\.(\d{1,6})\.(.+)")
+# Parts that only a layer behind the last one has, where it predicts the token after the next.
+_OF_MORE_TOKENS = re.compile(r"(?:eh_proj|enorm|hnorm|embed_tokens|shared_head|token_layernorm|hidden_layernorm)\..+")
+
+
+def extra_tensors(names: Iterable[str], layers: object) -> dict[str, list[str]]:
+    """Kind, in words for users -> names of such tensors, without empty kinds.
+
+    layers: `num_hidden_layers` of config.json. A layer behind the last is left out only if it has the parts that
+    predict more tokens: else config.json and the files disagree.
+    """
+    found: dict[str, list[str]] = {}
+    behind: dict[int, list[str]] = {}
+    predicting: set[int] = set()
+    for name in names:
+        kind = next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), None)
+        layer = _LAYER.fullmatch(name)
+        if layer is not None and type(layers) is int and int(layer[1]) >= layers:
+            behind.setdefault(int(layer[1]), []).append(name)
+            if _OF_MORE_TOKENS.fullmatch(layer[2]):
+                predicting.add(int(layer[1]))
+        elif kind is not None:
+            found.setdefault(kind, []).append(name)
+    if more := [name for layer in sorted(predicting) for name in behind[layer]]:
+        found.setdefault(MORE_TOKENS, []).extend(more)
+    return found
+
+
+def note(found: dict[str, list[str]]) -> str:
+    """One line that lists what `extra_tensors` found; empty without any."""
+    kinds = [f"{kind} ({len(names)} tensors)" for kind, names in found.items() if kind != TABLES]
+    return f"left out, not needed for text: {', '.join(kinds)}" if kinds else ""
