@@ -130,7 +130,8 @@ def test_what_is_cut_says_so_and_is_gone_on_with_to_its_end(session):
     reply = answer(session, wanted, Sampling(temperature=1.0, seed=3))
     assert reply.reason == "length"
     assert reply.notices == (
-        "stopped at the limit of 9 tokens (max_tokens); the answer is incomplete and does not match the JSON schema",
+        "stopped at the limit of 9 tokens (max_tokens); the answer is incomplete and does not match the JSON schema; "
+        "/continue goes on",
     )
     with pytest.raises(ValueError, match="line"):
         json.loads(reply.text)
@@ -143,7 +144,8 @@ def test_what_is_cut_says_so_and_is_gone_on_with_to_its_end(session):
 def test_what_is_cut_where_it_could_end_is_whole(session):
     session.max_tokens = 6
     reply = answer(session, regex("[a-z]+"), Sampling(temperature=1.0, seed=1))
-    assert (reply.reason, reply.notices) == ("length", ("stopped at the limit of 6 tokens (max_tokens)",))
+    said = "stopped at the limit of 6 tokens (max_tokens); /continue goes on"
+    assert (reply.reason, reply.notices) == ("length", (said,))
 
 
 def test_a_reply_that_is_stopped_is_kept_and_answered_anew_under_the_grammar_of_then(session):

@@ -23,7 +23,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("/copy", "code: seven"),
     ("/cc", "code: seven"),
     ("/markdown", "replies are rendered as Markdown"),
-    ("/read a.txt", "attached to your next message: a.txt: 5 B"),
+    ("/read a.txt", "attached to your next message: a.txt · 5 B · 13 tokens"),
     ("/glob *.md", "2 files attached to your next message"),
     ("/system Be brief", "system prompt: Be brief"),
     ("/set top_k 3", "top_k = 3"),
