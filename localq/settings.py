@@ -64,8 +64,8 @@ class Settings:
     head: str = "auto"
     think: str = "auto"
     max_tokens: int | None = None
-    temperature: float | None = None
     loop_guard: bool = True
+    temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -261,10 +261,10 @@ def parse(name: str, value: Any, where: str) -> Any:
     """`value` (typed in a file, text elsewhere) converted to the type of setting `name`."""
     if name == "ctx" and value == "max":
         return None  # the largest that fits, as without it
-    kind = str(Settings.__annotations__[name]).split(" |")[0]
-    if kind == "bool":
     if name == "max_tokens" and value == "max":
         return NO_LIMIT
+    kind = str(Settings.__annotations__[name]).split(" |")[0]
+    if kind == "bool":
         words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
         if isinstance(value, bool):
             return value
@@ -294,13 +294,13 @@ def parse(name: str, value: Any, where: str) -> Any:
     raise usage_error(name, why, f"Meaning: {DESCRIPTIONS[name]}.")
 
 
-def parse_count(value: int | float | str) -> int:
-    """A whole number; text may end in k for 1024, as in context sizes: 8k is 8192, 25.6k is 26214.
 def max_tokens_text(value: int | None) -> str:
     """`max_tokens` as users write it: "max" without a limit, "None" where it is unset."""
     return "max" if value == NO_LIMIT else str(value)
 
 
+def parse_count(value: int | float | str) -> int:
+    """A whole number; text may end in k for 1024, as in context sizes: 8k is 8192, 25.6k is 26214.
 
     Raises ValueError otherwise.
     """
