@@ -12,7 +12,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.text import template
 
 MESSAGES = [{"role": "user", "content": "SAFE"}]
-SECONDS = 3.0  # until the error; the next render may have a new child to start
+SECONDS = 30.0  # until the error, beside other work; without a limit most of these never end
 
 # Each tries for Python's insides; `{0}` in the text is never filled. What would tell of success is in `SECRETS`.
 ESCAPES = {

@@ -26,6 +26,7 @@ from tests.support.chat.scripted_client import CharTokenizer
 from tests.support.worker.faulty_engine import ALLOCATIONS, CONTEXT, KINDS, answer
 
 ENGINE = "tests.support.worker.faulty_engine"
+PATIENCE_S = 40.0  # for what comes at once on an idle machine
 INJECTIONS = 50
 LETTERS = 8  # of an answer
 
@@ -71,7 +72,7 @@ class Machine:
 
     def waits_for_the_end(self) -> None:
         """Of the process, which says why it ends when nobody asks any more."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while self.client.alive and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not self.client.alive
@@ -188,7 +189,7 @@ def test_a_lost_gpu_is_said_at_once_and_nothing_is_restarted():
             machine.gone = f"it cannot be initialised (CUDA error {(46, 100, 999)[count % 3]})"
             started = time.monotonic()
             error, _ = machine.fails(f"sticky 719 {count % LETTERS}")
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < PATIENCE_S
             assert error.exit_code == ExitCode.NO_DEVICE
             assert "it is lost" in error.why
             assert machine.gone in error.why
@@ -213,7 +214,7 @@ def hang(number: int) -> None:
         for step in range(INJECTIONS // 5):
             started = time.monotonic()
             error, got = machine.fails(f"hang {step % LETTERS}")
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < PATIENCE_S
             assert error.what == "GPU"
             assert ("no step finished within 0.3 s" if own else "did not respond for 0.3 s") in error.why
             assert len(got) <= step
