@@ -172,13 +172,17 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     return "\n".join(lines)
 
 
-def ask_with_files(session: ChatSession, text: str, before: str = "") -> tuple[tuple[str, ...], Replies]:
+def ask_with_files(
+    session: ChatSession, text: str, before: str = "", shows_chips: bool = False
+) -> tuple[tuple[str, ...], Replies]:
     """Send a message with the files that it mentions; returns (notices about the files, the reply).
 
-    before   text put before it unchanged: it may come from a stranger, so its @words must not read files
+    before       text put before it unchanged: it may come from a stranger, so its @words must not read files
+    shows_chips  the front end shows attachments itself: notices name only files that could not be attached
     """
     message = expand_mentions(text)
-    attached = [each.measure(session.count_tokens)[0].summary for each in message.attachments]
+    named = () if shows_chips else message.attachments
+    attached = [each.measure(session.count_tokens)[0].summary for each in named]
     failed = [f"could not attach {each.what}: {each.why}" for each in message.failures]
     notices = (*(f"attached {each}" for each in attached), *failed)
     return notices, session.ask(message.words, (*piped_attachment(before), *message.attachments))

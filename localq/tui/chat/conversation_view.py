@@ -98,7 +98,7 @@ class ConversationView(ConversationJobs):
         def ask() -> Replies:
             if edited is not None:
                 return session.edit(text, edited)
-            notices, replies = commands.ask_with_files(session, text)
+            notices, replies = commands.ask_with_files(session, text, shows_chips=True)
             for line in notices:
                 self.post_message(session_job.JobNotice(line))
             return replies

@@ -26,6 +26,7 @@ def test_an_attached_file_is_a_chip_that_unfolds(own_folder):
         text = screen_text(app)
         assert "▶ notes.txt · 14 B" in text
         assert "milk" not in text
+        assert "attached" not in text
         assert "What is missing in @notes.txt?" in text
         (chip,) = app.chat.query(AttachmentChip)
         chip.children[0].focus()
@@ -58,6 +59,17 @@ def test_copy_and_edit_take_the_words_and_an_edit_keeps_the_file(own_folder):
 
     drive_chat(app, script)
     assert app.model.session.client.prompts[1] == "<user>notes.txt:\n\nmilk\n\nLook once more<assistant>"
+
+
+def test_a_file_that_cannot_be_attached_is_named(own_folder):
+    (own_folder / "data.bin").write_bytes(b"\0")
+    app = chat_app(["fine"])
+
+    async def script(pilot):
+        await say(pilot, "See @data.bin")
+        assert "could not attach @data.bin: not a text file" in screen_text(app)
+
+    drive_chat(app, script)
 
 
 def test_a_large_file_is_drawn_in_part(own_folder):
