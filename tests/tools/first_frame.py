@@ -84,17 +84,19 @@ def is_chat(terminal: Terminal) -> bool:
     """The message in its frame, and the painted line below it."""
     rows = terminal.text.split("\n")
     below = terminal.screen.buffer[terminal.screen.lines - 1][1].bg != "default"
-    return EMPTY in terminal.text and len(rows[-2]) > 9 and not rows[-2].strip("─") and below
+    return EMPTY in terminal.text and rows[-2].startswith("╰") and rows[-2].rstrip().endswith("╯") and below
 
 
 def is_picker(terminal: Terminal) -> bool:
-    """The table, and what is told of its first row below it."""
-    return "VERDICT" in terminal.text and "smollm2-135m, gguf" in terminal.text
+    """The table, and the line about its first row below it."""
+    rows = terminal.text.split("\n")
+    return "VERDICT" in terminal.text and any(row.startswith("────") and rows[place + 1].strip() for place, row in
+                                              enumerate(rows[:-2]))  # fmt: skip
 
 
 def is_footer(terminal: Terminal) -> bool:
-    """The line of keys, which Textual makes when the rest is there."""
-    return "Open" in terminal.text.split("\n")[-1]
+    """The line of keys."""
+    return "open" in terminal.text.split("\n")[-1]
 
 
 def is_newest(terminal: Terminal) -> bool:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
+from textual.containers import Container, VerticalScroll
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 
 from localq.errors import LocalqError
 from localq.files import catalog, local_models
@@ -20,8 +20,9 @@ from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.thread_messages import PostingWatcher, StoppedError, WatcherNotice
+from localq.tui.key_line import KeyLine
 from localq.tui.keys import active_key, bindings
-from localq.tui.models import picker_rows
+from localq.tui.models import model_card, picker_rows
 from localq.tui.models.picker_rows import ORDERS, PickerRow
 from localq.tui.models.picker_table import FilterInput, ModelTable
 from localq.tui.terminal.terminal_app import TerminalScreen
@@ -29,6 +30,15 @@ from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.tui.models.picker_plans import Outlook
+
+
+BESIDE = 150  # columns from which the details are beside the list
+ABOUT_CELLS = 42  # of the details, without their border
+FILTER_KEYS = ("picker_leave", "picker_open", "picker_list")
+LIST_KEYS = (
+    "picker_leave", "picker_open", "picker_details", "picker_pull", "picker_every", "picker_sort", "picker_filter",
+    "picker_delete", "picker_force",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     AUTO_FOCUS = "#filter"
     BINDINGS: ClassVar = [*bindings("picker_leave")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-below"), (BESIDE, "-beside")]  # noqa: RUF012 - as its base has it
 
     class Drawn(Message):
         """The first frame is drawn."""
@@ -70,10 +81,11 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     def compose(self) -> ComposeResult:
         yield Static("", id="heading", markup=False)
         yield FilterInput(id="filter", compact=True)
-        yield ModelTable(id="models")
-        with VerticalScroll(id="about"):
-            yield Static("", id="sentence", markup=False)
-        yield Footer(compact=True, show_command_palette=False)
+        with Container(id="body"):
+            yield ModelTable(id="models")
+            with VerticalScroll(id="about", can_focus=False):
+                yield Static("", id="sentence", markup=False)
+        yield KeyLine(*FILTER_KEYS)
 
     def on_mount(self) -> None:
         """Show names at once; plans follow."""
@@ -82,7 +94,12 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         except LocalqError as error:
             self._tell(str(error))
         self._draw()
+        self.watch(self, "focused", self._show_keys)
         self.call_after_refresh(self._drawn)
+
+    def _show_keys(self) -> None:
+        names = FILTER_KEYS if isinstance(self.focused, FilterInput) else LIST_KEYS
+        self.query_one(KeyLine).show(*names)
 
     def _drawn(self) -> None:
         self._plan()
@@ -144,18 +161,25 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         return self.query_one(ModelTable).row
 
     def _draw(self) -> None:
-        order = (
-            f"{self._order[:1].upper()}{self._order[1:]}{', every format' if self._every else ''}"
-        )
+        order = f"{self._order[:1].upper()}{self._order[1:]}{', every format' if self._every else ''}"
         self.query_one("#heading", Static).update(sanitize(f"{self._words}. {order}."))
-        self.query_one(ModelTable).show(picker_rows.filter_rows(self._rows, self._text, self._order, self._every))
+        rows = picker_rows.filter_rows(self._rows, self._text, self._order, self._every)
+        is_best_first = ORDERS[self._order] is None
+        self.query_one(ModelTable).show(picker_rows.grouped(rows) if is_best_first else rows)
         self._describe()
 
     def _describe(self) -> None:
-        row, text = self.row, self._text.strip()
-        basis = f"; tok/s {self._basis}" if row is not None and row.tok_s is not None else ""
-        found = f"{row.sentence}{basis}" if row is not None else f"No match. Enter: open {text!r} from the Hub or disk"
-        self.query_one("#sentence", Static).update(sanitize(self._note or found))
+        row, text, shown = self.row, self._text.strip(), self.query_one("#sentence", Static)
+        if self._note or row is None:
+            shown.update(sanitize(self._note or f"No match. Enter: open {text!r} from the Hub or disk"))
+        elif self.has_class("-beside"):
+            shown.update(model_card.card(row, self._basis, self._rows, ABOUT_CELLS))
+        else:
+            shown.update(sanitize(f"{row.sentence}{f'; tok/s {self._basis}' if row.tok_s is not None else ''}"))
+
+    def on_resize(self) -> None:
+        """Details beside the list, or a sentence below it."""
+        self.call_after_refresh(self._describe)
 
     def _tell(self, note: str) -> None:
         self._note = note
@@ -198,6 +222,10 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     def _pick(self) -> None:
         if self.row is not None:
             self.dismiss(PickedModel(self.row.name, self.row.exact))
+
+    def action_open(self) -> None:
+        """Open the model, for a click on the line of keys."""
+        self._pick()
 
     def action_force(self) -> None:
         """Open a model that is too large by the plan, after confirmation."""

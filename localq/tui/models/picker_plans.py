@@ -84,7 +84,8 @@ def plan_rows(outlook: Outlook, settings: Settings) -> list[PickerRow]:
         rows = [_on_cpu(PickerRow(each.name, each.format, offer=each), outlook, settings) for each in known]
         rows.sort(key=_cpu_order)
     else:
-        rows = [_of_row(each) for each in fit_rows.sort([_fit_row(each, outlook, settings) for each in known])]
+        fitted = fit_rows.sort([_fit_row(each, outlook, settings) for each in known])
+        rows = [_of_row(each, outlook.budget) for each in fitted]
     return [*found, *(row for row in rows if row.name not in here)]
 
 
@@ -109,7 +110,7 @@ def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRo
     assert row.offer is not None
     if outlook.budget is None:
         return _on_cpu(row, outlook, settings)
-    of_card = _of_row(_fit_row(row.offer, outlook, settings))
+    of_card = _of_row(_fit_row(row.offer, outlook, settings), outlook.budget)
     return replace(of_card, name=row.name, format=row.format, local=row.local)
 
 
@@ -124,13 +125,19 @@ def _fit_row(offer: Offer, outlook: Outlook, settings: Settings) -> FitRow:
         return fit_rows.row_of(offer, memory, placement.Wishes(), outlook.machine, outlook.card)
 
 
-def _of_row(row: FitRow) -> PickerRow:
+def _of_row(row: FitRow, budget: int | None) -> PickerRow:
     offer = row.offer
     usable = row.ctx_max >= min(plan.USABLE_CONTEXT, offer.arch.max_context)
     verdict = TOO_LARGE if not row.fits else NOT_YET if offer.unsupported else FITS if usable else SHORT
     rates = (row.tok_s, row.tok_s_full) if row.fits else (None, None)
-    context = row.ctx_max or None
-    return PickerRow(offer.name, offer.format, verdict, row.reason, context, *rates, make_s=row.make_s, offer=offer)
+    context, of_row = row.ctx_max or None, (offer.name, offer.format, verdict, row.reason)
+    return PickerRow(
+        *of_row, context, *rates, make_s=row.make_s, offer=offer, needs=row.weights, share=_share(row.weights, budget)
+    )
+
+
+def _share(needed: int, available: int | None) -> float | None:
+    return needed / available if available else None
 
 
 def _on_cpu(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRow:
@@ -142,6 +149,8 @@ def _on_cpu(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRow:
         made = plan.assess(offer.arch, offer.format, outlook.ram, wishes=choose.wishes_of(settings))
     except LocalqError:  # the model has no such option, which loading reports
         made = plan.assess(offer.arch, offer.format, outlook.ram)
+    needed = made.ledger.total
+    row = replace(row, needs=needed, share=_share(needed, outlook.ram.bytes if outlook.ram is not None else None))
     if not made.fits:
         return replace(row, verdict=TOO_LARGE, why=made.reason)
     sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters need {human_bytes(made.ledger.total)} of RAM"

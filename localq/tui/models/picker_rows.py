@@ -29,6 +29,7 @@ class PickerRow:
     make_s    seconds to quantize it on this machine, estimated; None if it is published
     local     its files on this machine
     offer     its entry in the planner, None if it cannot be planned
+    needs     bytes of its weights (on the CPU of all it needs); share: of the memory there is; None if unknown
     """
 
     name: str
@@ -41,6 +42,13 @@ class PickerRow:
     make_s: float | None = None
     local: LocalModel | None = None
     offer: Offer | None = None
+    needs: int | None = None
+    share: float | None = None
+
+    @property
+    def group(self) -> str:
+        """The group that it is listed in, one of `GROUPS`."""
+        return ON_DISK if self.local is not None else _GROUP_OF.get(self.verdict, UNCHECKED)
 
     @property
     def place(self) -> str:
@@ -96,7 +104,8 @@ class PickerRow:
         """The cells under `COLUMNS`."""
         ctx = "-" if self.ctx is None else f"{self.ctx:,}"
         rates = _rate(self.tok_s), _rate(self.tok_s_full)
-        return self.name, self.score, self.format, self.verdict, ctx, *rates, self.place
+        needs = "-" if self.needs is None else human_bytes(self.needs)
+        return self.name, self.score, self.format, self.verdict, needs, ctx, *rates, self.place
 
     @property
     def sentence(self) -> str:
@@ -114,8 +123,12 @@ def _rate(tok_s: float | None) -> str:
     return "-" if tok_s is None else f"{tok_s:.0f}" if tok_s >= 10 else f"{tok_s:.1f}"
 
 
-COLUMNS = ("MODEL", "SCORE", "FORMAT", "VERDICT", "CONTEXT", "TOK/S", "WHEN FULL", "WHERE")
-RIGHT = (1, 4, 5, 6)  # columns of figures
+COLUMNS = ("MODEL", "SCORE", "FORMAT", "VERDICT", "MEMORY", "CONTEXT", "TOK/S", "WHEN FULL", "WHERE")
+RIGHT = (1, 5, 6, 7)  # columns of figures
+ON_DISK, FITTING, CRAMPED = "On disk", "Fits", "Short context"
+OVERSIZE, UNSUPPORTED, UNCHECKED = "Too large", "Not supported", "Catalogue"
+GROUPS = (ON_DISK, FITTING, CRAMPED, UNCHECKED, OVERSIZE, UNSUPPORTED)
+_GROUP_OF = {FITS: FITTING, ON_CPU: FITTING, SHORT: CRAMPED, TOO_LARGE: OVERSIZE, NOT_YET: UNSUPPORTED}
 
 
 def name_rows() -> list[PickerRow]:
@@ -182,6 +195,15 @@ def filter_rows(rows: Iterable[PickerRow], text: str, order: str, every: bool = 
         found = fold(found, (lambda row: row.model) if words else (lambda row: row.family))
     key = ORDERS[order]
     return found if key is None else sorted(found, key=key)
+
+
+def grouped(rows: Sequence[PickerRow]) -> list[PickerRow | str]:
+    """The rows by group, each group after its name; within a group in the order given."""
+    found: list[PickerRow | str] = []
+    for group in GROUPS:
+        members = [row for row in rows if row.group == group]
+        found += [group, *members] if members else []
+    return found
 
 
 def is_model_name(text: str, rows: Sequence[PickerRow]) -> bool:

@@ -5,28 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from rich.style import Style
 from rich.text import Text
 from textual import events, on
 from textual.binding import Binding
+from textual.color import Color, ColorParseError
+from textual.coordinate import Coordinate
 from textual.message import Message
 from textual.widgets import DataTable, Input
 
 from localq.sanitize import sanitize
+from localq.tui.gauge import REST_STYLE, gauge, rising
 from localq.tui.keys import bindings
-from localq.tui.models.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
+from localq.tui.models.picker_rows import (
+    COLUMNS,
+    FITS,
+    INCOMPLETE,
+    NOT_YET,
+    ON_CPU,
+    ORDERS,
+    OVERSIZE,
+    RIGHT,
+    SHORT,
+    TOO_LARGE,
+    UNREADABLE,
+    UNSUPPORTED,
+    PickerRow,
+)  # fmt: skip
 
 _BEST, _NAME, _FAST, _CONTEXT, _LARGE = ORDERS
 _ORDER_OF = {"MODEL": _NAME, "CONTEXT": _CONTEXT, "TOK/S": _FAST, "WHERE": _LARGE}  # others: best first
 _GOES_FIRST = (
     "WHEN FULL",
-    "WHERE",
     "FORMAT",
     "SCORE",
+    "WHERE",
+    "MEMORY",
     "CONTEXT",
     "TOK/S",
     "VERDICT",
 )  # order in which columns are dropped; columns without figures go before these
 _NAME_CELLS = 16  # names are cut to this before a column is dropped
+_MEMORY = COLUMNS.index("MEMORY")
+_VERDICT = COLUMNS.index("VERDICT")
+_GAUGE_CELLS = 8
+_MARKS = {FITS: ("●", "success"), ON_CPU: ("●", "success"), SHORT: ("◐", "warning"), TOO_LARGE: ("○", "error"),
+          NOT_YET: ("○", "error"), INCOMPLETE: ("◐", "warning"), UNREADABLE: ("○", "error")}  # fmt: skip
+_FAIR, _BAD = 0.9, 1.0  # of the memory that there is
 
 
 class FilterInput(Input):
@@ -65,37 +90,83 @@ class ModelTable(DataTable[Text]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cursor_type="row", zebra_stripes=False, **options)
-        self.rows_shown: list[PickerRow] = []
+        self._lines: list[PickerRow | str] = []  # rows, and names of groups
         self._stands_on = ""
+
+    @property
+    def rows_shown(self) -> list[PickerRow]:
+        """The rows, without the names of groups."""
+        return [each for each in self._lines if not isinstance(each, str)]
 
     @property
     def row(self) -> PickerRow | None:
         """The row under the cursor."""
-        return self.rows_shown[self.cursor_row] if 0 <= self.cursor_row < len(self.rows_shown) else None
+        found = self._lines[self.cursor_row] if 0 <= self.cursor_row < len(self._lines) else None
+        return self._lines[self.cursor_row + 1] if isinstance(found, str) else found  # type: ignore[return-value]
 
-    def show(self, rows: Sequence[PickerRow]) -> None:
-        """Show rows; the cursor stays on its model, or on the first row if it was never moved."""
-        before = self.row.name if self.row is not None and self.cursor_row else ""
-        self.rows_shown = list(rows)
+    @property
+    def _is_on_first(self) -> bool:
+        """Whether the cursor is on the first row, or on the name of its group."""
+        return not any(isinstance(each, PickerRow) for each in self._lines[: self.cursor_row])
+
+    def validate_cursor_coordinate(self, value: Coordinate) -> Coordinate:
+        """As Textual's, but the name of a group is passed over."""
+        value = super().validate_cursor_coordinate(value)
+        if value.row >= len(self._lines) or not isinstance(self._lines[value.row], str):
+            return value
+        is_up = value.row < self.cursor_row and value.row > 0
+        return Coordinate(value.row - 1 if is_up else min(value.row + 1, len(self._lines) - 1), value.column)
+
+    def show(self, lines: Sequence[PickerRow | str]) -> None:
+        """Show rows and names of groups; the cursor stays on its model, or on the first row if it was never moved."""
+        before = self.row.name if self.row is not None and not self._is_on_first else ""
+        self._lines = list(lines)
+        rows = self.rows_shown
         self.clear(columns=True)
-        lines = [
-            [_cell(cell, place) for place, cell in enumerate(each)] for each in (COLUMNS, *(r.cells for r in rows))
-        ]
+        cells = {id(row): self._cells(row) for row in rows}
+        titles = [Text(title, justify="right" if place in RIGHT else "left") for place, title in enumerate(COLUMNS)]
         # Computed here, because the table measures new cells only after drawing them.
-        columns = list(zip(*lines, strict=True))
+        columns = list(zip(titles, *cells.values(), strict=True))
         with_figures = {
             title for title, column in zip(COLUMNS, columns, strict=True) if {"-"} != {c.plain for c in column[1:]}
         }
         goes_first = sorted(_GOES_FIRST, key=lambda title: title in with_figures)
         widths = _widths([max(cell.cell_len for cell in column) for column in columns], goes_first, self._room())
         for place, width in widths.items():
-            self.add_column(lines[0][place], key=COLUMNS[place], width=width)
-        for line in lines[1:]:
+            self.add_column(titles[place], key=COLUMNS[place], width=width)
+        for each in self._lines:
+            line = self._heading(each) if isinstance(each, str) else cells[id(each)]
             line[0].truncate(widths[0], overflow="ellipsis")
             self.add_row(*(line[place] for place in widths))
-        at = next((place for place, row in enumerate(rows) if row.name == before), 0)
-        self.move_cursor(row=at, animate=False)
+        places = {row.name: place for place, row in enumerate(self._lines) if isinstance(row, PickerRow)}
+        self.move_cursor(row=places.get(before, min(places.values(), default=0)), animate=False)
         self._stands_on = self.row.name if self.row is not None else ""
+
+    def _heading(self, name: str) -> list[Text]:
+        return [Text(name, self._colour("accent", bold=True)), *(Text() for _ in COLUMNS[1:])]
+
+    def _cells(self, row: PickerRow) -> list[Text]:
+        """The cells of a row: the verdict with a mark, the memory with a gauge."""
+        found = [_cell(text, place) for place, text in enumerate(row.cells)]
+        mark, colour = _MARKS.get(row.verdict, ("·", ""))
+        found[_VERDICT] = Text.assemble((f"{mark} ", self._colour(colour)), found[_VERDICT])
+        if row.share is not None:
+            drawn = gauge(row.share, _GAUGE_CELLS, rising(row.share, _FAIR, _BAD))
+            bar = [(text, self._colour(style.removeprefix("$")) if style != REST_STYLE else Style(dim=True))
+                   for text, style in drawn]  # fmt: skip
+            found[_MEMORY] = Text.assemble(*bar, f" {found[_MEMORY].plain:>8}")
+        if row.group in (OVERSIZE, UNSUPPORTED):
+            for each in found:
+                each.stylize(Style(dim=True))
+        return found
+
+    def _colour(self, name: str, bold: bool = False) -> Style:
+        """A colour of the theme; none for "", and where there are no colours."""
+        value = "" if self.app.no_color else self.app.theme_variables.get(name, "")
+        try:
+            return Style(color=Color.parse(value).rich_color if value else None, bold=bold or None)
+        except ColorParseError:
+            return Style(bold=bold or None)
 
     def _room(self) -> int:
         """Cells of a row without the scrollbar."""
@@ -104,11 +175,11 @@ class ModelTable(DataTable[Text]):
     def on_resize(self, event: events.Resize) -> None:
         """Choose columns for the new width."""
         if event.size.width:
-            self.show(self.rows_shown)
+            self.show(self._lines)
 
     def action_cursor_up(self) -> None:
         """Move up; from the first row to the filter."""
-        if self.cursor_row == 0:
+        if self._is_on_first:
             self.screen.query_one(FilterInput).focus()
         else:
             super().action_cursor_up()
