@@ -19,14 +19,17 @@ _RESTART = "Restart the machine."
 # CUresult (and the runtime's 35) -> cause and remedy.
 FAILURES: dict[int, tuple[str, str]] = {
     34: ("libcuda.so.1 is the stub of a CUDA toolkit", "Remove the toolkit's `stubs` folder from LD_LIBRARY_PATH."),
-    35: ("it is older than the required CUDA version", "Update the driver."),
-    46: ("the GPU is in exclusive use by another program", "Close that program; `nvidia-smi` lists it."),
-    101: ("the selected GPU does not exist", "Correct CUDA_VISIBLE_DEVICES."),
+    35: ("it is too old for the CUDA version of torch", "Update the driver."),
+    46: ("another program is using the GPU exclusively", "Close that program; `nvidia-smi` lists it."),
+    101: ("the selected GPU does not exist", "Fix CUDA_VISIBLE_DEVICES."),
     209: ("it does not support this GPU", "Update the driver; very old GPUs are no longer supported."),
     802: ("the GPU fabric is not ready", "Start the fabric manager, or wait for it."),
-    803: ("library and kernel module have different versions, as after an update", _RESTART),
+    803: ("the driver library and the kernel module have different versions, which happens after an update", _RESTART),
     804: ("the CUDA compatibility libraries do not support this GPU", "Remove cuda-compat from LD_LIBRARY_PATH."),
-    999: ("driver or GPU failed, as can happen after suspend", "Reload the module nvidia_uvm, or restart the machine."),
+    999: (
+        "the driver or the GPU failed, which can happen after a suspend",
+        "Reload the kernel module nvidia_uvm, or restart the machine.",
+    ),
 }
 _MODULE_VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)")
 
@@ -84,7 +87,7 @@ def probe_driver() -> Driver:
         if hidden is None:
             return Driver(present=True, why_not="it finds no GPU", cuda_version=served)
         why = f'CUDA_VISIBLE_DEVICES="{hidden}" hides every GPU'
-        return Driver(True, why, served, "Unset CUDA_VISIBLE_DEVICES, or name an existing GPU.")
+        return Driver(True, why, served, "Unset CUDA_VISIBLE_DEVICES, or set it to an existing GPU.")
     words, cure = FAILURES.get(status, ("", ""))
     module = f"; the kernel module is {_module_version()}" if status == 803 and _module_version() else ""
     detail = f": {words}{module}" if words else ""
@@ -112,13 +115,13 @@ def diagnose(facts: CudaStack) -> tuple[str, str] | None:
     needed = _major(facts.torch_cuda)
     if 0 < driver.cuda_version[0] < needed:  # a driver supports all minor versions of its CUDA major version
         served = ".".join(map(str, driver.cuda_version))
-        why = f"the NVIDIA driver is too old: it supports CUDA {served}, torch needs {needed}.0 or newer"
+        why = f"the NVIDIA driver is too old: it supports CUDA {served}, but torch needs {needed}.0 or newer"
         return why, "Update the driver, or install torch for an older CUDA."
     if driver.why_not:
-        step = driver.cure or "Check that `nvidia-smi` lists the GPU; after a driver update restart the machine."
+        step = driver.cure or "Check that `nvidia-smi` lists the GPU; after a driver update, restart the machine."
         return f"an NVIDIA driver is installed, but {driver.why_not}", step
     if facts.torch_why:
-        return f"torch cannot use the GPU: {facts.torch_why}", "`localq doctor` shows details."
+        return f"torch cannot use the GPU: {facts.torch_why}", "Run `localq doctor` for details."
     if facts.kernels_why:
         step = "Run `make chat` again in the clone, or install a localq wheel with kernels for this GPU."
         return f"localq's CUDA kernels cannot be used: {facts.kernels_why}", step

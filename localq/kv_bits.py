@@ -17,9 +17,9 @@ def split(bits: KvBits) -> tuple[int, int]:
 
 
 def text(bits: KvBits) -> str:
-    """Text for users: "8 bit"."""
+    """Text for users: "8-bit"."""
     keys, values = split(bits)
-    return f"{keys} bit" if keys == values else f"keys {keys} bit, values {values} bit"
+    return f"{keys}-bit" if keys == values else f"{keys}-bit keys, {values}-bit values"
 
 
 def parse(text: str) -> KvBits:

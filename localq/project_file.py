@@ -55,12 +55,16 @@ def check(path: Path, sampling: tuple[str, ...], name: str, value: object) -> No
     """
     where = f"{name} in {path}"
     if name not in (*MAY_SET, *sampling):
-        why = "a project's file may not set this; it concerns your machine, data or screen"
-        raise usage_error(where, why, f"Set it with `localq config set {name} VALUE`; {SWITCH}=1 ignores the file.")
-    if name == "model" and not _is_name(value):
-        why = "a project's file may only name catalogue models"
+        why = "a project file cannot set this, because it affects your machine, data or screen"
         raise usage_error(
-            where, why, f"Give the model as an argument, or add it to your models.toml; {SWITCH}=1 ignores the file."
+            where, why, f"Set it with `localq config set {name} VALUE`, or ignore the file with {SWITCH}=1."
+        )
+    if name == "model" and not _is_name(value):
+        why = "a project file can only select catalogue models"
+        raise usage_error(
+            where,
+            why,
+            f"Pass the model as an argument, add it to your models.toml, or ignore the file with {SWITCH}=1.",
         )
 
 

@@ -20,18 +20,18 @@ LONGEST_MATCH = 50  # of a repetition, in tokens, as in text-generation-webui: b
 
 # Field -> a test of its value, and the allowed range in words.
 LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda value: 0.0 <= value <= 100.0, "from 0 to 100"),
+    "temperature": (lambda value: 0.0 <= value <= 100.0, "0 to 100"),
     "top_k": (lambda value: value >= 0, "0 or more"),
-    "top_p": (lambda value: 0.0 < value <= 1.0, "above 0, at most 1"),
-    "min_p": (lambda value: 0.0 <= value < 1.0, "from 0, below 1"),
-    "repeat_penalty": (lambda value: 0.01 <= value <= 100.0, "from 0.01 to 100"),
-    "dry_multiplier": (lambda value: 0.0 <= value <= 100.0, "from 0 to 100"),
-    "dry_base": (lambda value: 1.0 <= value <= 10.0, "from 1 to 10"),
-    "dry_allowed_length": (lambda value: 1 <= value <= LONGEST_MATCH, f"from 1 to {LONGEST_MATCH}"),
+    "top_p": (lambda value: 0.0 < value <= 1.0, "above 0 and at most 1"),
+    "min_p": (lambda value: 0.0 <= value < 1.0, "at least 0 and below 1"),
+    "repeat_penalty": (lambda value: 0.01 <= value <= 100.0, "0.01 to 100"),
+    "dry_multiplier": (lambda value: 0.0 <= value <= 100.0, "0 to 100"),
+    "dry_base": (lambda value: 1.0 <= value <= 10.0, "1 to 10"),
+    "dry_allowed_length": (lambda value: 1 <= value <= LONGEST_MATCH, f"1 to {LONGEST_MATCH}"),
     "dry_penalty_last_n": (lambda value: value >= -1, "-1 (the whole context), 0 (off) or more"),
-    "xtc_probability": (lambda value: 0.0 <= value <= 1.0, "from 0 to 1"),
-    "xtc_threshold": (lambda value: 0.0 < value <= 0.5, "above 0, at most 0.5"),
-    "seed": (lambda value: value is None or 0 <= value < 2**63, "from 0 to 2^63 - 1"),
+    "xtc_probability": (lambda value: 0.0 <= value <= 1.0, "0 to 1"),
+    "xtc_threshold": (lambda value: 0.0 < value <= 0.5, "above 0 and at most 0.5"),
+    "seed": (lambda value: value is None or 0 <= value < 2**63, "0 to 2^63 - 1"),
 }
 
 
@@ -77,7 +77,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, (holds, allowed) in LIMITS.items():
             if not holds(getattr(self, name)):  # NaN fails every comparison, so it is rejected too
-                raise usage_error(name, f"{getattr(self, name)} is out of range", f"Use a value {allowed}.")
+                raise usage_error(name, f"{getattr(self, name)} is out of range", f"Allowed: {allowed}.")
 
     @property
     def greedy(self) -> bool:
@@ -105,9 +105,9 @@ class Sampling:
     def repeated_notice(self) -> str:
         """A notice that a prompt gets the same reply again; empty where it may get another."""
         if self.greedy:
-            return "temperature 0 gives the same reply again; for another, /set temp 0.7 first"
+            return "temperature 0 always gives the same reply; to vary replies, use /set temp 0.7"
         if self.seed is not None:
-            return f"seed {self.seed} gives the same reply again; for another, /set seed none first"
+            return f"seed {self.seed} always gives the same reply; to vary replies, use /set seed none"
         return ""
 
     def to_dict(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Settings:
         for name in ("ctx", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise usage_error(name, f"{value} is too small", "Use a number of tokens, 1 or more.")
+                raise usage_error(name, f"{value} is too small", "Use at least 1 token.")
         keymap.parse(self.keys)
         self.sampling(Sampling())  # Sampling checks its own limits
 
@@ -114,20 +114,20 @@ class Settings:
 
 
 DESCRIPTIONS: dict[str, str] = {
-    "model": "model of `localq chat` and `localq run` when none is named",
+    "model": "default model for `localq chat` and `localq run`",
     "system": "system prompt",
     "device": "auto, cpu or cuda",
     "dtype": "auto, float32, bfloat16 or float16",
     "ctx": "context size in tokens, such as 8k; max or unset = the largest that fits",
-    "vram": "GPU memory limit, everything included, such as 24 or 12GiB; unset = all free memory",
+    "vram": "limit on total GPU memory use, such as 24 or 12GiB; unset = all free memory",
     "reserve": "GPU memory to leave free, such as 300MiB; unset = none",
     "desktop": "GPU memory of other programs on a card that is not here (--vram), such as 1.2; unset = 700MB",
     "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = fewer until 16k tokens fit",
     "embed": "where the embedding table is kept: device or host; auto = host unless the whole context fits beside it",
     "head": "precision of the output head: 16, 8 (bits) or nf4; auto = lower only until 16k tokens of context fit",
     "think": "thinking: on, off, low, medium, high; auto = the model's default",
-    "max_tokens": "maximum reply length in tokens, thoughts included; unset = 4096 tokens of answer, max = no limit",
-    "loop_guard": "stop a reply that repeats the same block over a long stretch",
+    "max_tokens": "maximum reply length in tokens, including thinking; unset = 4096 tokens of answer, max = no limit",
+    "loop_guard": "stop a reply that keeps repeating the same block of text",
     "temperature": "sampling temperature; 0 = greedy, unset = the model's default",
     "top_k": "keep the K most likely tokens; 0 = off, unset = the model's default",
     "top_p": "keep the most likely tokens up to this probability mass; 1 = off, unset = the model's default",
@@ -136,18 +136,18 @@ DESCRIPTIONS: dict[str, str] = {
     "dry_multiplier": "DRY repetition penalty, such as 0.8; 0 or unset = off",
     "dry_base": "DRY growth per repeated token (1-10, default 1.75)",
     "dry_allowed_length": "shortest repetition that DRY penalizes, in tokens (default 2)",
-    "dry_penalty_last_n": "last tokens in which DRY looks for repetitions; 0 = off; -1 or unset = the whole context",
-    "xtc_probability": "how often XTC acts, 0 to 1, such as 0.5; 0 or unset = off; needs a temperature",
-    "xtc_threshold": "XTC: of the tokens above this probability keep only the least likely (default 0.1)",
+    "dry_penalty_last_n": "recent tokens that DRY searches for repetitions; 0 = off, -1 or unset = the whole context",
+    "xtc_probability": "chance that XTC acts on a token, such as 0.5; 0 or unset = off; needs a temperature above 0",
+    "xtc_threshold": "XTC: of the tokens above this probability, keep only the least likely (default 0.1)",
     "seed": "random seed; unset = a new one for every reply",
     "offline": "never use the network",
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
     "markdown": "render replies as Markdown at a terminal (`localq run` and line mode)",
     "save": "save conversations of `localq chat` for --continue and --resume",
-    "snapshots": "disk space for saved KV caches, such as 4GiB; long conversations then resume at once; off = none",
+    "snapshots": "disk space for saved KV caches, such as 4GiB, for resuming long conversations instantly; off = none",
     "ui": "what `localq chat` opens: auto = full screen if possible, tui = always full screen, plain = line mode",
     "theme": "colour theme of the full screen",
-    "keys": "keys of the full screen, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",
+    "keys": "key bindings of the full screen, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",
 }
 
 
@@ -246,7 +246,7 @@ def _add_place(where: str) -> Iterator[None]:
 
 
 def _unreadable(where: str, error: Exception) -> LocalqError:
-    return bad_file(where, f"cannot read it ({error})", "Correct the file, or move it away.")
+    return bad_file(where, f"cannot read it ({error})", "Fix the file, or move it out of the way.")
 
 
 def check_name(name: str) -> None:

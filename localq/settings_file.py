@@ -34,7 +34,7 @@ def write_file(text: str) -> int:
 
     Raises as `settings.read_config`, and writes nothing then.
     """
-    count = len(settings.parse_file(text, "the new text"))
+    count = len(settings.parse_file(text, "the edited text"))
     _store(text if text.endswith("\n") else text + "\n")
     return count
 
@@ -48,5 +48,5 @@ def _store(text: str) -> None:
         os.replace(part, path)
     except OSError as error:
         raise LocalqError(
-            str(path), f"it cannot be written ({error.strerror})", "Check the folder's permissions."
+            str(path), f"cannot be written ({error.strerror})", "Check the folder's permissions."
         ) from error

@@ -34,7 +34,7 @@ def parse_bytes(text: str) -> int:
     """Bytes of "1.2" (GiB), "1.2GiB", "900MiB" or "24GB"; LocalqError (exit 2) for anything else."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise usage_error(text, "not an amount of memory", "Use a size such as 24 (GiB), 24GB or 900MiB.")
+        raise usage_error(text, "not a memory size", "Use a size such as 24 (GiB), 24GB or 900MiB.")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -113,6 +113,6 @@ def stats_line(stats: Stats, allowed: str = "") -> str:
     speed = f", {stats.tokens_per_s:.1f} tok/s{share}" if stats.generated_tokens > 1 else ""
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     return (
-        f"[{stats.generated_tokens} tokens{speed}, first after {stats.time_to_first_token_s:.2f} s, "
+        f"[{stats.generated_tokens} tokens{speed}, first token after {stats.time_to_first_token_s:.2f} s, "
         f"prompt {stats.prompt_tokens}{cached}, context {stats.context_used}/{stats.context_size}]"
     )

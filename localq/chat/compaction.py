@@ -23,8 +23,8 @@ LONGEST, SHARE = 1024, 1 / 8  # limits of a summary: tokens, and share of the co
 MOST_AT_ONCE = 2**16  # tokens of text in one pass; longer requests can exceed the limit of the template
 FRAME_TOKENS = 128  # upper bound of what the template adds
 _REQUEST = """\
-Sum up the conversation below between a user and an assistant, so that it can go on without it. Keep what the user \
-wants, facts, names, numbers, decisions, and what is still open. Write short notes in the language of the \
+Summarize the conversation between a user and an assistant below so that it can continue without the original. Keep \
+what the user wants, facts, names, numbers, decisions, and open questions. Write short notes in the language of the \
 conversation, and nothing else."""
 
 
@@ -71,7 +71,7 @@ def _compacting(session: ChatSession) -> Replies:
     conversation.add_summary(text, turns[count - 1])
     unsaved, after = session.try_save(record), _read_tokens(session)
     figures = f": {before} -> {after} tokens" if before is not None and after is not None else ""
-    done = f"the prompt now has this summary in place of the oldest {count} messages{figures}. Undo: /undo"
+    done = f"the prompt now contains this summary instead of the oldest {count} messages{figures}. Undo: /undo"
     incomplete = f"the summary is incomplete: it reached its limit of {longest} tokens"
     yield Reply(end.text, "stop", end.stats, (*([incomplete] if cut else []), done, *([unsaved] if unsaved else [])))
 
@@ -117,7 +117,7 @@ def _written(message: Message, template: str | None) -> str:
 
 
 def _request(summary: str, text: str) -> str:
-    so_far = f"\n\nWhat came before it, summed up already (take it into your notes):\n\n{summary}" if summary else ""
+    so_far = f"\n\nSummary of what came before it (include it in your notes):\n\n{summary}" if summary else ""
     return f"{_REQUEST}{so_far}\n\nThe conversation:\n\n{text}"
 
 

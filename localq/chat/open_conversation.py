@@ -105,5 +105,5 @@ def save_at_exit(session: ChatSession, say: Callable[[str], None]) -> bool:
         session.save_unsaved()
     except LocalqError as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            say(f"localq: the last turns of this conversation are not saved: {error}")
+            say(f"localq: the last turns of this conversation were not saved: {error}")
     return not session.unsaved

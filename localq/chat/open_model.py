@@ -126,7 +126,7 @@ def check_chat_template(opened: OpenSession, name: str) -> None:
     """Raise LocalqError for a base model: without a chat template it cannot hold a conversation."""
     if opened.session.tokenizer.chat_template is None:
         why = "this base model has no chat template"
-        raise LocalqError(name, why, f"Complete a text with `localq run {name} TEXT`.")
+        raise LocalqError(name, why, f"To complete plain text, use `localq run {name} TEXT`.")
 
 
 def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher) -> catalog.Target:
@@ -151,4 +151,4 @@ def _refuse_unsupported(target: catalog.Target) -> None:
     """Refuse a model that this version cannot run, before it is downloaded."""
     reason = format_facts.why_unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
-        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists models that run.", ExitCode.FAILURE)
+        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists the models that run.", ExitCode.FAILURE)

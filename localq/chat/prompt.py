@@ -55,9 +55,9 @@ def fit(
         return best
     ids = prompt(exchanges)
     if ids is None or len(ids) >= size:
-        has = f"{len(ids)} tokens" if ids is not None else "far more"
-        why = f"too long for the context of {size} tokens: with the system prompt {has}"
-        raise usage_error("message", why, "Send a shorter one, or use a larger context (--ctx).")
+        has = f"{len(ids)} tokens" if ids is not None else "far more tokens"
+        why = f"too long for the context of {size} tokens: {has} with the system prompt"
+        raise usage_error("message", why, "Send a shorter message, or use a larger context (--ctx).")
     return Prompt(ids, exchanges)
 
 
@@ -68,11 +68,11 @@ def omission_notice(prompt: Prompt, left_out: int) -> str:
     if prompt.left_out < left_out:
         again = left_out - prompt.left_out
         which = "an older exchange fits" if again == 1 else f"{again} older exchanges fit"
-        return f"{which} into the context again; the prompt is read again from there"
+        return f"{which} into the context again; the prompt is reprocessed from there"
     oldest = "exchange is" if prompt.left_out == 1 else f"{prompt.left_out} exchanges are"
     return (
-        f"the context is full: the oldest {oldest} left out of the prompt (not deleted), and the rest is read "
-        "again. /compact replaces the oldest turns with a summary instead"
+        f"the context is full: the oldest {oldest} left out of the prompt (not deleted), and the rest is "
+        "reprocessed. /compact replaces the oldest turns with a summary instead"
     )
 
 
@@ -114,7 +114,7 @@ class PromptBuilder:
         """Messages of the path to the head. Raises LocalqError (exit 2) where the summary is all there is."""
         summary, turns = conversation.model_context()
         if summary is not None and not turns:
-            raise usage_error("the prompt", "there is nothing after the summary yet", "Send a message first.")
+            raise usage_error("the prompt", "there is no message after the summary yet", "Send a message first.")
         return messages_of(conversation, turns[2 * self._left_out(turns) :])
 
     def text(self, messages: Sequence[Message], think: str) -> str:

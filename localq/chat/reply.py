@@ -113,9 +113,9 @@ def check_complete(reply: Reply) -> None:
     """
     if reply.unmet is None or reply.reason == "cancelled":
         return
-    by, more = "cut", "Allow more tokens: --max-tokens or --ctx."
+    by, more = "cut", "Raise --max-tokens or --ctx."
     if reply.reason == REPETITION:
-        by, more = "it repeats itself: stopped", "Change the prompt, or use --no-loop-guard."
+        by, more = "stopped because of repetition", "Change the prompt, or use --no-loop-guard."
     if reply.reason == "stop":
         by, more = "stopped at a stop string", "Remove the stop string."
     why = f"{by} after {reply.stats.generated_tokens} tokens; the answer does not match {reply.unmet.label}"

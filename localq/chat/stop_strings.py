@@ -12,7 +12,7 @@ MOST, LONGEST = 16, 1000  # strings, and characters of each
 def validate(strings: Sequence[str]) -> tuple[str, ...]:
     """Return `strings`. Raises LocalqError (exit 2) for too many, empty or too long ones."""
     if len(strings) > MOST:
-        raise usage_error("--stop", f"too many stop strings ({len(strings)})", f"Give at most {MOST}.")
+        raise usage_error("--stop", f"too many stop strings ({len(strings)})", f"Use at most {MOST}.")
     for string in strings:
         if not 0 < len(string) <= LONGEST:
             why = f"a stop string must be 1 to {LONGEST} characters long; this one has {len(string)}"

@@ -33,7 +33,7 @@ from localq.errors import ExitCode, LocalqError
 app = typer.Typer(
     name="localq",
     cls=Verbs,
-    help="Chat with the largest language model that one consumer NVIDIA GPU can hold.",
+    help="Chat with the largest language model that fits on your NVIDIA GPU.",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: quick to start, and readable in pipes, logs and screen readers
     pretty_exceptions_enable=False,

@@ -33,7 +33,7 @@ def use(value: str | None) -> None:
             note(_SEEN)
     token = token.strip()
     if not _TOKEN.fullmatch(token):
-        why = "the token is empty" if not token else "not an access token (one word of ASCII)"
+        why = "the token is empty" if not token else "not a valid access token (one ASCII word)"
         raise LocalqError("--token", why, "`hf auth login` stores a token permanently.", ExitCode.GATED)
     os.environ["HF_TOKEN"] = token
 

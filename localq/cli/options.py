@@ -80,20 +80,18 @@ Format = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        "--device", metavar="DEVICE", help="Device to run on: auto, cpu or cuda.", rich_help_panel=help_page.MODEL
-    ),
+    typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda.", rich_help_panel=help_page.MODEL),
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Load even if the plan says it does not fit.", rich_help_panel=help_page.MODEL),
+    typer.Option("--force", help="Load even if the model does not fit the plan.", rich_help_panel=help_page.MODEL),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
         "--estimate-only",
-        help="Print the plan; download and load nothing.",
+        help="Print the plan and exit.",
         rich_help_panel=help_page.MODEL,
     ),
 ]
@@ -137,7 +135,7 @@ Continue = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        "--resume", metavar="[ID|TITLE]", help="Resume a conversation; without a value, pick one.",
+        "--resume", metavar="[ID|TITLE]", help="Resume a conversation; no value: choose one.",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -152,14 +150,12 @@ MaxTokens = Annotated[
     int | None,
     typer.Option(
         "--max-tokens", "-n", parser=_max_tokens, metavar="TOKENS",
-        help="Stop each reply after this many; max = no limit.", rich_help_panel=help_page.SAMPLING,
+        help="Maximum tokens per reply; max = no limit.", rich_help_panel=help_page.SAMPLING,
     ),
 ]  # fmt: skip
 Temperature = Annotated[
     float | None,
-    typer.Option(
-        "--temperature", "--temp", help="Sampling temperature; 0 = greedy.", rich_help_panel=help_page.SAMPLING
-    ),
+    typer.Option("--temperature", "--temp", help="Temperature; 0 = greedy.", rich_help_panel=help_page.SAMPLING),
 ]
 TopK = Annotated[
     int | None,
@@ -171,9 +167,7 @@ TopP = Annotated[
 ]
 MinP = Annotated[
     float | None,
-    typer.Option(
-        "--min-p", help="Minimum probability relative to the best; 0 = off.", rich_help_panel=help_page.SAMPLING
-    ),
+    typer.Option("--min-p", help="Drop tokens below X times the top one; 0 = off.", rich_help_panel=help_page.SAMPLING),
 ]
 RepeatPenalty = Annotated[
     float | None,
@@ -185,9 +179,7 @@ Seed = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(
-        "--stop", metavar="TEXT", help="Stop a reply before TEXT; repeatable.", rich_help_panel=help_page.SAMPLING
-    ),
+    typer.Option("--stop", metavar="TEXT", help="Stop before TEXT; repeatable.", rich_help_panel=help_page.SAMPLING),
 ]
 JsonSchema = Annotated[
     str | None,
@@ -201,15 +193,13 @@ GrammarText = Annotated[
     typer.Option(
         "--grammar",
         metavar="GRAMMAR",
-        help="Lark or GBNF grammar, or a grammar file.",
+        help="Lark or GBNF grammar, or a file.",
         rich_help_panel=help_page.ANSWER,
     ),
 ]
 Regex = Annotated[
     str | None,
-    typer.Option(
-        "--regex", metavar="PATTERN", help="Regex that the whole answer must match.", rich_help_panel=help_page.ANSWER
-    ),
+    typer.Option("--regex", metavar="PATTERN", help="Regex for the whole answer.", rich_help_panel=help_page.ANSWER),
 ]
 Context = Annotated[
     int | None,
@@ -227,7 +217,7 @@ Vram = Annotated[
 KvBits = Annotated[
     str | None,
     typer.Option(
-        "--kv", "--cache-type", metavar="BITS", help="KV cache: auto, 16, 8, k8v4 or 4.",
+        "--kv", "--cache-type", metavar="BITS", help="KV cache bits: auto, 16, 8, k8v4 or 4.",
         autocompletion=_choices("kv"), rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -241,7 +231,7 @@ Embed = Annotated[
 Head = Annotated[
     str | None,
     typer.Option(
-        "--head", metavar="FORM", help="Output head bits: auto, 16, 8 or nf4.", autocompletion=_choices("head"),
+        "--head", metavar="FORM", help="Output head: auto, 16 or 8 bits, or nf4.", autocompletion=_choices("head"),
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -318,7 +308,7 @@ Dtype = Annotated[
     typer.Option(
         "--dtype",
         metavar="DTYPE",
-        help="Compute type: auto, float32, bfloat16, float16.",
+        help="auto, float32, bfloat16 or float16.",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]

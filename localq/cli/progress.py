@@ -27,7 +27,7 @@ def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[On
     """A bar for fetching `name`; without a terminal one line if `announced`, with -q nothing."""
     if quiet or not is_rich_terminal(sys.stderr) or _is_disabled():
         if announced and not quiet:
-            note(f"fetching {name}")
+            note(f"downloading {name}")
         yield lambda what, done, total: None
         return
     bar = _Bar(name)

@@ -12,7 +12,7 @@ from localq.cli import help_page
 LoopGuard = Annotated[
     bool | None,
     typer.Option(
-        "--loop-guard/--no-loop-guard", help="Stop a reply that repeats itself (default).", show_default=False,
+        "--loop-guard/--no-loop-guard", help="Stop replies that repeat themselves (default).", show_default=False,
         rich_help_panel=help_page.SAMPLING,
     ),
 ]  # fmt: skip

@@ -48,8 +48,10 @@ def _is(stream: TextIO, encoding: str) -> bool:
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
     if isinstance(error, UnicodeEncodeError):
         if not _SURROGATE.match(error.object, error.start):  # a lone surrogate fits no encoding
-            why = f"characters missing from this locale's encoding ({error.encoding}) are shown as ?"
-            _warnings.setdefault("written", f"{why}; set LC_ALL=C.UTF-8 to keep them")
+            why = f"characters that this locale cannot encode ({error.encoding}) are shown as '?'"
+            _warnings.setdefault("written", f"{why}; set LC_ALL=C.UTF-8 to see them")
     elif isinstance(error, UnicodeDecodeError):
-        _warnings.setdefault("read", f"input that is not valid {error.encoding} was replaced by U+FFFD")
+        _warnings.setdefault(
+            "read", f"bytes of the input that are not valid {error.encoding} were replaced with U+FFFD"
+        )
     return codecs.replace_errors(error)

@@ -121,8 +121,8 @@ def _check(layout: Layout, bits: KvBits) -> None:
         raise usage_error("--kv", f"a KV cache of {bits} bits is not supported", "Use 16, 8, k8v4 or 4.")
     for _, width in layout:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
-            why = f"heads of {width} columns cannot be stored in {kv_bits.text(bits)} (a multiple of 8 up to 256 can)"
-            raise usage_error("--kv", why, "Use 16.")
+            why = f"the attention heads have {width} columns; a KV cache below 16-bit needs a multiple of 8, up to 256"
+            raise usage_error("--kv", why, "Use --kv 16.")
 
 
 def _shapes(heads: int, width: int, capacity: int, dtype: torch.dtype, bits: KvBits) -> list[Shape]:

@@ -49,7 +49,9 @@ def next_mask(constraint: Constraint, vocab: int) -> Tensor:
     last = (1 << (vocab - 1) % 32 + 1) - 1  # the bits of the last word that mean a token
     if not (mask[:-1].any() or int(mask[-1]) & last):
         why = "the grammar allows no next token, but the reply is incomplete"
-        raise LocalqError("grammar", why, "The model's vocabulary cannot express it; relax the grammar.")
+        raise LocalqError(
+            "grammar", why, "The model's vocabulary cannot express what the grammar requires; relax the grammar."
+        )
     return mask
 
 

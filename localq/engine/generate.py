@@ -59,7 +59,7 @@ class Engine:
         if on_cuda:
             reason = fused.why_not(model.model)
             if reason:
-                self.notes = (*self.notes, f"slow decoding, without the fused kernels: {reason}")
+                self.notes = (*self.notes, f"decoding is slow without the fused kernels: {reason}")
             self._prepare(not reason, use_graphs, on_progress)
 
     @property
@@ -142,12 +142,12 @@ class Engine:
             raise usage_error("prompt", "the prompt is empty", "Enter some text.")
         for id in prompt:
             if type(id) is not int or not 0 <= id < self.model.vocab:
-                why = f"the token {str(id)[:40]} is not in the vocabulary of {self.model.vocab}"
-                raise usage_error("prompt", why, "The tokenizer does not belong to this model.")
+                why = f"token {str(id)[:40]} is outside the vocabulary of {self.model.vocab} tokens"
+                raise usage_error("prompt", why, "The tokenizer does not match this model.")
         if max_tokens is not None and max_tokens < 1:
-            raise usage_error("max_tokens", f"{max_tokens} is not allowed", "Use 1 or more.")
+            raise usage_error("max_tokens", f"{max_tokens} is too small", "Use 1 or more.")
         if len(prompt) > self.model.ctx:
-            why = f"it has {len(prompt)} tokens, the context length is {self.model.ctx}"
+            why = f"{len(prompt)} tokens long, but the context is only {self.model.ctx} tokens"
             next_step = "Shorten it, start over with /clear, or load with a larger --ctx."
             raise LocalqError("prompt", why, next_step, ExitCode.DOES_NOT_FIT)
 
@@ -190,7 +190,7 @@ class Engine:
             if token == NON_FINITE:
                 self._invalidate()
                 why = f"non-finite logits at token {reply.count}"
-                raise LocalqError("model", why, "The weights are damaged, or overflow in this --dtype.")
+                raise LocalqError("model", why, "The weights are damaged, or they overflow in this --dtype.")
             if token in stop_ids:
                 yield reply.end("stop")
                 return
@@ -332,7 +332,7 @@ class Engine:
         """
         steps = self._steps
         if steps.fused is None:
-            why = "profiling needs the fused decode step on a GPU, which does not run here"
+            why = "profiling needs the fused decode step, which runs only on a GPU"
             raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
         first = profile.clamp_position(len(self._cached) if position is None else position, self.model.ctx)
         steps.readback.forget()

@@ -40,7 +40,7 @@ def patch(model: nn.Module) -> int:
     found = _linears(model)
     if not found:
         raise usage_error(
-            _SUBJECT, "the model has no Linear4bit", "Load it with BitsAndBytesConfig(load_in_4bit=True)."
+            _SUBJECT, "the model has no Linear4bit layers", "Load it with BitsAndBytesConfig(load_in_4bit=True)."
         )
     forwards = {
         path: _Forward(module, path) for path, module in found.items() if not isinstance(_own_forward(module), _Forward)
@@ -69,7 +69,9 @@ class _Forward:
 
     def __init__(self, module: Any, path: str) -> None:
         if _own_forward(module) is not None:
-            raise usage_error(_SUBJECT, f"the forward of {path} is already replaced", "Remove its hooks first.")
+            raise usage_error(
+                _SUBJECT, f"the forward method of {path} is already replaced", "Remove the hooks on it first."
+            )
         self._module, self._path = module, path
         self._matrix = _matrix(module, path)
         self._stored = module.weight.quant_state.dtype
@@ -114,7 +116,7 @@ def _linears(model: nn.Module) -> dict[str, nn.Module]:
         kind = importlib.import_module("bitsandbytes.nn").Linear4bit
     except ImportError as error:
         why = f"bitsandbytes cannot be imported ({error})"
-        raise LocalqError(_SUBJECT, why, "`pip install bitsandbytes` adds it.") from error
+        raise LocalqError(_SUBJECT, why, "Install it with `pip install bitsandbytes`.") from error
     return {path: module for path, module in model.named_modules() if isinstance(module, kind)}
 
 
@@ -125,9 +127,9 @@ def _matrix(module: Any, path: str) -> Nf4Operand:
     if device.type != "cuda" or state is None:
         raise usage_error(_SUBJECT, f"{path} is on {device}, not on a CUDA device", "Move the model to the GPU.")
     if reason := kernels.why_not_on(torch.cuda.get_device_capability(device)):
-        raise LocalqError(_SUBJECT, reason, "Reinstall localq with a CUDA compiler.", ExitCode.NO_DEVICE)
+        raise LocalqError(_SUBJECT, reason, "Reinstall localq with nvcc available.", ExitCode.NO_DEVICE)
     if why := why_not_readable(state):
-        raise usage_error(_SUBJECT, f"{path}: {why}", "The kernels read NF4 in blocks of 64.")
+        raise usage_error(_SUBJECT, f"{path}: {why}", "The kernels support only NF4 in blocks of 64.")
     matrix = matrix_of(module.weight.data, state)
     try:
         check_matrix(_SUBJECT, matrix)
@@ -139,13 +141,13 @@ def _matrix(module: Any, path: str) -> Nf4Operand:
 def why_not_readable(state: Any) -> str:
     """Return why the kernels cannot read a matrix of this `bitsandbytes.functional.QuantState`; "" when they can."""
     if state.quant_type != "nf4":
-        return f"its weights are {str(state.quant_type).upper()}"
+        return f"the weights are {str(state.quant_type).upper()}, not NF4"
     if state.blocksize != BLOCK:
-        return f"its blocks have {state.blocksize} weights"
+        return f"its block size is {state.blocksize}"
     if len(state.shape) != 2 or state.shape[1] % BLOCK:
         return f"its shape is {list(state.shape)}, not [out, in] with in % {BLOCK} == 0"
     if state.nested and state.state2.blocksize != NESTED_BLOCK:
-        return f"its scales are quantized in blocks of {state.state2.blocksize}, not {NESTED_BLOCK}"
+        return f"its scales are quantized in blocks of {state.state2.blocksize}, expected {NESTED_BLOCK}"
     return ""
 
 

@@ -165,7 +165,7 @@ def attribute_records(records: Sequence[KernelRecord], launches: int, replays: i
     rest = ordered[marks[-1] + 1 :]
     once = sum(counts)
     if len(counts) != launches or len(rest) != once * replays or names != names[:once] * (replays + 1):
-        why = f"{replays} replays recorded {len(rest)} kernels, one step has {once} in {len(counts)} operations"
+        why = f"{replays} replays recorded {len(rest)} kernels, but one step has {once} in {len(counts)} operations"
         raise LocalqError("profile", why, "Report this as a bug.")
     samples: list[list[float]] = [[] for _ in counts]
     for replay in range(replays):

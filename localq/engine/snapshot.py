@@ -191,11 +191,11 @@ class Snapshot:
         """Return the ids, the offset of the first block, and the hash of the header."""
         status, head = os.fstat(self._file), bytearray(16)
         if not stat.S_ISREG(status.st_mode):
-            raise _damaged_error("it is not a regular file")
+            raise _damaged_error("not a regular file")
         self._read(memoryview(head), 0)
         length = int.from_bytes(head[8:], "little")
         if head[:8] != MAGIC or length > MAX_HEADER:
-            raise _damaged_error("it is not a snapshot")
+            raise _damaged_error("not a snapshot file")
         rest = bytearray(length + _HASH)
         self._read(memoryview(rest), 16)
         text, digest = bytes(rest[:length]), bytes(rest[length:])
@@ -203,34 +203,34 @@ class Snapshot:
             raise _damaged_error("the header does not match its hash")
         ids = _matching_ids(_parse(text), model, weights)
         if status.st_size != 16 + len(rest) + _stored_bytes(CacheBlocks(model.cache, len(ids))):
-            raise _damaged_error("its size is wrong")
+            raise _damaged_error("wrong file size")
         return ids, 16 + len(rest), digest
 
     def _read(self, into: memoryview, offset: int) -> None:
         while into:
             count = os.preadv(self._file, [into], offset)
             if not count:
-                raise _damaged_error("it is truncated")
+                raise _damaged_error("truncated file")
             into, offset = into[count:], offset + count
 
 
 def _matching_ids(header: dict[str, Any], model: LoadedModel, weights: str) -> list[int]:
     """Return the ids of a header that belongs to `model` and fits into its cache."""
     if header.get("version") != VERSION:
-        raise LocalqError(NOT_USED, f"its format is version {header.get('version')!r}, this localq writes {VERSION}")
+        raise LocalqError(NOT_USED, f"its format version is {header.get('version')!r}, but this localq uses {VERSION}")
     ids, theirs = header.get("ids"), header.get("fingerprint")
     if not isinstance(theirs, dict) or not isinstance(ids, list) or not ids:
         raise _damaged_error("its header is malformed")
     if any(type(id) is not int or not 0 <= id < model.vocab for id in ids):
         raise _damaged_error("it contains tokens outside the vocabulary")
     if len(ids) > model.ctx:
-        raise LocalqError(NOT_USED, f"it has {len(ids)} tokens, the context length is {model.ctx}")
+        raise LocalqError(NOT_USED, f"it holds {len(ids)} tokens, but the context is only {model.ctx} tokens")
     ours = fingerprint(model, weights, len(ids), model.model.rotary_rows(len(ids)))  # as a prompt of these ids has them
     other = [name for name, text in ours.items() if theirs.get(name) != text]
     if other:
         raise LocalqError(NOT_USED, f"it was saved with a different {other[0]}")
     if header.get("parts") != _shapes(model.cache, len(ids)):
-        raise LocalqError(NOT_USED, "it was saved with a cache of another shape")
+        raise LocalqError(NOT_USED, "it was saved with a KV cache of a different shape")
     return ids
 
 

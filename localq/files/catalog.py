@@ -203,7 +203,7 @@ def _repo_target(name: str, hub_name: str) -> Target:
     hub_name = hub_name.partition("?")[0].rstrip("/").replace("/tree/", "@", 1)
     repo, _, revision = hub_name.partition("@")
     if not _REPO.match(repo) or (not revision and "@" in hub_name):
-        why = "not a known model, a path or a hub repository"
+        why = "not a known model, path or hub repository"
         raise LocalqError(name, why, "Write ORG/REPO or ORG/REPO@REVISION.", ExitCode.UNKNOWN_MODEL)
     for entry in load_catalogue():
         for source in entry.sources:

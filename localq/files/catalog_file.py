@@ -122,10 +122,10 @@ def _tables(path: Path) -> dict[str, list[Any]]:
     try:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise bad_file(str(path), f"the catalogue cannot be read ({error})", "Correct or remove the file.") from error
+        raise bad_file(str(path), f"the catalogue cannot be read ({error})", "Fix or remove the file.") from error
     for key, tables in body.items():
         if key not in ("model", "family"):
-            raise _wrong(path, key, "is not a key of the catalogue; models are [[model]] tables")
+            raise _wrong(path, key, "unknown key; models are [[model]] tables")
         if not isinstance(tables, list):
             raise _wrong(path, key, f"must be an array of tables: [[{key}]]")
     return body
@@ -157,7 +157,7 @@ def _entry(path: Path, where: str, fields: Any) -> ModelEntry:
 def _settings(path: Path, where: str, fields: dict[str, Any]) -> dict[str, Any]:
     for name in fields:
         if name not in SETTINGS:
-            raise _wrong(path, f"{where}.{name}", f"is not a known setting; known: {', '.join(SETTINGS)}")
+            raise _wrong(path, f"{where}.{name}", f"unknown setting; known settings: {', '.join(SETTINGS)}")
     try:
         found = {name: settings.parse(name, value, str(path)) for name, value in fields.items()}
         settings.Settings(**found)
@@ -172,7 +172,7 @@ def _arch(path: Path, where: str, fields: Any) -> Architecture:
         raise _wrong(path, f"{where}.model_type", f"{values['model_type']!r} is not a known architecture")
     for key, value in values.items():
         if isinstance(value, int) and value < 0:
-            raise _wrong(path, f"{where}.{key}", f"is negative: {value}")
+            raise _wrong(path, f"{where}.{key}", f"must not be negative, but is {value}")
     for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context"):
         if values[key] == 0:
             raise _wrong(path, f"{where}.{key}", "must not be 0")
@@ -192,7 +192,7 @@ def _source(path: Path, where: str, fields: Any, licence: str) -> Source:
     needed = ("repo", "revision") if source.kind == "hub" else ("package", "version", "member", "wheel_sha256")
     for key in needed:
         if not getattr(source, key):
-            raise _wrong(path, f"{where}.{key}", f"is missing; a source of kind {source.kind!r} needs it")
+            raise _wrong(path, f"{where}.{key}", f"missing; required for a source of kind {source.kind!r}")
     return source
 
 
@@ -204,9 +204,9 @@ def _check_types(
         raise _wrong(path, where, "must be a table")
     for key, value in fields.items():
         if key not in known:
-            raise _wrong(path, f"{where}.{key}", f"is not a known key; known: {', '.join(known)}")
+            raise _wrong(path, f"{where}.{key}", f"unknown key; known keys: {', '.join(known)}")
         if type(value) is not known[key]:
-            raise _wrong(path, f"{where}.{key}", f"must have type {known[key].__name__}, is {value!r}")
+            raise _wrong(path, f"{where}.{key}", f"must have type {known[key].__name__}, but is {value!r}")
     for key in required:
         if key not in fields:
             raise _wrong(path, f"{where}.{key}", "is missing")
@@ -216,7 +216,7 @@ def _check_types(
 def _strings(path: Path, where: str, values: list[Any]) -> tuple[str, ...]:
     for value in values:
         if not isinstance(value, str):
-            raise _wrong(path, where, f"may contain only strings, has {value!r}")
+            raise _wrong(path, where, f"may contain only strings, not {value!r}")
     return tuple(values)
 
 
@@ -225,12 +225,12 @@ def _check_unique(path: Path, entries: tuple[ModelEntry, ...]) -> None:
     for entry in entries:
         for name in (entry.name, *entry.aliases):
             if name.casefold() in owners:
-                raise _wrong(path, entry.name, f"the name {name!r} already belongs to {owners[name.casefold()]!r}")
+                raise _wrong(path, entry.name, f"the name {name!r} is already used by {owners[name.casefold()]!r}")
             owners[name.casefold()] = entry.name
 
 
 def _wrong(path: Path, key: str, why: str) -> LocalqError:
-    return bad_file(f"{path}: {key}", why, "Correct the file; its schema is described at the head of models.toml.")
+    return bad_file(f"{path}: {key}", why, "Fix the file; its schema is described at the top of models.toml.")
 
 
 _TYPES = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": list, "dict[str, str]": dict}

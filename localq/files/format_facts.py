@@ -147,7 +147,7 @@ _INT4: dict[str, Any] = {
     "unpack_bytes": 64 * MIB,
     "speed_key": _int4_key,
 }
-_GATHERS = "slow: reads its codebook at random"  # from L2, mostly 16 times the bytes of the codes
+_GATHERS = "slow: random access to its codebook"  # from L2, mostly 16 times the bytes of the codes
 
 _RECORDS = (
     Format("bf16", full_precision=True, experts="together", **_PLAIN),
@@ -234,7 +234,7 @@ _RECORDS = (
         made_of_mixtures=False,
         parameters_per_s=5e4,  # 3 planes, 32,768 tokens: from the count of operations, not timed
         per_core=True,
-        offered_last="quality at 3 bits not measured on a whole model",
+        offered_last="3-bit quality not measured on a complete model",
         speed_key=_key("bcq"),
     ),
     Format(
@@ -311,14 +311,14 @@ def why_unsupported(arch: Architecture, format: str) -> str | None:
     if arch.traits.interleaved_experts and not (own.full_precision or own.experts_only or own.keeps_experts):
         if own.made_from == "text":
             return f"{NO_SEARCH_OF_EXPERTS} ({format})"
-        return f"the experts of {arch.model_type.replace('_', '-')} are read in 16 bit and MXFP4, not in {format}"
+        return f"experts of {arch.model_type.replace('_', '-')} are supported in 16-bit and MXFP4 only, not in {format}"
     if arch.experts and own.experts == "no":
         return f"mixtures of experts are not supported in {format.upper()}"
     return None
 
 
-NO_SEARCH_OF_EXPERTS = "gate and up of its experts alternate and have biases, which 2-bit experts do not support"
-NO_WEIGHING_OF_EXPERTS = "MoE experts cannot be weighted with a calibration text"
+NO_SEARCH_OF_EXPERTS = "its experts interleave gate and up and have biases, which 2-bit formats do not support"
+NO_WEIGHING_OF_EXPERTS = "a calibration text cannot be used for MoE experts"
 
 
 def one_by_one(arch: Architecture, format: str) -> bool:

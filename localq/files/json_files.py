@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from localq.errors import bad_file
 
-DAMAGED = "Download the file again. If it is the same, localq cannot use this model."
-EDITED = "If you edited the file, correct it there; otherwise download it again."
+DAMAGED = "Download the file again; if the error persists, localq cannot use this model."
+EDITED = "If you edited the file, fix the edit; otherwise download the file again."
 _BOM = "\ufeff"  # begins files that some editors write
 # More than any file of a model has. Counted before the JSON is parsed, to bound its time and memory.
 MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
@@ -44,7 +44,9 @@ def inside(folder: Path, name: str) -> Path | None:
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links (pathlib, Python < 3.13)
         raise bad_file(str(path), f"the link is broken ({type(error).__name__})", DAMAGED) from error
     if not resolved.is_relative_to(root):
-        raise bad_file(str(path), "a link that points outside the model folder", "Replace the link with the file.")
+        raise bad_file(
+            str(path), "a symbolic link that points outside the model folder", "Replace the link with the file."
+        )
     if not stat.S_ISREG(mode):
         raise bad_file(str(path), "not a regular file", DAMAGED)
     return resolved
@@ -58,7 +60,7 @@ def read_text(path: Path, max_bytes: int) -> str:
     except OSError as error:
         raise bad_file(str(path), f"cannot be read ({error.strerror})", "Check the file's permissions.") from error
     if len(raw) > max_bytes:
-        raise bad_file(str(path), f"larger than {max_bytes:,} bytes, the limit for such a file", DAMAGED)
+        raise bad_file(str(path), f"larger than {max_bytes:,} bytes, the limit for this kind of file", DAMAGED)
     try:
         return raw.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
@@ -68,7 +70,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 def parse_object(text: str, what: str, damaged: str = DAMAGED) -> dict[str, Any]:
     """The JSON object in `text`; `what` names the source in errors, `damaged` is their advice for malformed JSON."""
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
-        raise bad_file(what, "holds more objects or lists than any file of a model", DAMAGED)
+        raise bad_file(what, "contains more objects or lists than any known model file", DAMAGED)
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
@@ -78,7 +80,7 @@ def parse_object(text: str, what: str, damaged: str = DAMAGED) -> dict[str, Any]
     except ValueError as error:  # covers JSONDecodeError, and integers of too many digits
         raise bad_file(what, f"not valid JSON ({error})", damaged) from error
     if not isinstance(value, dict):
-        raise bad_file(what, f"holds a JSON {type(value).__name__}, not an object", DAMAGED)
+        raise bad_file(what, f"contains a JSON {type(value).__name__} instead of an object", DAMAGED)
     if _HALF.search(text) and not _is_text(json.dumps(value, ensure_ascii=False)):
         raise bad_file(what, "contains invalid text (an unpaired surrogate)", DAMAGED)  # cannot be encoded as UTF-8
     return value

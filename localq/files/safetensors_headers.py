@@ -70,7 +70,7 @@ def read_header(path: Path) -> Header:
     fields = parse_object(text, f"{path} (header)")
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _broken_error(path, "its metadata does not map text to text")
+        raise _broken_error(path, "its metadata does not map strings to strings")
     entries = sorted(
         ((name, _entry(path, name, raw, start, size)) for name, raw in fields.items()),
         key=lambda pair: (pair[1].begin, pair[1].end),
@@ -85,9 +85,13 @@ def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, 
         raise _broken_error(path, f"only {size} bytes long")
     (length,) = struct.unpack("<Q", prefix)
     if length > size - 8:
-        raise _broken_error(path, f"its header claims {length:,} bytes, but the file has {size:,}")
+        raise _broken_error(
+            path, f"its header claims to be {length:,} bytes long, but the file has only {size:,} bytes"
+        )
     if not 2 <= length <= MAX_HEADER_BYTES:
-        raise _broken_error(path, f"its header claims {length:,} bytes; 2 to {MAX_HEADER_BYTES:,} are allowed")
+        raise _broken_error(
+            path, f"its header claims to be {length:,} bytes long; 2 to {MAX_HEADER_BYTES:,} are allowed"
+        )
     raw: bytes = read(length)
     if len(raw) != length:
         raise _broken_error(path, "the file ends within its header")
@@ -106,7 +110,7 @@ def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> Entry:
         raise _broken_error(path, f"the entry of tensor {name[:80]!r} is not an object")
     dtype, shape, offsets = raw.get("dtype"), raw.get("shape"), raw.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise _broken_error(path, f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")
+        raise _broken_error(path, f"tensor {name[:80]!r} has an unknown type, {str(dtype)[:20]!r}")
     if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
         raise _broken_error(path, f"tensor {name[:80]!r} has an invalid shape")
     if not _are_counts(offsets) or len(offsets) != 2:
@@ -118,7 +122,7 @@ def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> Entry:
     if begin > end or end > size - start:
         raise _broken_error(path, f"tensor {name[:80]!r} lies outside the file (bytes {begin:,} to {end:,})")
     if end - begin != nbytes:
-        raise _broken_error(path, f"tensor {name[:80]!r} needs {nbytes:,} bytes and has {end - begin:,}")
+        raise _broken_error(path, f"tensor {name[:80]!r} needs {nbytes:,} bytes but has {end - begin:,}")
     return Entry(dtype, tuple(shape), start + begin, start + end)
 
 
@@ -132,11 +136,11 @@ def _check_cover(path: Path, entries: list[tuple[str, Entry]], start: int, size:
     position = start
     for name, entry in entries:
         if entry.begin != position:
-            fault = "overlaps the one before it" if entry.begin < position else "leaves a gap before it"
+            fault = "overlaps the tensor before it" if entry.begin < position else "is preceded by a gap"
             raise _broken_error(path, f"tensor {name[:80]!r} {fault}")
         position = entry.end
     if position != size:
-        raise _broken_error(path, f"the last {size - position:,} bytes belong to no tensor")
+        raise _broken_error(path, f"the last {size - position:,} bytes do not belong to any tensor")
 
 
 def _broken_error(path: Path, why: str) -> Exception:
@@ -158,7 +162,7 @@ def shard_paths(folder: Path) -> dict[str, Path]:
     for name in sorted(set(read_index(folder).values())):
         path = inside(folder, name)
         if path is None:
-            raise bad_file(str(folder), f"{INDEX_NAME} names {name}, which is missing", "Download the model again.")
+            raise bad_file(str(folder), f"{INDEX_NAME} lists {name}, which is missing", "Download the model again.")
         shards[name] = path
     return shards
 
@@ -173,8 +177,8 @@ def read_index(folder: Path) -> dict[str, str]:
         return {}
     weight_map = read_object(path, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise bad_file(str(path), "has no weight_map that names tensors", DAMAGED)
+        raise bad_file(str(path), "weight_map is missing or lists no tensors", DAMAGED)
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not SHARD_NAME.fullmatch(shard):
-            raise bad_file(str(path), f"tensor {tensor[:80]!r} has the invalid shard name {str(shard)[:80]!r}", DAMAGED)
+            raise bad_file(str(path), f"tensor {tensor[:80]!r} has an invalid shard name, {str(shard)[:80]!r}", DAMAGED)
     return weight_map

@@ -73,7 +73,7 @@ def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
 
 def _no_scheme(format: str, scheme: str, example: str) -> LocalqError:
     return usage_error(
-        f"{format} {scheme}", f"not a scheme of {format.rstrip(':')}", f"Write a scheme such as {example}."
+        f"{format} {scheme}", f"not a valid scheme of {format.rstrip(':')}", f"Use a scheme such as {example}."
     )
 
 
@@ -214,7 +214,7 @@ def int4_unreadable(quantization: Mapping[str, Any]) -> str:
         stated += [each["bits"] for each in layers.values() if isinstance(each, dict) and "bits" in each]
     if others := [each for each in stated if type(each) is not int or each != 4]:
         many = "an unknown number of" if others[0] is None else repr(others[0])[:20]
-        return f"{method.upper()} in {many} bits (localq reads 4)"
+        return f"{method.upper()} with {many} bits (localq supports 4)"
     if layout not in INT4_LAYOUTS[method]:
-        return f"{method.upper()} in the layout {layout[:40]!r} (localq reads {' and '.join(INT4_LAYOUTS[method])})"
+        return f"{method.upper()} in the layout {layout[:40]!r} (localq supports {' and '.join(INT4_LAYOUTS[method])})"
     return ""

@@ -86,7 +86,7 @@ class Checkpoint:
         A safetensors tensor is a view of the mapped file: do not write to it.
         """
         if name not in self.tensors:
-            raise bad_file(name, "the checkpoint has no tensor of this name", DAMAGED)
+            raise bad_file(name, "the checkpoint contains no tensor with this name", DAMAGED)
         return self._source.read(name)
 
     def read_as(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -152,7 +152,7 @@ def _mapped(path: Path) -> Any:
     try:
         return safetensors.safe_open(str(path), framework="pt")
     except (OSError, safetensors.SafetensorError) as error:
-        raise bad_file(str(path), f"cannot be mapped ({error})", DAMAGED) from error
+        raise bad_file(str(path), f"cannot be memory-mapped ({error})", DAMAGED) from error
 
 
 def _open_safetensors(files: ModelFiles) -> Checkpoint:
@@ -199,7 +199,7 @@ def _joined(folder: Path, headers: dict[str, Header]) -> tuple[dict[str, TensorI
     for shard, header in headers.items():
         for name in header.tensors:
             if name in owner:
-                raise bad_file(str(folder), f"tensor {name[:80]!r} is in two shards, one of them {shard}", DAMAGED)
+                raise bad_file(str(folder), f"tensor {name[:80]!r} is in two shards, one of which is {shard}", DAMAGED)
             owner[name] = shard
     if SINGLE_NAME not in headers:
         _check_index(folder, headers)
@@ -214,7 +214,7 @@ def _check_index(folder: Path, headers: dict[str, Header]) -> None:
     """Every tensor that the index names must be in the shard that it names."""
     for name, shard in read_index(folder).items():
         if name not in headers[shard].tensors:
-            why = f"{INDEX_NAME} places tensor {name[:80]!r} in {shard}, which lacks it"
+            why = f"{INDEX_NAME} places tensor {name[:80]!r} in {shard}, which does not contain it"
             raise bad_file(str(folder), why, DAMAGED)
 
 

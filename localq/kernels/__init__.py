@@ -27,10 +27,10 @@ def _loaded() -> tuple[ModuleType | None, str]:
         return importlib.import_module("localq._C"), ""
     except ModuleNotFoundError as error:
         if error.name != "localq._C":
-            return None, f"the compiled module does not load ({error})"
+            return None, f"the compiled module cannot be loaded ({error})"
         return None, "localq was installed without its compiled part"
     except ImportError as error:
-        return None, f"the compiled module does not load ({error})"
+        return None, f"the compiled module cannot be loaded ({error})"
 
 
 def available() -> bool:
@@ -99,4 +99,4 @@ def why_not_on(capability: tuple[int, int]) -> str:
     if info is None or covers(capability):
         return why_not()
     built = ", ".join(f"sm_{each}" for each in info.architectures)
-    return f"they were built for {built}, and this GPU is sm_{capability[0]}{capability[1]}"
+    return f"they were built for {built}, but this GPU is sm_{capability[0]}{capability[1]}"

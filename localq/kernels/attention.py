@@ -71,9 +71,11 @@ class AttentionWorkspace:
 def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
     """Why the kernels cannot serve heads of this shape; empty when they can."""
     if head_dim % 8 or not 8 <= head_dim <= MOST_COLUMNS:
-        return f"attention has none for a head_dim of {head_dim} (a multiple of 8 up to {MOST_COLUMNS})"
+        return f"no attention kernel supports head_dim {head_dim} (must be a multiple of 8, up to {MOST_COLUMNS})"
     if heads % kv_heads or heads // kv_heads > MOST_PER_GROUP:
-        return f"attention has none for {heads} heads of {kv_heads} kv heads (at most {MOST_PER_GROUP} each)"
+        return (
+            f"no attention kernel supports {heads} heads per {kv_heads} KV heads (at most {MOST_PER_GROUP} per KV head)"
+        )
     return ""
 
 

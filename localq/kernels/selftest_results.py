@@ -84,7 +84,9 @@ def remember(place: Place, verdict: SelftestResult) -> str:
         _write(file, kept)
     except OSError as error:
         why = error.strerror or str(error)
-        return f"the result of the kernels' self-test cannot be kept in {file} ({why}): it runs at every load"
+        return (
+            f"the result of the kernel self-test cannot be saved in {file} ({why}), so the self-test runs at every load"
+        )
     return ""
 
 

@@ -108,9 +108,11 @@ class DecoderConfig:
         heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
         kv_heads = integer(config, "num_key_value_heads", heads)
         if heads % kv_heads:
-            raise malformed_error("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
+            raise malformed_error(
+                "num_key_value_heads", f"{kv_heads} does not divide the number of attention heads, {heads}"
+            )
         if config.get("head_dim") is None and hidden % heads:
-            raise malformed_error("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
+            raise malformed_error("num_attention_heads", f"{heads} does not divide hidden_size, {hidden}")
         head_dim, layers = integer(config, "head_dim", hidden // heads), integer(config, "num_hidden_layers")
         return cls(
             vocab_size=integer(config, "vocab_size"),
@@ -137,13 +139,13 @@ def _longest_context(config: dict[str, Any]) -> int:
 
 def malformed_error(key: str, why: str) -> LocalqError:
     """Return the error for a value that no model can have."""
-    return bad_file(f"config.json: {key}", why[:MAX_CHARACTERS], "The file is damaged; fetch the model again.")
+    return bad_file(f"config.json: {key}", why[:MAX_CHARACTERS], "The file is damaged; download the model again.")
 
 
 def unsupported_error(key: str, value: object) -> LocalqError:
     """Return the error for a value of a feature that localq does not support."""
     why = f"{repr(value)[:MAX_CHARACTERS]} is a feature that localq does not support"
-    return LocalqError(f"config.json: {key}", why, "See `localq ls` for models that work.", ExitCode.FAILURE)
+    return LocalqError(f"config.json: {key}", why, "`localq fit` lists the models that run.", ExitCode.FAILURE)
 
 
 def integer(config: dict[str, Any], key: str, default: int | None = None) -> int:
@@ -151,7 +153,7 @@ def integer(config: dict[str, Any], key: str, default: int | None = None) -> int
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise malformed_error(key, "it is missing")
+        raise malformed_error(key, "missing")
     if not isinstance(value, int) or isinstance(value, bool):
         raise malformed_error(key, f"{value!r} is not an integer")
     if not 1 <= value <= LIMITS[key]:
@@ -166,11 +168,11 @@ def number(
     value = config.get(key)
     value = default if value is None else value
     if value is None:
-        raise malformed_error(key, "it is missing")
+        raise malformed_error(key, "missing")
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise malformed_error(key, f"{value!r} is not a number")
     if not low < value <= high:  # NaN fails every comparison and so ends here too
-        raise malformed_error(key, f"{value} is not above {low:g} and at most {high:g}")
+        raise malformed_error(key, f"{value} is out of range (must be above {low:g} and at most {high:g})")
     return float(value)
 
 
@@ -178,7 +180,7 @@ def numbers(config: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
     """Return `count` positive numbers."""
     values = config.get(key)
     if not isinstance(values, list) or len(values) != count:
-        raise malformed_error(key, f"it is not a list of {count} numbers")
+        raise malformed_error(key, f"not a list of {count} numbers")
     return tuple(number({key: value}, key) for value in values)
 
 
@@ -221,7 +223,7 @@ def read_windows(config: dict[str, Any], layers: int, window: int, windowed: lis
     types = config.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers:
-            raise malformed_error("layer_types", f"it is not a list of {layers} names")
+            raise malformed_error("layer_types", f"not a list of {layers} names")
         for name in types:
             if not isinstance(name, str) or name not in WINDOWED:
                 raise unsupported_error("layer_types", name)
@@ -250,7 +252,7 @@ def read_rope(config: dict[str, Any], parameters: dict[str, Any], head_dim: int)
         raise unsupported_error("rope_type", kind)
     rotary_dim = int(head_dim * number(parameters, "partial_rotary_factor", 1.0, high=1.0))
     if rotary_dim < 2 or rotary_dim % 2:
-        raise malformed_error("partial_rotary_factor", f"{rotary_dim} of {head_dim} columns cannot turn in pairs")
+        raise malformed_error("partial_rotary_factor", f"{rotary_dim} of {head_dim} columns cannot be rotated in pairs")
     rope = Rope(kind, number(parameters, "rope_theta", low=1.0), rotary_dim)
     if kind == "default":
         return rope
@@ -269,7 +271,7 @@ def _read_scaled(config: dict[str, Any], parameters: dict[str, Any], rope: Rope)
     if rope.kind == "llama3":
         low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
         if low >= high:
-            raise malformed_error("low_freq_factor", f"{low} is not below high_freq_factor {high}")
+            raise malformed_error("low_freq_factor", f"{low} is not less than high_freq_factor, {high}")
         return replace(rope, low_frequency_factor=low, high_frequency_factor=high)
     if rope.kind == "yarn":
         return replace(

@@ -55,7 +55,7 @@ class Config(DecoderConfig):
         experts, active = integer(config, "num_local_experts"), integer(config, "num_experts_per_tok")
         if active > experts:
             raise malformed_error(
-                "num_experts_per_tok", f"a token would use {active} experts, but there are only {experts}"
+                "num_experts_per_tok", f"{active} experts per token are requested, but the model has only {experts}"
             )
         base = cls.read({key: value for key, value in config.items() if key != "num_local_experts"}, theta=THETA)
         even = [layer % 2 == 0 for layer in range(base.layers)]

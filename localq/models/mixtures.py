@@ -38,7 +38,7 @@ class MixtureConfig(DecoderConfig):
         experts, active = integer(config, key), integer(config, "num_experts_per_tok")
         if active > experts:
             raise malformed_error(
-                "num_experts_per_tok", f"a token would use {active} experts, but there are only {experts}"
+                "num_experts_per_tok", f"{active} experts per token are requested, but the model has only {experts}"
             )
         return replace(base, experts=experts, experts_active=active, expert_width=integer(config, width))
 

@@ -43,5 +43,5 @@ def _turning_layers(config: dict[str, Any], layers: int) -> list[bool]:
         interval = integer(config, "no_rope_layer_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(stated, list) or len(stated) < layers or any(turns not in (0, 1) for turns in stated):
-        raise malformed_error("no_rope_layers", f"it is not a list of {layers} zeros and ones")
+        raise malformed_error("no_rope_layers", f"not a list of {layers} zeros and ones")
     return [bool(turns) for turns in stated[:layers]]

@@ -82,7 +82,7 @@ def _context(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: Budge
         return "the default on the CPU"
     is_reduced = (wishes.head == "auto" and plan.head != "16") or (wishes.kv_bits is None and plan.kv_bits != 16)
     if is_reduced and plan.ctx == memory_plan.comfortable_context(arch):
-        return "no more memory is saved than this length needs"
+        return "more would cost precision"
     if not plan.fits:
-        return "the least"
+        return "the minimum"
     return "the largest that fits"

@@ -36,9 +36,7 @@ def of_name(name: str, settings: Settings) -> dict[str, Any]:
     path = hub.local_path(target)
     if target.entry is None and path is None:
         step = f"`localq pull {target.name}` downloads it."
-        raise LocalqError(
-            target.name, "it is neither in the catalogue nor on this machine", step, ExitCode.UNKNOWN_MODEL
-        )
+        raise LocalqError(target.name, "neither in the catalogue nor on this machine", step, ExitCode.UNKNOWN_MODEL)
     return _facts(target, path, settings)
 
 
@@ -163,7 +161,7 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
-    where = f"at the last load on {memory['device']}" if memory["device"] else "as planned (not loaded here yet)"
+    where = f"at the last load on {memory['device']}" if memory["device"] else "as planned (not yet loaded here)"
     cache, embed, head = kv_bits.text(memory["kv_bits"]), memory["embed"], memory["head"]
     form = f"{memory['format']}, {memory['ctx']:,} tokens, KV {cache}, embedding {embed}, head {head}"
     measured, predicted = memory["measured_bytes"], memory["predicted_bytes"]
@@ -181,7 +179,7 @@ def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
         ["parameters", _count(arch["parameters"])],
         ["sizes", f"hidden {arch['hidden']:,}, MLP {width:,}, vocabulary {arch['vocab']:,}"],
         ["attention", heads + window],
-        ["context", f"{arch['max_context']:,} tokens, {arch['kv_cache_bytes_per_token']:,} bytes each at 16 bit"],
+        ["context", f"{arch['max_context']:,} tokens, {arch['kv_cache_bytes_per_token']:,} bytes each in 16-bit"],
     ]
 
 

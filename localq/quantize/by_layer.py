@@ -66,7 +66,7 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
         with memory.guard(out):
             model = SourceModel(source, checkpoint, family, request.device, request.seed)
         if request.bits is not None and model.model.config.experts:
-            why = "a mixture of experts takes the same bits for all of its matrices"
+            why = "all matrices of a mixture of experts must have the same number of bits"
             raise usage_error("--bits", why, "Use 2, 2.5, 3 or 4.")
         on_source = source_note(source, checkpoint, model.origin)
         not_joint = joint_output.why_not(request.joint_tuning, model, source.name, ready=request.layers is not None)
@@ -301,7 +301,7 @@ class _LayerwiseConversion:
         """Return the tensor in its output dtype."""
         cast = tensor.to(getattr(torch, dtype))
         if cast.is_floating_point() and not bool(torch.isfinite(cast).all()):
-            why = f"it has values outside the range of {dtype}, which {self._request.format} stores"
+            why = f"values are outside the range of {dtype}, the type that {self._request.format} stores"
             raise LocalqError(name, why, "If the source is undamaged, use another --format.", ExitCode.BAD_FILE)
         return cast
 

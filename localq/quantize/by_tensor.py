@@ -48,7 +48,7 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
     with open_checkpoint(source) as checkpoint:
         jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
         if not any(job.quantized for job in jobs):
-            raise bad_file(str(source.path), "none of its tensors is a decoder Linear that localq knows")
+            raise bad_file(str(source.path), "no tensor is a decoder weight matrix that localq knows")
         task = _task(request, jobs)
         with claim_folder(source, out, task, request.force):
             report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
@@ -78,13 +78,15 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
 
 def _format_module(source: ModelFiles, format: str) -> ModuleType:
     if format not in (made := format_facts.formats_by_tensor()):
-        raise usage_error(format, "localq does not write this format tensor by tensor", f"Formats: {', '.join(made)}.")
+        raise usage_error(
+            format, "localq cannot quantize tensor by tensor to this format", f"Formats: {', '.join(made)}."
+        )
     if "quantization_config" in source.config and not (
         format_facts.of(format).keeps_experts and stored_format.only_experts(source)
     ):
         method = source.config["quantization_config"]
         name = method.get("quant_method", "unknown") if isinstance(method, dict) else "unknown"
-        why = f"its weights are already quantized ({name})"
+        why = f"the weights are already quantized ({name})"
         raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
     return FORMATS[format]
 

@@ -67,7 +67,7 @@ def token_ids(tokenizer: Tokenizer, chats: ChatFile, option: str) -> list[list[i
             if error.exit_code == ExitCode.BAD_FILE:
                 raise
             why = f"{chats.path}, line {number}: {error.why}"
-            raise usage_error(option, why, "Change or remove that line.") from error
+            raise usage_error(option, why, "Fix or remove that line.") from error
     return ids
 
 
@@ -78,7 +78,7 @@ def _messages(line: str, number: int, path: Path, option: str) -> tuple[Message,
     except LocalqError as error:
         raise usage_error(option, f"{path}, line {number}: {error.why}", _FORM) from None
     if not isinstance(found, list) or not found or not all(map(_is_message, found)):
-        why = f"{path}, line {number}: messages must be a list of objects with text role and content"
+        why = f"{path}, line {number}: `messages` must be a list of objects with `role` and `content` strings"
         raise usage_error(option, why, _FORM)
     return tuple({"role": each["role"], "content": each["content"]} for each in found)
 
@@ -110,8 +110,8 @@ def token_windows(files: ModelFiles, text: str | Texts, count: int | None, most:
     windows = [_windows(tokenizer, each, size) for each in texts]
     found = sum(map(len, windows))
     if count is not None and count > found:
-        why = f"the text has {found} windows of {size} tokens"
-        raise usage_error("--windows", why, f"Use at most {found}, or a longer text.")
+        why = f"the text has only {found} windows of {size} tokens"
+        raise usage_error("--windows", why, f"Use at most {found} windows, or a longer text.")
     shares = _shares([len(each) for each in windows], min(found, most or found) if count is None else count)
     some = zip(windows, shares, strict=True)
     return [each[index * len(each) // share] for each, share in some for index in range(share)]
@@ -194,7 +194,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise usage_error(OPTION, f"{path} cannot be read ({error.strerror})", "Check the path.") from None
     if len(raw) > MAX_TEXT_BYTES:
-        raise usage_error(OPTION, f"{path} is larger than {MAX_TEXT_BYTES:,} bytes", "Use a part of it.")
+        raise usage_error(OPTION, f"{path} is larger than {MAX_TEXT_BYTES:,} bytes", "Use part of the file.")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -75,7 +75,7 @@ def count(
     vocab: of the head in joint training (`ConversionSettings.joint_tuning`); made: only that training is left.
     """
     layer = _LayerBytes(block, hidden, tokens, settings, device)
-    stages = {"reading a layer": layer.reading()}
+    stages = {"loading a layer": layer.reading()}
     first = {group.number: group for group in reversed(groups_of(block))}
     for group in reversed(first.values()) if not made else ():
         stages |= layer.group(group)  # of experts, which are all alike, the first
@@ -102,8 +102,8 @@ def place(
         if found.peak <= budget:
             return tried
     needed, allowed = (f"{each / 2**30:.1f} GiB" for each in (found.peak, budget))
-    why = f"quantizing needs {needed} of GPU memory at its peak ({found.widest}), and {allowed} may be used"
-    step = "Close other programs, allow more (--vram), omit --best, or use --device cpu."
+    why = f"quantizing needs {needed} of GPU memory at its peak ({found.widest}), but only {allowed} is allowed"
+    step = "Close other programs, raise --vram, omit --best, or use --device cpu."
     raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)
 
 
@@ -125,7 +125,7 @@ def guard(out: Path) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         why = f"memory ran out while quantizing ({str(error).splitlines()[0]})"
-        step = "Close other programs, use fewer --windows, or --device cpu. Finished layers are kept."
+        step = "Close other programs, or use fewer --windows or --device cpu. Finished layers are saved."
         raise LocalqError(str(out), why, step, ExitCode.DOES_NOT_FIT) from None
 
 

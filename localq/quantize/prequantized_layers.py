@@ -45,7 +45,7 @@ def open_layers(folder: Path) -> PrequantizedLayers:
     """Open `folder`. Raises LocalqError: exit 2 where it holds no layers, 8 where its record is damaged."""
     if not (folder / RECORD).is_file() or not (folder / TENSORS).is_file():
         step = f"Use a folder with {TENSORS} and {RECORD}."
-        raise usage_error(f"--layers {folder}", "the folder holds no quantized layers", step)
+        raise usage_error(f"--layers {folder}", "the folder contains no quantized layers", step)
     record = read_object(folder / RECORD, MAX_RECORD_BYTES)
     sha256, source, seed = (record.get(key) for key in ("sha256", "source_sha256", "seed"))
     if not isinstance(sha256, str) or not isinstance(source, str) or type(seed) is not int:
@@ -59,9 +59,9 @@ def check(ready: PrequantizedLayers, source: ModelFiles, shards: Shards | None =
     Raises LocalqError: exit 2 unless the layers belong to `source`, 8 where they differ from their record.
     """
     if sha256_of(ready.folder / TENSORS) != ready.sha256:
-        raise bad_file(str(ready.folder / TENSORS), "its sha256 differs from its record", AGAIN)
+        raise bad_file(str(ready.folder / TENSORS), "its sha256 differs from the recorded one", AGAIN)
     if source_sha256(source, shards) != ready.source_sha256:
-        why = f"the layers belong to another model than {source.name}"
+        why = f"the layers belong to a different model, not to {source.name}"
         raise usage_error(f"--layers {ready.folder}", why, "Remove --layers.")
 
 

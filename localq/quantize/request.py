@@ -120,7 +120,7 @@ def source_note(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
     Raises LocalqError (exit 2) for a source that has too few bits to quantize again.
     """
     if format not in ("", "nf4"):
-        why = f"its weights are already quantized ({format})"
+        why = f"the weights are already quantized ({format})"
         raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
     bits = 4.0 if format else float(FULL_BITS)
     if source.kind == "gguf":
@@ -128,6 +128,6 @@ def source_note(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
     if bits >= FULL_BITS:
         return ""
     return (
-        f"{source.name}: the source has {bits:.0f}-bit weights ({format or source.kind}), so their error adds to the "
-        "result; full-precision weights give a better model."
+        f"{source.name}: the source has {bits:.0f}-bit weights ({format or source.kind}), whose error adds to that of "
+        "quantization; full-precision weights give a better model."
     )

@@ -153,5 +153,7 @@ def target_format(format: str, scheme: str = "s4l16") -> TargetFormat:
     """Return the format that `--format` names; scheme: of vq2 only. Raises LocalqError (exit 2) for other formats."""
     targets: dict[str, TargetFormat] = {each.name: each for each in (Vq2Format(scheme), Aqlm2x8Format())}
     if format not in targets:
-        raise usage_error(format, "this format is not quantized layer by layer", f"Formats: {', '.join(targets)}.")
+        raise usage_error(
+            format, "localq cannot quantize layer by layer to this format", f"Formats: {', '.join(targets)}."
+        )
     return targets[format]

@@ -41,9 +41,7 @@ def is_gbnf(text: str) -> bool:
 def to_lark(text: str) -> str:
     """Return the grammar in Lark; `root` becomes `start`. Raises LocalqError (exit 2) with the line of the error."""
     if len(text) > MAX_TEXT:
-        raise usage_error(
-            "the grammar", f"it has more than {MAX_TEXT:,} characters", "Shorten it, or write it in Lark."
-        )
+        raise usage_error("the grammar", f"longer than {MAX_TEXT:,} characters", "Shorten it, or write it in Lark.")
     return _Translation(text).lark()
 
 
@@ -71,7 +69,7 @@ class _Translation:
                 raise self.failure(f"syntax error at {self.text[self.place : self.place + 20]!r}")
             if found.lastgroup != "space":
                 if not self.out and found.lastgroup != "head":
-                    raise self.failure("a rule is expected")
+                    raise self.failure("expected a rule")
                 readers[found.lastgroup](found[found.lastgroup])
             self.place = found.end()
         self.end_rule()
@@ -82,7 +80,7 @@ class _Translation:
     def failure(self, why: str) -> LocalqError:
         """An error with the current line number."""
         line = self.text.count("\n", 0, self.place) + 1
-        return usage_error("the grammar", f"line {line}: {why}", "Correct the grammar.")
+        return usage_error("the grammar", f"line {line}: {why}", "Fix the grammar.")
 
     def end_alternative(self) -> None:
         """End an alternative; Lark has a token for an empty one."""
@@ -110,7 +108,7 @@ class _Translation:
         name = token.removesuffix("::=").rstrip()
         self.end_rule()
         if name not in self.rules:
-            raise self.failure(f"the rule `{name}` must begin a line")
+            raise self.failure(f"the rule `{name}` must start on a new line")
         if name in self.done:
             raise self.failure(f"the rule `{name}` is defined twice")
         self.done.add(name)
@@ -186,7 +184,7 @@ class _Translation:
             return found[kind]
         code = int(found[kind], 16)
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-            raise self.failure(f"{found[0]} is not a character")
+            raise self.failure(f"{found[0]} is not a valid character")
         return chr(code)
 
 

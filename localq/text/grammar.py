@@ -57,10 +57,10 @@ class Grammar:
         try:
             size = len(self.text.encode())
         except (UnicodeEncodeError, AttributeError):
-            raise usage_error(self.label, "it is not valid text", "Write it in UTF-8.") from None
+            raise usage_error(self.label, "not valid text", "Write it in UTF-8.") from None
         if size > MAX_BYTES[self.kind]:
-            why = f"it is larger than {MAX_BYTES[self.kind] // 1024} KiB"
-            raise usage_error(self.label, why, "Shorten it.")
+            why = f"larger than {MAX_BYTES[self.kind] // 1024} KiB"
+            raise usage_error(self.label, why, f"Shorten {self.label}.")
 
     @property
     def label(self) -> str:
@@ -153,8 +153,8 @@ def _in_time(wanted: Grammar, work: Callable[[], T]) -> T:
     try:
         return run_with_timeout(MAX_SECONDS, work)
     except TimeoutError:
-        why = f"it takes more than {MAX_SECONDS:.0f} s to compile"
-        raise usage_error(wanted.label, why, "Simplify it.") from None
+        why = f"compiling takes more than {MAX_SECONDS:.0f} s"
+        raise usage_error(wanted.label, why, f"Simplify {wanted.label}.") from None
 
 
 def compile_grammar(wanted: Grammar) -> str:
@@ -222,15 +222,15 @@ def limits() -> LLParserLimits:
 
 def refuse(wanted: Grammar, message: str, place: str = "") -> NoReturn:
     """Raise llguidance's message as a LocalqError (exit 2). place: where in a reply it fails."""
-    why, next_step = _one_line(message), "Correct it."
+    why, next_step = _one_line(message), f"Fix {wanted.label}."
     if message.startswith("NoExtensionBias"):
-        why, next_step = "no reply can match it", "Make it less strict."
+        why, next_step = "no reply can match it", f"Relax {wanted.label}."
     elif "Unimplemented keys" in message:
         next_step = _LENIENT
     elif message.startswith("recursion limit"):
-        why, next_step = "it is too deeply nested", "Simplify it."
+        why, next_step = "too deeply nested", f"Simplify {wanted.label}."
     elif any(word in message for word in ("too big", "too large", "Too many", "too many", "max is")):
-        next_step = "Simplify it."
+        next_step = f"Simplify {wanted.label}."
     raise usage_error(wanted.label, f"{place}{why}", next_step)
 
 
@@ -238,7 +238,7 @@ def _one_line(message: str) -> str:
     """The first line of a message, or the error of a regular expression without its listing."""
     lines = [line.strip() for line in message.split("\n") if line.strip() and "<non-verbose/>" not in line]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    text = re.sub(r"^.*\(in regex\): ", "", sanitize((named or lines or ["it is not valid"])[0]))
+    text = re.sub(r"^.*\(in regex\): ", "", sanitize((named or lines or ["not valid"])[0]))
     place = re.match(r"(?:at )?(\d+)\((\d+)\): ", text)
     text = f"line {place[1]}, column {place[2]}: {text[place.end() :]}" if place else text
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
@@ -251,8 +251,8 @@ def _parse(wanted: Grammar) -> Any:
     except RecursionError:
         raise _nested_too_deeply(wanted) from None
     except ValueError as error:
-        raise usage_error(wanted.label, f"it is not valid JSON: {error}", "Correct it.") from error
+        raise usage_error(wanted.label, f"not valid JSON: {error}", f"Fix {wanted.label}.") from error
 
 
 def _nested_too_deeply(wanted: Grammar) -> LocalqError:
-    return usage_error(wanted.label, "it is too deeply nested", "Simplify it.")
+    return usage_error(wanted.label, "too deeply nested", f"Simplify {wanted.label}.")

@@ -64,7 +64,7 @@ def render(
     """
     size = _bytes(template)
     if size > MAX_TEMPLATE_BYTES:
-        raise _bad(f"it has {size} bytes, more than {MAX_TEMPLATE_BYTES}")
+        raise _bad(f"{size} bytes long; the limit is {MAX_TEMPLATE_BYTES}")
     _check(messages)
     request = {
         "template": template,
@@ -95,10 +95,10 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
     for message in messages:
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
-            raise usage_error("chat", "a message must have a role and a content, both text", "Send plain text.")
+            raise usage_error("chat", "each message must have a role and content, both strings", "Send plain text.")
         size += _bytes(content)
     if size > MAX_CONVERSATION_BYTES:
-        why = f"the conversation has {size} bytes, more than {MAX_CONVERSATION_BYTES}"
+        why = f"the conversation is {size} bytes long; the limit is {MAX_CONVERSATION_BYTES}"
         raise usage_error("chat", why, "Start over with /clear, or send a shorter message.")
 
 
@@ -106,14 +106,14 @@ def _bad(why: str) -> LocalqError:
     return bad_file(
         "chat template",
         why,
-        "The template is unusual, damaged or hostile; `localq run` completes plain text without it.",
+        "The template is unusual, damaged or malicious; `localq run` completes plain text without it.",
     )
 
 
 def _refusal(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:
     has_system = any(message["role"] == "system" for message in messages)
     next_step = "Remove the system prompt (/system off)." if has_system else "Start over with /clear."
-    return LocalqError("chat template", f"it refuses this conversation: {words}", next_step)
+    return LocalqError("chat template", f"the template rejects this conversation: {words}", next_step)
 
 
 class _Child:
@@ -175,12 +175,12 @@ class _Child:
             process.stdin.write(line)
             process.stdin.flush()
         except BrokenPipeError:
-            raise _bad("it ended the rendering process") from None
+            raise _bad("the template crashed the rendering process") from None
         if not _readable(process, deadline):
             raise _bad(f"rendering takes more than {WALL_SECONDS:g} s")
         raw = _line(process)
         if not raw.endswith(b"\n"):
-            raise _bad("rendering exceeds the limit of time, memory or output")
+            raise _bad("rendering exceeds the time, memory or output limit")
         answer: dict[str, Any] = json.loads(raw)
         return answer
 

@@ -118,7 +118,7 @@ def answer(sandbox: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> d
     except Refused as words:
         return {"error": str(words)[:MAX_WORDS], "refused": True}
     except (RecursionError, MemoryError) as error:
-        return {"error": f"it exceeds the limit of memory or recursion ({type(error).__name__})"}
+        return {"error": f"it exceeds the memory or recursion limit ({type(error).__name__})"}
     except Exception as error:  # a template can raise any exception of Python objects
         return {"error": f"{type(error).__name__}: {str(error)[:MAX_WORDS]}"}
     return {"text": "".join(pieces)}

@@ -80,7 +80,9 @@ class Tokenizer:
         rows, count = files.text_config.get("vocab_size", 2**32), backend.get_vocab_size(with_added_tokens=False)
         if count > rows:  # added tokens may lie beyond: gemma 3's for images do, in its models for text
             raise bad_file(
-                "the model's tokenizer", f"it has {count:,} tokens for a vocabulary of {rows:,}", _FETCH_AGAIN
+                "the model's tokenizer",
+                f"it has {count:,} tokens, but the model's vocabulary has {rows:,}",
+                _FETCH_AGAIN,
             )
         return cls(backend, special, files.chat_template, end_of_turn.stop_ids(backend, special, files), rows)
 
@@ -97,12 +99,12 @@ class Tokenizer:
         """
         raw = text.encode("utf-8", "replace")  # lone surrogates are no text
         if len(raw) > MAX_TEXT_BYTES:
-            why = f"it has {len(raw)} bytes, more than {MAX_TEXT_BYTES}"
-            raise usage_error("the text", why, "Send less.")
+            why = f"{len(raw)} bytes long; the limit is {MAX_TEXT_BYTES}"
+            raise usage_error("the text", why, "Send a shorter text.")
         seconds = MAX_SECONDS * max(1.0, len(raw) / 2**20)
         ids = _encode_within(seconds, self.backend, raw.decode(), special)
         if (largest := max(ids, default=0)) >= self.rows:
-            why = f"it gives the id {largest:,}, beyond the model's vocabulary of {self.rows:,}"
+            why = f"it returns the id {largest:,}, which is outside the model's vocabulary of {self.rows:,}"
             raise bad_file("the model's tokenizer", why, _FETCH_AGAIN)
         return ids
 

@@ -49,18 +49,18 @@ def read_backend(files: ModelFiles) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer  # start-up cost
 
     path = inside(files.path, "tokenizer.json")
-    next_step = "Use a copy of the model with a sound tokenizer.json."
+    next_step = "Use a copy of the model with a valid tokenizer.json."
     if path is None:
         raise bad_file(str(files.path / "tokenizer.json"), "no such file", next_step)
     text = read_text(path, MAX_TOKENIZER_BYTES)
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
-        raise bad_file(str(path), f"it describes more than {MAX_TOKENS:,} tokens, or as many merges twice", next_step)
-    with report_panics(str(path), "it is malformed", next_step):
+        raise bad_file(str(path), f"describes more than {MAX_TOKENS:,} tokens or {2 * MAX_TOKENS:,} merges", next_step)
+    with report_panics(str(path), "malformed", next_step):
         backend = Tokenizer.from_str(text)
     for step in (backend.normalizer, backend.decoder):
         if step is not None and (growth := _growth(json.loads(step.__getstate__()))) > MAX_GROWTH:
-            why = f"it can make a text {growth} times as long; the limit is {MAX_GROWTH} times"
-            raise bad_file(str(path), why, "The file is hostile; use another copy of the model.")
+            why = f"can make a text {growth} times as long; the limit is {MAX_GROWTH} times"
+            raise bad_file(str(path), why, "The file may be malicious; use another copy of the model.")
     # Settings of training; a prompt must never be truncated or padded.
     backend.no_truncation()
     backend.no_padding()
@@ -115,7 +115,7 @@ def _add_declared(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
     if not isinstance(declared, dict):
         return
     if len(declared) > MAX_DECLARED:
-        why = f"it declares {len(declared):,} added tokens; {MAX_DECLARED:,} are allowed"
+        why = f"declares {len(declared):,} added tokens; the limit is {MAX_DECLARED:,}"
         raise bad_file(str(files.path / "tokenizer_config.json"), why, "Use another copy of the model.")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     wanted = {int(id): token for id, token in declared.items() if _is_id(id) and isinstance(token, dict)}

@@ -170,7 +170,7 @@ class LocalqApp(ChatApp):
     def _is_free_to_switch(self) -> bool:
         """No other model is being opened: cancelling that would leave the conversation without one."""
         if self._switching:
-            self.notify("Wait: another model is being opened.", markup=False)
+            self.notify("Another model is being opened; please wait.", markup=False)
         return not self._switching
 
     async def _switch(self, name: str, wanted: OpenOptions) -> None:
@@ -248,7 +248,7 @@ class LocalqApp(ChatApp):
                 except LocalqError as failure:
                     error = failure
         except SuspendNotSupported:
-            error = usage_error("editor", "no terminal to edit in", otherwise)
+            error = usage_error("editor", "no terminal in which to edit", otherwise)
         if error is not None:
             raise error
         return result

@@ -48,7 +48,7 @@ LOG_LINES = 200
 SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog reacts first, if it can
 FILE_S = 300.0  # 4 GiB, to a disk of 15 MB/s
 Answer = TypeVar("Answer", Profiled, CacheSaved, CacheRestored)
-_NEXT = "The next message starts a new engine process."
+_NEXT = "Your next message starts a new engine process."
 
 
 class EngineClient:

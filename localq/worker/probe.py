@@ -30,18 +30,18 @@ def why_lost(seconds: float = SECONDS, command: Sequence[str] = COMMAND) -> str:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for a lost device cannot be killed
             process.communicate(timeout=REAP_S)
-        return f"the driver does not respond within {seconds:g} s"
+        return f"the driver did not respond within {seconds:g} s"
     try:
         return str(json.loads(answer)["lost"])
     except (ValueError, KeyError, TypeError):
-        return f"querying the driver ended with {exit_reason(process.returncode)}"
+        return f"the driver query ended with {exit_reason(process.returncode)}"
 
 
 def check_here() -> str:
     """`why_lost` in this process."""
     found = driver.probe_driver()
     if not found.present:
-        return "the driver is gone"
+        return "the driver disappeared"
     if found.why_not:
         return found.why_not
     return next((each for each in gpus.probe().unavailable if "lost" in each.casefold()), "")  # NVML: "GPU is lost"

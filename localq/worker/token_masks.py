@@ -49,7 +49,7 @@ class Vocabulary:
             ends = missing = [id for id in (backend.token_to_id(_NO_END),) if id is not None]
         tokens = max(rows, backend.get_vocab_size(with_added_tokens=True))
         next_step = "Chat with this model without a grammar."
-        with report_panics("the model's tokenizer", "no grammar can be laid over it", next_step):
+        with report_panics("the model's tokenizer", "it does not support grammars", next_step):
             self.tokens: LLTokenizer = LLTokenizer(backend.to_str(), n_vocab=tokens, eos_token=ends)
         self.known = _bits(rows, [*range(rows, -(-rows // WORD) * WORD), *missing])
         self.endless = _bits(rows, ends) & self.known
@@ -105,7 +105,7 @@ class GrammarConstraint:
             self._keys.push(begun.encode("utf-8", "replace"))
         begun_ids = vocabulary.tokens.tokenize_str(begun)
         if self._matcher.try_consume_tokens(begun_ids) < len(begun_ids):
-            why = "the start of the reply does not match it"
+            why = "the start of the reply does not match the grammar"
             raise usage_error(wanted.label, why, "Regenerate the reply (/regen), or remove the grammar.")
 
     def mask(self) -> Tensor:
@@ -118,7 +118,7 @@ class GrammarConstraint:
         known = self._vocabulary.known if self._matcher.is_accepting() else self._vocabulary.inside
         words = words[: len(known)] & known
         if not words.any():
-            why = f"the model has no token that may follow token {self._count} of the reply"
+            why = f"no token of the model is allowed after token {self._count} of the reply"
             raise usage_error(self._wanted.label, why, "Relax the grammar.")
         return words if self._keys is None else self._without_repeats(words, self._keys)
 

@@ -82,7 +82,7 @@ def test_nothing_is_read_right_behind_what_was_summed_up():
     streamed(command(session, "/compact"))
     session.conversation.undo()
     for show in (session.prompt_text, lambda: command(session, "/tokens")):
-        with pytest.raises(LocalqError, match="there is nothing after the summary yet"):
+        with pytest.raises(LocalqError, match="there is no message after the summary yet"):
             show()
 
 

@@ -21,8 +21,8 @@ SOON = (
     "summary, /clear starts"
 )
 LEFT_OUT = (
-    "the context is full: the oldest {} exchanges are left out of the prompt (not deleted), and the rest is read "
-    "again. /compact replaces the oldest turns with a summary instead"
+    "the context is full: the oldest {} exchanges are left out of the prompt (not deleted), and the rest is "
+    "reprocessed. /compact replaces the oldest turns with a summary instead"
 )
 # Message -> the exchanges before it that the model reads, and what is told: 140 tokens of context, one a character.
 GOLDEN = [
@@ -70,7 +70,7 @@ def test_what_one_long_message_left_out_is_read_again_when_that_is_taken_back():
     assert notices == [LEFT_OUT.format(4)]
     session.conversation.undo()
     _, _, notices = streamed(session.ask("anew"))
-    assert notices == ["4 older exchanges fit into the context again; the prompt is read again from there"]
+    assert notices == ["4 older exchanges fit into the context again; the prompt is reprocessed from there"]
     assert session.client.prompts[-1].startswith("<user>q0<assistant>")
     _, _, notices = streamed(session.ask("more"))
     assert notices == []
@@ -90,7 +90,7 @@ def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_
     session = session_over(["a"], ["b"], context_size=140)
     streamed(session.ask("one"))
     with pytest.raises(
-        LocalqError, match="too long for the context of 140 tokens: with the system prompt 217"
+        LocalqError, match="too long for the context of 140 tokens: 217 tokens with the system prompt"
     ) as caught:
         streamed(session.ask("x" * 200))
     assert caught.value.exit_code == ExitCode.USAGE

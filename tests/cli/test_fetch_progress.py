@@ -61,7 +61,7 @@ def test_nothing_is_drawn_where_nothing_is_fetched_nor_after_the_last_byte(termi
 def test_no_terminal_no_bar(capsys, quiet):
     with progress.fetch_bar("tiny", quiet, announced=True) as show:
         transfer(show, 4 * MB)
-    assert capsys.readouterr().err == ("" if quiet else "fetching tiny\n")
+    assert capsys.readouterr().err == ("" if quiet else "downloading tiny\n")
 
 
 def test_chat_and_run_show_the_same_as_pull(terminal, monkeypatch, tmp_path):

@@ -47,11 +47,11 @@ def test_json_that_is_cut_is_a_failure_that_says_so(environment):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--json-schema", '{"type": "bogus"}'], "the JSON schema: Invalid type: bogus. Correct it."),
+        (["--json-schema", '{"type": "bogus"}'], "the JSON schema: Invalid type: bogus. Fix the JSON schema."),
         (["--json-schema", "no-such-file.json"], "no-such-file.json: cannot read it"),
-        (["--grammar", "root ::= x"], "the grammar: line 1: unknown rule `x`. Correct the grammar."),
-        (["--regex", "("], "the regular expression: unclosed group. Correct it."),
-        (["--regex", "a", "--grammar", 'start: "a"'], "--regex: it cannot be combined with --grammar."),
+        (["--grammar", "root ::= x"], "the grammar: line 1: unknown rule `x`. Fix the grammar."),
+        (["--regex", "("], "the regular expression: unclosed group. Fix the regular expression."),
+        (["--regex", "a", "--grammar", 'start: "a"'], "--regex: cannot be combined with --grammar."),
     ],
 )
 def test_what_is_wrong_ends_with_2_before_a_model_is_looked_for(capsys, arguments, said):

@@ -54,7 +54,7 @@ def test_what_stays_free_and_a_load_by_force_reach_the_engine(monkeypatch):
 
 
 def test_an_amount_that_is_none_is_a_usage_error():
-    with pytest.raises(LocalqError, match="not an amount of memory") as caught:
+    with pytest.raises(LocalqError, match="not a memory size") as caught:
         load_request("folder", "tiny", options.load_settings(vram="lots"))
     assert caught.value.exit_code == ExitCode.USAGE
 

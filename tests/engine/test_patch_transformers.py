@@ -167,7 +167,7 @@ def tiny_llama() -> nn.Module:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"quant_type": "fp4"}, "its weights are FP4"),
+        ({"quant_type": "fp4"}, "the weights are FP4, not NF4"),
         ({"shape": (64, 96)}, r"its shape is \[64, 96\]"),
     ],
 )
@@ -244,8 +244,8 @@ def state(**changes: object) -> SimpleNamespace:
     [
         ({}, ""),
         ({"nested": False, "state2": None}, ""),
-        ({"quant_type": "fp4"}, "its weights are FP4"),
-        ({"blocksize": 128}, "its blocks have 128 weights"),
+        ({"quant_type": "fp4"}, "the weights are FP4, not NF4"),
+        ({"blocksize": 128}, "its block size is 128"),
         ({"shape": torch.Size([6, 96])}, "its shape is [6, 96], not [out, in] with in % 64 == 0"),
         ({"state2": SimpleNamespace(blocksize=512)}, "its scales are quantized in blocks of 512, not 256"),
     ],

@@ -269,7 +269,7 @@ def test_what_this_version_cannot_run_is_said_plainly():
     read = ("aqlm", "vq2", "awq", "gptq", "squeezellm")
     assert [format_facts.why_unsupported(mixtral, format) for format in read] == [None] * 5
     assert "GGUF" in format_facts.why_unsupported(mixtral, "gguf")
-    assert "alternate" in format_facts.why_unsupported(oss, "vq2")
+    assert "interleave" in format_facts.why_unsupported(oss, "vq2")
     assert "not in gptq" in format_facts.why_unsupported(oss, "gptq")
     assert format_facts.why_unsupported(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
 

@@ -45,8 +45,8 @@ def decode(**changes):
 
 REFUSED = {
     "on the CPU": ({}, "qkv are on cpu"),
-    "heads of no group": ({"heads": 7}, "7 heads of 2 kv heads"),
-    "too many heads": ({"heads": 34}, "34 heads of 2 kv heads"),
+    "heads of no group": ({"heads": 7}, "7 heads per 2 KV heads"),
+    "too many heads": ({"heads": 34}, "34 heads per 2 KV heads"),
     "qkv of floats": ({"qkv": torch.zeros(1, 640)}, "qkv is torch.float32"),
     "qkv too short": ({"qkv": torch.zeros(1, 639, dtype=F16)}, "qkv has shape"),
     "cache of another type": ({"qkv": torch.zeros(1, 640, dtype=torch.bfloat16)}, "k of the layer is torch.float16"),

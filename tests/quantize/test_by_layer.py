@@ -221,7 +221,7 @@ def _refused(why: str, code: ExitCode, source: Path, out: Path, **changes: Any) 
 def test_what_is_asked_for_and_is_not_there(source_of, made_of, tmp_path) -> None:
     llama, out = source_of("llama"), tmp_path / "out"
     _refused("shorter than one window", ExitCode.USAGE, llama, out, windows=[])
-    _refused("not a scheme of vq2", ExitCode.USAGE, llama, out, scheme="s5l16")
+    _refused("not a valid scheme of vq2", ExitCode.USAGE, llama, out, scheme="s5l16")
     _refused("no initial codebooks", ExitCode.USAGE, llama, out, scheme="s2l16")
     _refused("already quantized .vq2", ExitCode.USAGE, made_of("llama").folder, out)
     assert not out.exists()

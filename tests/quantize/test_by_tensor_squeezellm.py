@@ -212,7 +212,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys, monkeypatch, weighed:
         (("--best",), "--best: --format squeezellm has no such option"),
         (("--seed", "3"), "--seed: --format squeezellm has no such option"),
         (("--bits", "4"), "--bits"),
-        (("--calibration", "none", "--windows", "3"), "--windows: it has no effect without a calibration text"),
+        (("--calibration", "none", "--windows", "3"), "--windows: has no effect without a calibration text"),
         (("--calibration", "no-such-file"), "no-such-file cannot be read"),
     ],
 )

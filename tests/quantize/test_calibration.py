@@ -141,7 +141,7 @@ def test_the_chats_tell_a_conversion_from_others(source, chats, tmp_path) -> Non
     ("lines", "why"),
     [
         ([json.dumps(CHATS[0]), "{oops"], r"line 2: not valid JSON"),
-        (["[1, 2]"], r"line 1: holds a JSON list, not an object"),
+        (["[1, 2]"], r"line 1: contains a JSON list instead of an object"),
         (["", '{"text": "hello"}'], r"line 2: messages must be a list"),
         (['{"messages": []}'], r"line 1: messages must be"),
         (['{"messages": ["hello"]}'], r"line 1: messages must be"),

@@ -146,7 +146,7 @@ def test_damaged_ones_are_refused(made, packed, tmp_path, capsys):
     arguments = [str(source), "--format", "vq2", "--out", str(tmp_path / "out"), "--layers", str(packed)]
     whole = (packed / "layers.safetensors").read_bytes()
     (packed / "layers.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    refused(capsys, ExitCode.BAD_FILE, "its sha256 differs from its record", *arguments)
+    refused(capsys, ExitCode.BAD_FILE, "its sha256 differs from the recorded one", *arguments)
     record = json.loads((packed / "made.json").read_text())
     (packed / "made.json").write_text(json.dumps({**record, "seed": "3"}))
     refused(capsys, ExitCode.BAD_FILE, "sha256, source_sha256 or seed is missing", *arguments)
@@ -185,9 +185,9 @@ def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_
         (["--format", "vq2", "--bits", "3"], "--bits is fixed by the existing layers"),
         (["--format", "vq2", "--quick"], "--quick is fixed by the existing layers"),
         (["--format", "vq2", "--best", "--seed", "1"], "--seed is fixed by the existing layers"),
-        (["--format", "vq2", "--best"], "the folder holds no quantized layers"),
+        (["--format", "vq2", "--best"], "the folder contains no quantized layers"),
         (["--format", "vq2", "--device", "cpu"], "--device is fixed by the existing layers"),
-        (["--format", "vq2"], "the folder holds no quantized layers"),
+        (["--format", "vq2"], "the folder contains no quantized layers"),
     ],
 )
 def test_options_that_do_not_go_with_it(tmp_path, capsys, changes, words):

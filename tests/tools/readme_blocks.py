@@ -46,7 +46,7 @@ def example(*arguments: str, lines: int | None = None) -> str:
 def cards() -> str:
     """For common cards: what `localq fit` puts first, and the largest model at 2 bits."""
     lines = [
-        "| card | recommended model | context | tok/s | largest 2-bit model | its context | its tok/s |",
+        "| card | recommended model | context | tok/s | largest 2-bit model | context | tok/s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for card in CARDS:

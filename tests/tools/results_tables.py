@@ -134,7 +134,7 @@ def _of_launches(card: str, at: int, source: Row) -> str:
 
 def at_a_glance() -> str:
     """The table of README.md: figures of other tables, each beside that of others in the same run."""
-    lines = ["| what | localq | beside it | card, date |", "| --- | --- | --- | --- |"]
+    lines = ["| benchmark | localq | reference | card, date |", "| --- | --- | --- | --- |"]
     for entry in results()["glance"]:
         row, cells = _named(entry["table"], entry["row"])
         values = {"row": cells, "predicted": [predicted(recorded(row))] if FIT in entry["beside"] else []}

@@ -55,7 +55,7 @@ def run(
     """
     device = devices.pick("cuda").device
     if why := kernels.why_not():
-        raise LocalqError("bench --crossover", why, "`localq doctor` says what is missing.", ExitCode.NO_DEVICE)
+        raise LocalqError("bench --crossover", why, "`localq doctor` shows what is missing.", ExitCode.NO_DEVICE)
     bench = Bench(device, int(torch.cuda.get_device_properties(device).L2_cache_size), replays)
     print(f"{'out x in':>14} {'rows':>5} {'nf4_gemm':>10} {'dequantize + cuBLAS':>20}", file=out)
     points = [[point for shape in each for point in _measure(bench, shape, rows, out)] for each in shapes]

@@ -231,7 +231,7 @@ def router_row(bench: Bench, mixture: MixtureShape) -> Row:
     exact = normed.double() @ weights[0].double().T
     check("router", what, routed.logits[None], exact, F.linear(normed, weights[0]))
     if not torch.equal(routed.chosen.long(), routed.logits.topk(mixture.active).indices):
-        raise wrong("router", what, "is not that of the largest logits")
+        raise wrong("router", what, "does not match the largest logits")
     timing = bench.time([partial(routed.run, weight) for weight in weights])
     moved = expert_kernel.router_bytes(mixture.experts, mixture.hidden)
     return Row("experts", "router", what, 1, type_name(dtype), moved, timing)
@@ -246,7 +246,7 @@ def route_row(bench: Bench, mixture: MixtureShape) -> Row:
     what = f"{mixture.active} of {mixture.experts}"
     run()
     if not torch.equal(chosen.long(), logits[0].topk(mixture.active).indices):
-        raise wrong("route", what, "is not that of the largest logits")
+        raise wrong("route", what, "does not match the largest logits")
     return Row("experts", "route", what, 1, "float32", logits.nbytes, bench.time([run, run]))
 
 

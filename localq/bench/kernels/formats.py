@@ -209,7 +209,7 @@ def roof_row(bench: Bench, size: int, step: int) -> Row:
     what = f"{size // 2**20} MiB by {step} bytes (L2)"
     run()
     if bool(sums.any()):  # equal words, an even number of them
-        raise wrong("gather_roof", what, "did not read what is there")
+        raise wrong("gather_roof", what, "does not match the stored data")
     moved = gather_kernel.gather_roof_bytes(ROOF_LOADS, sums.numel())
     return Row("gather", "gather_roof", what, 0, "uint8", moved, bench.time([run, run]))
 
@@ -244,7 +244,7 @@ def rotated_row(bench: Bench, product: Product) -> Row:
     stored = plain.nbytes + signs.nbytes
     copies = [plain.copy() for _ in range(bench.copies(stored))]
     timing = bench.time([partial(multiply, replace(each, signs=signs)) for each in copies])
-    others = (bench.rival("rotated before", [partial(both, each) for each in copies]),)
+    others = (bench.rival("pre-rotated", [partial(both, each) for each in copies]),)
     return Row("vq", "vq_gemv", what, 1, type_name(HALF), given.nbytes + stored + out.nbytes, timing, others)
 
 

@@ -44,7 +44,7 @@ FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     "search": search_rows.cases,
     "step": step_rows.cases,
 }
-BY_NAME = {"trade-offs of bcq": format_rows.trade_offs}  # measured only where they are named
+BY_NAME = {"bcq trade-offs": format_rows.trade_offs}  # measured only where they are named
 
 
 def run(
@@ -111,7 +111,7 @@ def _cases(asked: str | Workload | None, families: Sequence[str] | None) -> list
     known = FAMILIES | BY_NAME
     unknown = [name for name in families or () if name not in known]
     if unknown:
-        raise usage_error("--only", f"{unknown[0]!r} is no family of kernels", f"There are {', '.join(known)}.")
+        raise usage_error("--only", f"{unknown[0]!r} is not a kernel family", f"Families: {', '.join(known)}.")
     work = asked if isinstance(asked, Workload) else shapes.workload(asked)
     return [case for name in families or FAMILIES for case in known[name](work)]
 
@@ -122,9 +122,9 @@ def _measured(case: Callable[[Bench], Row], bench: Bench) -> Row | str:
     try:
         row = case(bench)
     except torch.OutOfMemoryError as error:
-        row = f"left out for want of memory: {_name(case)} ({str(error).splitlines()[0]})"
+        row = f"skipped for lack of memory: {_name(case)} ({str(error).splitlines()[0]})"
     except ValueError as error:  # an operation refuses what it was given, by name: a shape too wide for this device
-        row = f"left out, no kernel takes it: {_name(case)} ({error})"
+        row = f"skipped, no kernel supports it: {_name(case)} ({error})"
     torch.cuda.empty_cache()
     return row
 
@@ -148,9 +148,9 @@ def _name(case: Any) -> str:
 
 
 def _device() -> torch.device:
-    step = "`localq doctor` says what is missing."
+    step = "`localq doctor` shows what is missing."
     if not torch.cuda.is_available():
-        raise LocalqError("bench --kernels", "torch can use no GPU here", step, ExitCode.NO_DEVICE)
+        raise LocalqError("bench --kernels", "torch cannot use a GPU here", step, ExitCode.NO_DEVICE)
     if why := kernels.why_not():
         raise LocalqError("bench --kernels", why, step, ExitCode.NO_DEVICE)
     return torch.device("cuda", torch.cuda.current_device())

@@ -100,7 +100,7 @@ def _triton(bench: Bench, name: str, pairs: Sequence[tuple[Nf4Operand, Tensor]],
     out.zero_()
     dequantize(matrix, out)
     if not torch.allclose(out, reference, rtol=2e-3, atol=1e-6):
-        return Rival(name, None, "gives wrong weights here")
+        return Rival(name, None, "produces wrong weights here")
     return bench.rival(name, [partial(dequantize, *pair) for pair in pairs])
 
 
@@ -108,7 +108,7 @@ def _package(bench: Bench, name: str, launches: Sequence[Callable[[], Tensor]], 
     """A package's time, unless its result is not the product."""
     off = ((launches[0]().double().view_as(exact) - exact).norm() / exact.norm()).item()
     if not off <= PACKAGE_ERROR:
-        return Rival(name, None, f"not measured, its result is {off:.2%} off, allowed are {PACKAGE_ERROR:.2%}")
+        return Rival(name, None, f"not measured: its result is off by {off:.2%} (at most {PACKAGE_ERROR:.2%} allowed)")
     return bench.rival(name, launches)
 
 
@@ -143,7 +143,7 @@ def vptq_products(bench: Bench, x: Tensor, copies: Copies, exact: Tensor) -> Riv
         ]  # fmt: skip
         return _package(bench, VPTQ, calls, exact)
 
-    return guard(VPTQ, measure) if x.shape[0] < 3 else Rival(VPTQ, None, "its products take 1 and 2 rows")
+    return guard(VPTQ, measure) if x.shape[0] < 3 else Rival(VPTQ, None, "supports only 1 and 2 rows")
 
 
 def _order(places: Tensor | None) -> Tensor | None:

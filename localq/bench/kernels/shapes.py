@@ -211,9 +211,9 @@ def _by_width(work: Workload) -> Workload:
 
 def _shape(text: str) -> tuple[int, int]:
     found = _SHAPE.match(text)
-    step = "Write OUTxIN, several with commas: 28672x8192,8192x28672."
+    step = "Use OUTxIN, or several separated by commas: 28672x8192,8192x28672."
     if found is None:
-        raise usage_error(repr(text), "it is not a shape", step)
+        raise usage_error(repr(text), "not a matrix shape", step)
     out, columns = int(found[1]), int(found[2])
     if columns % 64 or not 0 < out * columns < _LARGEST:
         raise usage_error(repr(text), "IN must be a multiple of 64, and OUT*IN below 2^31", step)

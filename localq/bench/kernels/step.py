@@ -27,7 +27,7 @@ DRAW = Sampling(temperature=0.7, top_p=0.95, top_k=64, repeat_penalty=1.1, seed=
 CHOICES = {
     "greedy": Sampling(),
     "top-k, top-p, penalty": DRAW,
-    "these and XTC": replace(DRAW, xtc_probability=1.0, xtc_threshold=0.02),
+    "top-k, top-p, penalty, XTC": replace(DRAW, xtc_probability=1.0, xtc_threshold=0.02),
 }
 HISTORY = 32768  # tokens that DRY looks at
 TORCH = "torch"
@@ -121,7 +121,7 @@ def sample_row(bench: Bench, vocab: int, choice: str) -> Row:
     run(logits)
     expected = int(sampler.sample(logits.cpu(), reference, greedy))
     if int(chosen) != expected:
-        raise wrong("sample", what, f"is token {int(chosen)}, the reference takes {expected}")
+        raise wrong("sample", what, f"is token {int(chosen)}, but the reference selects {expected}")
     count = min(bench.copies(logits.nbytes), STEPS // (bench.replays + 4))
     launches = [partial(run, each) for each in clones(logits, count)]
     return Row("step", "sample", what, 1, "float32", sampling.sample_bytes(vocab), bench.time(launches))

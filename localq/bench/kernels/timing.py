@@ -52,7 +52,7 @@ def guard(name: str, made: Callable[[], Rival]) -> Rival:
         return made()
     except Exception as error:  # other people's code: any failure of it is theirs to name
         first = (str(error).strip() or "no message").splitlines()[0]
-        return Rival(name, None, f"not measured, {type(error).__name__}: {first[:100]}")
+        return Rival(name, None, f"not measured ({type(error).__name__}: {first[:100]})")
 
 
 def exact_product(x: Tensor, weight: Tensor) -> Tensor:
@@ -65,12 +65,12 @@ def check(op: str, what: str, got: Tensor, exact: Tensor, naive: Tensor) -> None
     error = (got.double() - exact).abs().max().item()
     allowed = (naive.double() - exact).abs().max().item()
     if not error <= TIMES_NAIVE * allowed + 1e-6 * exact.abs().max().item():
-        raise wrong(op, what, f"is off by {error:.3g}, the 16-bit computation of torch by {allowed:.3g}")
+        raise wrong(op, what, f"is off by {error:.3g}, but torch in 16-bit only by {allowed:.3g}")
 
 
 def wrong(op: str, what: str, why: str) -> LocalqError:
     """A kernel that must not be timed."""
-    return LocalqError(op, f"the result on {what} {why}", "Report this as a bug; it was not timed.")
+    return LocalqError(op, f"the result on {what} {why}", "The kernel was not timed. Report this as a bug.")
 
 
 def type_name(dtype: torch.dtype) -> str:

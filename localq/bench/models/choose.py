@@ -54,7 +54,7 @@ def card_bytes() -> int:
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.free is None:
         why = f"the memory of the GPU is unknown ({'; '.join(found.unavailable) or 'no GPU is visible'})"
-        raise usage_error("bench", why, "Give a model: `localq bench MODEL`.")
+        raise usage_error("bench", why, "Name a model: `localq bench MODEL`.")
     return gpu.free
 
 
@@ -92,7 +92,7 @@ def from_facts(
     in_nf4 = (each for each in entries if not format_facts.why_unsupported(each.arch, "nf4"))
     catalogued = [each for each in in_nf4 if _fits(each.arch, budget, ctx)]
     if not catalogued:
-        raise usage_error("bench", "no catalogued model fits this card in fp16", "Give a model: `localq bench MODEL`.")
+        raise usage_error("bench", "no catalogue model fits this card in fp16", "Name a model: `localq bench MODEL`.")
     entry = max(catalogued, key=lambda each: memory_plan.size_class(each.arch))  # the first of equals
     note = f"no quantized model on this machine also fits in fp16: using random weights in the shape of {entry.name}"
     return BenchChoice(entry.name, synthetic=True, note=note)

@@ -89,7 +89,7 @@ def to_make(words: str) -> tuple[str, ...]:
     named = tuple(made) if words == "all" else tuple(filter(None, words.split(",")))
     for format in named:
         if format not in made:
-            raise usage_error("--make", f"localq cannot make {format[:40]!r}", f"Use {', '.join(made)}, or all.")
+            raise usage_error("--make", f"localq cannot quantize to {format[:40]!r}", f"Use {', '.join(made)}, or all.")
     return named
 
 
@@ -121,7 +121,7 @@ def _candidate(format: str, target: Target, base: Path) -> Candidate:
         return Candidate(format, path, "" if path else "not downloaded", command)
     if format not in format_facts.writable():
         return Candidate(format, reason="not published in the catalogue" if target.entry else
-                         "localq cannot make it")  # fmt: skip
+                         "localq cannot quantize to it")  # fmt: skip
     folder = _folder(format, target)
     made = folder if hub_cache.is_complete(folder) else None
     command = shlex.join(["localq", "quantize", str(base), "--format", format, "--out", str(folder)])
@@ -152,7 +152,7 @@ def _made(
             path = prepare.model_path(target, say, on_progress, offline)
         else:
             prepare.check_can_make(each.format)
-            say(f"{found.name}@{each.format}: quantizing once, into {each.folder}")
+            say(f"{found.name}@{each.format}: quantizing once into {each.folder}")
             prepare.quantize(f"{found.name}@{each.format}", found.base, each.format, each.folder, on_progress)
             path = each.folder
     except LocalqError as error:

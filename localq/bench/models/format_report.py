@@ -104,13 +104,13 @@ class FormatTable:
         factors = sorted(((line.speedup_over_fp16, line.format) for line in self.measured_lines
                        if line.speedup_over_fp16 and line.format != SIXTEEN), reverse=True)  # fmt: skip
         base = next((line for line in self.measured_lines if line.format == SIXTEEN), None)
-        speedups = ", ".join(f"{factor:.2f}x {name}" for factor, name in factors)
+        speedups = ", ".join(f"{name} {factor:.2f}x" for factor, name in factors)
         if base is None or base.tok_per_s is None or not speedups:
-            why = "the CPU dequantizes all, so speeds are alike" if self.dequantized else "no fp16 baseline"
+            why = "the CPU dequantizes every format, so speeds are similar" if self.dequantized else "no fp16 baseline"
             return f"{self.model}: {len(self.measured_lines)} of {len(self.lines)} formats measured; {why}"
         how = ", extrapolated" if base.extrapolated else ""
-        fp16 = f"{base.variant} ({base.tok_per_s:.1f} tok/s at {self.decode}{how})"
-        return f"{self.model}: {speedups} over the same engine in {fp16}"
+        fp16 = f"{base.variant} in the same engine ({base.tok_per_s:.1f} tok/s at {self.decode}{how})"
+        return f"{self.model}: {speedups} the speed of {fp16}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report, for the last line."""
@@ -186,7 +186,7 @@ def _below(table: FormatTable) -> list[str]:
             lines.append(f"{line.name}: {what}: {line.reason}{f' ({line.command})' if line.command else ''}")
     windows = "1 window" if table.n_windows == 1 else f"{table.n_windows} windows"
     if table.text:
-        lines.append(f"perplexity, KL and top-1 against 16 bit: on {windows} of {table.window} tokens of "
+        lines.append(f"perplexity, KL and top-1 against 16-bit: on {windows} of {table.window} tokens from "
                      f"{table.text}")  # fmt: skip
     facts = [f"{name.replace('_', ' ')} {value}" for name, value in table.conditions.items() if value is not None]
     return [*lines, ", ".join(facts), *table.notes]

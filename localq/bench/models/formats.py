@@ -99,7 +99,9 @@ class _Formats:
         if plain.tok_per_s is None and all(line.tok_per_s is None for line in lines):
             if self._stopped:
                 raise KeyboardInterrupt
-            raise self._first or LocalqError(self._asked.name, "no format of it is on this machine", lines[0].command)
+            raise self._first or LocalqError(
+                self._asked.name, "no format of this model is on this machine", lines[0].command
+            )
         text = self._asked.text if self._judged else None
         return FormatTable(
             model=self._asked.name,

@@ -105,7 +105,7 @@ def _why_no_fp16(plain: bool, asked: bool) -> str:
     """Return why the headline has no speedup over fp16."""
     if not asked:
         return "no fp16 baseline (--no-baseline)"
-    return "the model is not quantized: no fp16 baseline" if plain else "fp16 could not be measured, see the notes"
+    return "the model is not quantized: no fp16 baseline" if plain else "fp16 could not be measured (see the notes)"
 
 
 def form_of(model: LoadedModel) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class _ModelBench:
         layers = int(request.files.text_config["num_hidden_layers"])
         timed, pair = extrapolate(layers, lambda count: self._time_cut(count, options, dtype))
         how = f"from cuts of {pair[0]} and {pair[1]} of its {layers} layers, on random weights"
-        self.notes.append(f"16 bit does not fit: extrapolated {how}")
+        self.notes.append(f"16-bit does not fit; extrapolated {how}")
         for name, measured in timed.items():
             self.rows += rows_of(name, short_name(dtype), measured, self.roof)
 

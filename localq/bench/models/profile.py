@@ -30,12 +30,12 @@ def print_profile(profile: StepProfile, roof: float, out: TextIO) -> None:
     of_roof = moved / profile.step_us * 1e6 / roof if profile.step_us else 0.0
     apart = total / profile.step_us - 1 if profile.step_us else 0.0
     print(
-        f"sum {total:.1f} µs, whole graph {profile.step_us:.1f} µs ({apart:+.1%}): {moved / 1e6:.1f} MB, "
+        f"kernels {total:.1f} µs, complete graph {profile.step_us:.1f} µs ({apart:+.1%}): {moved / 1e6:.1f} MB, "
         f"{of_roof:.0%} of the measured {roof / 1e9:.0f} GB/s",
         file=out,
     )
     print(
-        f"host gap {profile.host_gap_us:.1f} µs per token; at position {profile.position}, timed by {profile.timer}",
+        f"host gap {profile.host_gap_us:.1f} µs per token at position {profile.position}, timed by {profile.timer}",
         file=out,
         flush=True,
     )

@@ -172,9 +172,7 @@ def _tell(out: TextIO, name: str, facts: Mapping[str, Any]) -> None:
         peak = f"{peaks[stage] / GIB:8.2f} GiB" if stage in peaks else ""
         print(f"  {stage:<12} {seconds:9.2f} s {peak}", file=out)
     taken = max(peaks.values(), default=0)
-    where = (
-        f", {taken / GIB:.2f} GiB of tensors (predicted in total: {facts['counted_bytes'] / GIB:.2f})" if taken else ""
-    )
+    where = f", {taken / GIB:.2f} GiB of tensors (predicted total: {facts['counted_bytes'] / GIB:.2f})" if taken else ""
     print(
         f"  {'layer':<12} {facts['layer_s']:9.2f} s, all layers {facts['hours']:.2f} h{where}\n", file=out, flush=True
     )

@@ -159,7 +159,7 @@ class BenchReport:
             )
             return f"{others or 'no comparison'} ({speed}; {self.why_no_fp16})"
         how = ", extrapolated" if fp16.extrapolated else ""
-        return f"{factor:.2f}x the same engine in {fp16.format} ({fp16.tok_per_s:.1f} tok/s{how}); {speed}"
+        return f"{speed}, {factor:.2f}x the speed of {fp16.format} in the same engine ({fp16.tok_per_s:.1f} tok/s{how})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report, for the last line."""

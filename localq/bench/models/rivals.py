@@ -94,7 +94,7 @@ def bitsandbytes_model(model: LoadedModel, files: ModelFiles) -> Any:
     reference = _skeleton(model, files)
     quantized = {path: module for path, module in model.model.named_modules() if isinstance(module, nf4.Linear)}
     if not quantized:
-        raise LocalqError("bitsandbytes", "the model holds no NF4 weights to compare", "Benchmark NAME@nf4.")
+        raise LocalqError("bitsandbytes", "the model contains no NF4 weights to compare", "Benchmark NAME@nf4.")
     for path, module in quantized.items():
         parent, _, leaf = _theirs(path).rpartition(".")
         setattr(reference.get_submodule(parent), leaf, _linear4bit(module, model.dtype))

@@ -23,7 +23,7 @@ def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]
     """
     device = devices.pick(request.options.device).device
     if device.type != "cuda":
-        why = "it times GPU kernels, which do not run on the CPU"
+        why = "profiling times GPU kernels, which do not run on the CPU"
         raise LocalqError("bench --profile", why, "Use a machine with an NVIDIA GPU.", ExitCode.NO_DEVICE)
     on_state("measuring the read bandwidth")
     roof = read_bytes_per_s(device)

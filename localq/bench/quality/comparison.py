@@ -72,7 +72,7 @@ def table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]
 def draw(results: Sequence[dict[str, Any]], target: str, out: TextIO) -> None:
     """Plot perplexity over the size of the weights: to `out` for "-", else a PNG, as `plot.draw` does."""
     points = [(str(each["model"]), float(each["weights_bytes"]), float(each["perplexity"])) for each in results]
-    title = f"perplexity on {results[0]['text']} over the size of the weights"
+    title = f"perplexity on {results[0]['text']} vs. weight size"
     if target == plot.TERMINAL:
         print(*grid(points, title), sep="\n", file=out)
     else:

@@ -154,10 +154,10 @@ def _windows(request: EvaluationRequest) -> tuple[Windows, Windows]:
     try:
         text = request.raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise usage_error(request.text, f"it is not UTF-8 text ({error})", "Use plain UTF-8 text.") from None
+        raise usage_error(request.text, f"not UTF-8 text ({error})", "Use plain UTF-8 text.") from None
     if request.decode >= request.window:
         why = f"{request.decode} steps do not fit into a window of {request.window} tokens"
-        raise usage_error("--decode", why, "Use fewer, or a larger --window.")
+        raise usage_error("--decode", why, "Use fewer steps, or a larger --window.")
     tokenizer = Tokenizer.load(request.files)
     if request.rival is not None:
         _check_vocabulary(request, request.rival, tokenizer)
@@ -171,7 +171,11 @@ def _check_vocabulary(request: EvaluationRequest, rival: ModelFiles, ours: Token
     known = [tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (ours, Tokenizer.load(rival))]
     if widths[0] == widths[1] and known[0] == known[1]:
         return
-    sizes = f"{widths[1]} and {widths[0]} tokens" if widths[0] != widths[1] else "as many tokens, but different ones"
+    sizes = (
+        f"{widths[1]} and {widths[0]} tokens"
+        if widths[0] != widths[1]
+        else "the same number of tokens, but different ones"
+    )
     name, subject = request.against, "--against"
     if name in (None, REFERENCE):
         name, subject = rival.name, "eval"
@@ -221,7 +225,7 @@ def _reference(
     free_memory()
     own = replace(options, dtype=_name(model.dtype), head="16")
     found = _dense(weights, own, model.device, on_progress)
-    return found, (*found.notes, f"the reference uses {own.dtype}: it does not fit in float32")
+    return found, (*found.notes, f"the reference uses {own.dtype} because it does not fit in float32")
 
 
 def _dense(files: ModelFiles, options: LoadOptions, device: torch.device, on_progress: OnProgress) -> LoadedModel:

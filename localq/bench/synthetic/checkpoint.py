@@ -86,11 +86,11 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
     format = format if separator else published.name if published.experts_only else DEFAULT
     made = (*FORMATS, *format_facts.full_precision())
     if format not in made:
-        raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(made)}.")
+        raise usage_error("--synthetic", f"random {format} weights are not supported", f"Use one of {', '.join(made)}.")
     if reason := format_facts.why_unsupported(entry.arch, format):
-        raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists others.")
+        raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists other models.")
     if entry.arch.experts and not getattr(FORMATS.get(format), "SAMPLES_EXPERTS", True):
-        what = f"random experts in {format} are not made"
+        what = f"random experts in {format} are not supported"
         raise usage_error("--synthetic", what, "Use --synthetic with @aqlm or @vq2.")
     # as they are published
     in_bfloat16 = format == "bf16" or format_facts.of(format).experts_only or published.experts_only

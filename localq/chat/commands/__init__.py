@@ -31,35 +31,35 @@ HELP = """\
 /help                  this list
 /clear                 start over in this conversation; the system prompt is kept
 /new                   start a new conversation; the system prompt is kept
-/regen                 regenerate the last reply; the previous one is kept (/n)
-/edit [TEXT]           edit and resend the last message; without TEXT in $VISUAL or $EDITOR. /edit -a edits the reply
+/regen                 regenerate the last reply; /n lists the previous one
+/edit [TEXT]           edit and resend the last message (without TEXT: in $VISUAL or $EDITOR); /edit -a edits the reply
 /continue              continue the last reply where it stopped
-/undo                  remove the last message and its reply; right after /compact, undo that
+/undo                  remove the last message and its reply; right after /compact, undo /compact
 /n [NUMBER]            list the other versions of the last exchange, including undone, edited and cleared ones; with
-                       NUMBER switch to one
-/read FILE, /glob PAT  attach a text file, or all that match a pattern, to your next message; @FILE in a message too
+                       NUMBER, switch to that version
+/read FILE, /glob PAT  attach a text file, or all files matching a pattern, to the next message (or write @FILE in it)
 /copy [N|code]         copy the last reply, the N-th last, or the last code block, unformatted
 /markdown [on|off]     render replies as Markdown, or print them unformatted
-/sessions [TEXT]       list or search conversations; /sessions rm N deletes one, /sessions restore N undoes that
+/sessions [TEXT]       list or search conversations; /sessions rm N deletes one, /sessions restore N restores it
 /resume N|TITLE        switch to another conversation
-/save [NAME]           name this conversation; it is saved after every turn anyway, except with --no-save
+/save [NAME]           name this conversation (every turn is saved anyway, unless --no-save is given)
 /export md|json [FILE] write the conversation to FILE, or print it
 /system [TEXT]         show or set the system prompt; @FILE reads it from a file, "off" removes it
 /set [NAME VALUE]      list or change sampling settings, max_tokens, loop_guard, stop, think and grammar
 /think [on|off|LEVEL]  thinking before the answer: on, off, a level, or "auto" (the model's default)
-/grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" ends it
-/tokens                how full the context is
-/compact [off]         replace the oldest turns in the prompt with a summary; the turns are kept, "off" undoes it
+/grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" stops it
+/tokens                show how full the context is
+/compact [off]         replace the oldest turns in the prompt with a summary; the turns stay saved, "off" undoes it
 /show prompt|template|info|params
-                       the prompt text, the chat template, the model, or the sampling settings
-/model [NAME]          list the models on this machine; with NAME continue this conversation with another model
-/fit [NAME]            which formats of this model, or of another, fit this GPU, and with how much context
+                       show the prompt text, the chat template, the model, or the sampling settings
+/model [NAME]          list the models on this machine; with NAME, continue this conversation with another model
+/fit [NAME]            show which formats of this or another model fit this GPU, and with how much context
 /bench                 measure prefill and decode speed; the conversation is not changed
-/stats                 speed of the last reply and of this conversation, model, device and memory
+/stats                 show speed of the last reply and the conversation, model, device and memory
 /exit                  quit (also Ctrl-D)
 
-Ctrl-C stops a reply; its text is kept. End a line with \\, or put lines between triple quotes, for a message of several
-lines; Alt-Enter and Ctrl-J start a new line, Ctrl-G opens the message in $VISUAL or $EDITOR. // sends one slash."""
+Ctrl-C stops a reply; its text is kept. For a multi-line message, end a line with \\ or put the lines between triple
+quotes. Alt-Enter and Ctrl-J start a new line; Ctrl-G opens the message in $VISUAL or $EDITOR. // sends one slash."""
 ALIASES = {
     "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
     "/load": "/model", "/tps": "/stats", "/bye": "/exit", "/quit": "/exit", "/x": "/exit",

@@ -42,7 +42,7 @@ def _measuring(session: ChatSession) -> Replies:
     size = loaded.context_size
     if size < LEAST:
         why = f"a context of {size} tokens is too short for a measurement"
-        raise usage_error("/bench", why, "Use a larger one (--ctx).")
+        raise usage_error("/bench", why, "Use a larger context (--ctx).")
     written = min(WRITTEN, size // 4)
     lengths = _Lengths(WARM_READ, WARM_WRITTEN)
     ids, runs, began_s = random.Random(0), list[Stats](), 0.0
@@ -61,7 +61,7 @@ def _measuring(session: ChatSession) -> Replies:
             yield Reply("", MEASURED, end.stats if end else Stats(), ("stopped; nothing measured",))
             return
         if end.stats.decode_s <= 0 or end.stats.prefill_s <= 0:
-            raise LocalqError("/bench", "the engine reported no times", "Use `localq bench`.")
+            raise LocalqError("/bench", "the engine reported no timings", "Use `localq bench`.")
         if run == 0:
             lengths, began_s = _lengths(end.stats, min(READ, size - 2 * written), written), time.monotonic()
         else:
@@ -95,7 +95,7 @@ def _result(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
         f"{model}prefill {_rate(read)} ({last.prefilled_tokens} tokens), decode {_rate(written)}{allowed} "
         f"({last.generated_tokens} tokens); {len(runs)} run{'s' if len(runs) > 1 else ''}, greedy, empty context"
     )
-    kept = "the conversation is unchanged and is read again before the next reply; `localq bench` measures more"
+    kept = "the conversation is unchanged and is reprocessed before the next reply; `localq bench` measures more"
     return figures, kept
 
 

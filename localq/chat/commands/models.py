@@ -88,8 +88,6 @@ def parameters(session: ChatSession) -> str:
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
 
-def unknown_page(name: str) -> LocalqError:
-    """Error for an unknown NAME of `/show NAME`."""
 def set_values(session: ChatSession) -> dict[str, object]:
     """Values that `/set` changes, as it shows them."""
     values: dict[str, object] = {**dataclasses.asdict(session.sampling)}
@@ -99,5 +97,7 @@ def set_values(session: ChatSession) -> dict[str, object]:
     return values
 
 
+def unknown_page(name: str) -> LocalqError:
+    """Error for an unknown NAME of `/show NAME`."""
     why = f"unknown page '{name[:20]}'" if name else "no page given"
     return usage_error("/show", why, "Use /show info, params, prompt or template.")

@@ -101,7 +101,7 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
     """Write the conversation to a file, or print it."""
     format, _, name = argument.partition(" ")
     if format not in FORMATS:
-        raise usage_error("/export", "the first argument is `md` or `json`", "Example: /export md notes.md")
+        raise usage_error("/export", "the first argument must be `md` or `json`", "Example: /export md notes.md")
     text = export_record(session.record, format)
     if not name.strip():
         return host.show(text.rstrip("\n"), "(to write a file: /export md FILE)")
@@ -109,9 +109,9 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise usage_error(str(path), "the file exists", "Choose another name.") from error
+        raise usage_error(str(path), "the file already exists", "Choose another name.") from error
     except (OSError, ValueError) as error:
-        why = f"cannot write it ({getattr(error, 'strerror', None) or error})"
+        why = f"cannot be written ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error
     with disk.disk_errors(path), os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
         file.write(text)

@@ -61,7 +61,7 @@ def compact(session: ChatSession, argument: str, host: Host) -> str | Replies:
 def _remove_summary(session: ChatSession) -> str:
     if not session.conversation.remove_summary():
         raise usage_error("/compact off", "this conversation is not compacted", "/compact summarizes the oldest turns.")
-    return session.try_save() or "summary removed; the prompt has the original turns again"
+    return session.try_save() or "summary removed; the prompt contains the original turns again"
 
 
 def extend(session: ChatSession, argument: str, host: Host) -> Replies:
@@ -137,7 +137,7 @@ def copy(session: ChatSession, argument: str, host: Host) -> str:
         return host.copy(blocks[-1])
     back = _number(argument, len(replies), "/copy") if argument else 1
     if not replies[-back]:
-        raise usage_error("/copy", "this reply has thinking but no answer", "Continue it with /continue.")
+        raise usage_error("/copy", "this reply contains thinking but no answer", "Continue it with /continue.")
     return host.copy(replies[-back])
 
 
@@ -167,7 +167,7 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
     except (ValueError, RecursionError) as error:
         raise usage_error("/glob", f"invalid pattern ({error})", "Example: /glob src/*.py") from error
     if not files:
-        raise usage_error("/glob", f"no file matches {argument[:60]!r}", "** matches all folders below.")
+        raise usage_error("/glob", f"no file matches {argument[:60]!r}", "Use ** to include subfolders.")
     if len(files) > MOST_FILES:
         raise usage_error("/glob", f"more than {MOST_FILES} files match", "Use a narrower pattern.")
     lines, attached = [], []
@@ -182,8 +182,10 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
     lines += [each.summary for each in measured]
     size = sum(each.bytes for each in measured)
     if size > MOST_TEXT_BYTES:
-        why = f"the {len(attached)} files total {human_bytes(size)}, over the limit of {human_bytes(MOST_TEXT_BYTES)}"
-        raise usage_error("/glob", why, "Give a narrower pattern.")
+        why = (
+            f"the {len(attached)} files add up to {human_bytes(size)}, over the limit of {human_bytes(MOST_TEXT_BYTES)}"
+        )
+        raise usage_error("/glob", why, "Use a narrower pattern.")
     session.attached += attached
     return "\n".join([*lines, f"{len(attached)} files attached to your next message"])
 

@@ -98,7 +98,7 @@ def with_summary(summary: str, message: str) -> str:
 
     In one message, because templates require user messages and replies to alternate, and some have no system prompt.
     """
-    return f"What was said before, in short:\n\n{summary}\n\n(End of what was said before.)\n\n{message}"
+    return f"Summary of the conversation so far:\n\n{summary}\n\n(End of the summary.)\n\n{message}"
 
 
 @dataclass

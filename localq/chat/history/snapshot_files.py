@@ -20,7 +20,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.wording import human_bytes
 
 SUFFIX, PART = ".kv", ".part"
-NOT_KEPT = "snapshot not kept"
+NOT_KEPT = "snapshot not saved"
 YOUNG_S = 60.0  # a younger part may belong to a process that has not locked it yet
 
 
@@ -72,7 +72,7 @@ def make_room(path: Path, needed_bytes: int, cap_bytes: int) -> None:
     Raises LocalqError, with nothing removed: exit 3 where the cap is smaller, 9 where the disk is full.
     """
     if needed_bytes > cap_bytes:
-        why = f"it takes {human_bytes(needed_bytes)}; the limit is {human_bytes(cap_bytes)}"
+        why = f"it needs {human_bytes(needed_bytes)}, but the limit is {human_bytes(cap_bytes)}"
         raise LocalqError(NOT_KEPT, why, "Raise the limit: `localq config set snapshots SIZE`.", ExitCode.DOES_NOT_FIT)
     with disk.disk_errors(path.parent):
         for part in abandoned_parts():

@@ -47,8 +47,10 @@ CREATE INDEX turns_session ON turns (session);
 """
 _SUMMARIES = """CREATE TABLE IF NOT EXISTS summaries (id INTEGER PRIMARY KEY AUTOINCREMENT, session INTEGER NOT NULL,
   upto INTEGER NOT NULL, made_at INTEGER NOT NULL, content TEXT NOT NULL)"""
-_WITHOUT = "Without saving: `localq chat --no-save`."
-_DAMAGED = f"The file is unchanged. Move it away, or recover its content with `sqlite3 FILE .recover`. {_WITHOUT}"
+_WITHOUT = "To chat without saving, use `localq chat --no-save`."
+_DAMAGED = (
+    f"The file is unchanged. Move it out of the way, or recover its content with `sqlite3 FILE .recover`. {_WITHOUT}"
+)
 
 
 class ConversationStore:
@@ -212,7 +214,7 @@ class ConversationStore:
             db.execute(f"PRAGMA user_version = {SCHEMA}")
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         elif ours != APPLICATION_ID:
-            raise bad_file(str(self.path), "not a conversation database of localq", f"Move it away. {_WITHOUT}")
+            raise bad_file(str(self.path), "not a localq conversation database", f"Move it out of the way. {_WITHOUT}")
         elif version != SCHEMA:
             why = f"it was written by a newer localq (file version {version}; supported: {SCHEMA})"
             raise bad_file(str(self.path), why, f"Update localq. The file is unchanged. {_WITHOUT}")
@@ -227,14 +229,14 @@ class ConversationStore:
         except sqlite3.Error as error:
             raise _sqlite_error(self.path, error) from error
         except UnicodeDecodeError as error:  # SQLite's message quotes a damaged schema
-            raise bad_file(str(self.path), "it is damaged (a malformed schema)", _DAMAGED) from error
+            raise bad_file(str(self.path), "damaged (malformed schema)", _DAMAGED) from error
 
     @contextlib.contextmanager
     def _damage_named(self) -> Iterator[None]:
         try:
             yield
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, LocalqError) as error:
-            why = f"it is damaged ({type(error).__name__})"
+            why = f"damaged ({type(error).__name__})"
             raise bad_file(str(self.path), why, _DAMAGED) from error
 
 
@@ -277,5 +279,5 @@ def _sqlite_error(path: Path, error: sqlite3.Error) -> LocalqError:
         return LocalqError(str(path), why, f"End that process. {_WITHOUT}")
     if kind.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         step = f"Check free space and permissions. {_WITHOUT}"
-        return LocalqError(str(path), f"cannot write it ({error})", step, ExitCode.DISK)
-    return bad_file(str(path), f"it is damaged ({error})", _DAMAGED)
+        return LocalqError(str(path), f"cannot be written ({error})", step, ExitCode.DISK)
+    return bad_file(str(path), f"damaged ({error})", _DAMAGED)

@@ -18,7 +18,7 @@ def edit(text: str, otherwise: str) -> str:
     """
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not command or not sys.stdin.isatty():
-        why = "$VISUAL and $EDITOR are not set" if not command else "no terminal to edit in"
+        why = "$VISUAL and $EDITOR are not set" if not command else "no terminal in which to edit"
         raise usage_error("editor", why, otherwise)
     try:
         descriptor, name = tempfile.mkstemp(prefix="localq-", suffix=".md")  # mode 0600
@@ -40,7 +40,7 @@ def _run(command: str, name: str) -> str:
     try:
         code = subprocess.run([*shlex.split(command), name], check=False).returncode
         if code != 0:
-            raise LocalqError(command, f"it failed with exit code {code}", "The conversation is unchanged.")
+            raise LocalqError(command, f"failed with exit code {code}", "The conversation is unchanged.")
         return Path(name).read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # not found; quotes that do not close
-        raise LocalqError(command, f"cannot run it ({error})", "Set VISUAL or EDITOR.") from error
+        raise LocalqError(command, f"cannot be run ({error})", "Set VISUAL or EDITOR.") from error

@@ -18,4 +18,4 @@ def copy(text: str) -> str:
         sys.stdout.flush()
         return copied_notice(text)
     print(text, flush=True)
-    return f"{'this terminal has no clipboard' if code is not None else TOO_LONG}: printed instead"
+    return f"{'this terminal has no clipboard access' if code is not None else TOO_LONG}; printed instead"

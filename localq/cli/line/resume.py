@@ -18,7 +18,7 @@ def find_conversation(last: bool, name: str | None) -> Record | None:
     if not last and name is None:
         return None
     if last and name is not None:
-        raise usage_error("--continue", "it cannot be combined with --resume", "Give one of them.")
+        raise usage_error("--continue", "cannot be combined with --resume", "Use one or the other.")
     store = ConversationStore()
     return store.find(_choose(store) if name == "" else name)
 
@@ -28,12 +28,12 @@ def _choose(store: ConversationStore) -> str:
 
     found = store.summaries(limit=SHOWN)
     if not found:
-        raise usage_error("--resume", "no saved conversation", "Start one with `localq chat`.")
+        raise usage_error("--resume", "no saved conversations", "Start one with `localq chat`.")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise usage_error("--resume", "no terminal to choose at", "Give the number or the title.")
+        raise usage_error("--resume", "no terminal in which to choose", "Pass a conversation number or title.")
     note(table(found))
-    print("Resume which one? ", end="", file=sys.stderr, flush=True)
+    print("Resume which conversation? ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline().strip()
     if not answer:
-        raise usage_error("--resume", "nothing chosen", "Give the number or the title.")
+        raise usage_error("--resume", "no conversation chosen", "Pass a conversation number or title.")
     return answer

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _MODEL_HELP = "Any model that `chat` accepts. --synthetic: a catalogue name. --kernels: also shapes such as 4096x4096."
 _SYNTHETIC = "Use random weights in the shape of MODEL."
 _ONLY = (
-    "Families for --kernels: nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
+    "Kernel families: nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
     "search, step."
 )
-_AGAINST = "Compare with transformers (default) or bitsandbytes; none = neither."
+_AGAINST = "Rivals: transformers (default), bitsandbytes, none."
 _PLOT = "Plot bandwidth use to NAME.png; - = terminal."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[
@@ -35,7 +35,7 @@ Prompt = Annotated[
         "-p",
         "--n-prompt",
         metavar="LIST",
-        help="Prompt lengths for prefill tests; 0 = none.",
+        help="Prompt tokens to prefill; 0 = skip.",
         rich_help_panel=help_page.TESTS,
     ),
 ]
@@ -45,7 +45,7 @@ Generate = Annotated[
         "-n",
         "--n-gen",
         metavar="LIST",
-        help="Reply lengths for decode tests; 0 = none.",
+        help="Tokens to decode; 0 = skip.",
         rich_help_panel=help_page.TESTS,
     ),
 ]
@@ -61,7 +61,7 @@ Repetitions = Annotated[
         "-r",
         "--repetitions",
         min=1,
-        help="Timed runs per test; the median is reported.",
+        help="Timed runs per test (median reported).",
         rich_help_panel=help_page.TESTS,
     ),
 ]
@@ -71,7 +71,7 @@ Output = Annotated[
         "-o",
         "--output",
         metavar="FORMAT",
-        help="Output as table, md, csv, json or jsonl.",
+        help="table, md, csv, json or jsonl.",
         rich_help_panel=help_page.OUTPUT,
     ),
 ]
@@ -213,9 +213,7 @@ def _mode(flags: dict[str, bool], arguments: _CommonArguments, context: Any) -> 
 
     chosen = [name for name, wanted in flags.items() if wanted]
     if len(chosen) > 1:
-        raise usage_error(
-            "bench", f"--{chosen[0]} and --{chosen[1]} are separate benchmarks", "Run them one at a time."
-        )
+        raise usage_error("bench", f"--{chosen[0]} and --{chosen[1]} are separate benchmarks", "Run them separately.")
     if arguments.output not in report.FORMATS:
         raise usage_error(
             "-o", f"{arguments.output!r} is not a supported output format", f"Use one of {', '.join(report.FORMATS)}."

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
-_MAKE = "--formats: quantize missing ones: nf4,vq2 or all."
-_WINDOWS = "--formats: windows for perplexity, 0 = none."
+_MAKE = "--formats: formats to quantize if missing, or all."
+_WINDOWS = "--formats: text windows for perplexity; 0 = none."
 Make = Annotated[
     str,
     typer.Option("--make", metavar="LIST", help=_MAKE, show_default=False, rich_help_panel=help_page.MODES),
@@ -51,12 +51,12 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
     unexpectedly; KeyboardInterrupt after a table that Ctrl-C cut short.
     """
     if arguments.model is None:
-        raise usage_error("bench --formats", "no model given", "Give MODEL, such as smollm2-135m.")
+        raise usage_error("bench --formats", "no model given", "Pass a MODEL, such as smollm2-135m.")
     if arguments.synthetic and (arguments.make or arguments.windows is not None):
         word = "--make" if arguments.make else "--max-windows"
-        raise usage_error("bench", f"{word} has no effect on random weights", "Remove it.")
+        raise usage_error("bench", f"{word} has no effect on random weights", "Remove the option.")
     if not any(case.generate for case in plan.cases):
-        why = "the table needs at least one decode test, but 0 skips them all"
+        why = "the table needs at least one decode test, but -n 0 skips them all"
         raise usage_error("-n", why, "Give a number of tokens.")
     from localq.bench.models import format_list
 
@@ -78,7 +78,7 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
     if table.stopped:
         raise KeyboardInterrupt
     if table.failures:
-        why = f"{len(table.failures)} formats failed, the first: {table.failures[0]}"
+        why = f"{len(table.failures)} formats failed; first failure: {table.failures[0]}"
         raise LocalqError("bench --formats", why, "Report this as a bug.")
 
 

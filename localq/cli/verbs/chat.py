@@ -73,7 +73,7 @@ def chat(
     quiet: options.Quiet = False,
     json: PlanJson = False,
 ) -> int:
-    """Chat with MODEL, full screen or line by line."""
+    """Chat with MODEL in full-screen or line mode."""
     _check_json(json, dry_run)
     model = options.single_model(model, model_named)
     flags = options.setting_flags(locals())

@@ -18,7 +18,7 @@ config = typer.Typer(
     rich_markup_mode=None,
     help="Show and change settings (config.toml).",
 )
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="A setting; `localq config show` lists them.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a setting; `localq config show` lists them.")]
 
 
 @config.command()
@@ -62,7 +62,7 @@ def _with_those_of(model: str, found: dict[str, settings.Origin]) -> dict[str, s
     path = hub.local_path(target)
     generation = model_folder.open_model(path).generation_config if path is not None else None
     if generation is None:
-        note(f"{target.name} is not on this machine: its generation_config.json cannot be read")
+        note(f"{target.name} is not on this machine, so its generation_config.json is not included")
     own = default_sampling.origins(target.entry, generation)
     unset = {name: origin for name, origin in own.items() if found[name].value is None}
     return {**found, **unset, "model": settings.Origin(target.name, "argument")}
@@ -105,7 +105,7 @@ def unset(name: _Name, json: options.Json = False) -> None:
 def edit() -> None:
     """Edit config.toml in $VISUAL or $EDITOR.
 
-    A text with an unknown setting or a wrong value is rejected; the file stays unchanged.
+    An edit with an unknown setting or an invalid value is rejected, and the file stays unchanged.
     """
     from localq.chat.terminal import editor  # start-up cost: only needed here
 

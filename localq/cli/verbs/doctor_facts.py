@@ -159,17 +159,8 @@ def problem(facts: SystemFacts) -> LocalqError | None:
 def verdict(facts: SystemFacts) -> str:
     """The verdict on a machine without a problem."""
     if not facts.driver.present:
-        return f"yes, on the CPU only: no NVIDIA driver found{_other_gpus()}"
+        return "yes, but only on the CPU: no NVIDIA driver found"
     return f"yes, on {facts.first.name}" if facts.first else "yes, on the GPU"
-
-
-def _other_gpus() -> str:
-    """What the PCI bus says where there is no NVIDIA driver: a GPU that needs it, or one that localq does not use."""
-    found = gpus.vendors()
-    if "NVIDIA" in found:
-        return "; the NVIDIA GPU in this machine needs it"
-    others = " and ".join(found)
-    return f"; the {others} GPU in this machine is not supported, localq needs an NVIDIA GPU" if found else ""
 
 
 # ---- print
@@ -197,7 +188,7 @@ def lines(facts: SystemFacts) -> list[tuple[str, str]]:
         for name, there in facts.embedded.items()
     ]
     if facts.settings is not None:
-        rows.append(("network", "off (setting `offline`)" if facts.settings.offline else "allowed"))
+        rows.append(("network", "off (the setting `offline` is on)" if facts.settings.offline else "allowed"))
     return rows
 
 
@@ -216,7 +207,7 @@ def _kernels_text(facts: SystemFacts) -> str:
 
 def _selftest_text(verdict: SelftestResult | None) -> str:
     if verdict is None:
-        return "not run yet on this GPU, driver and build; it runs when you first load a model"
+        return "not run yet for this GPU, driver and build; it runs when you first load a model"
     return f"failed: wrong results from {verdict.failed}" if verdict.failed else "passed"
 
 
@@ -234,7 +225,7 @@ def _gpu_lines(gpu: Gpu, facts: SystemFacts) -> list[tuple[str, str]]:
     if gpu.capability is not None:
         parts.append("sm_{}{}".format(*gpu.capability))
         if facts.kernels is not None:
-            parts.append("kernels " + ("run" if kernels.covers(gpu.capability) else "do not run"))
+            parts.append("kernels " + ("supported" if kernels.covers(gpu.capability) else "not supported"))
     if gpu.total is not None and gpu.free is not None:
         parts.append(f"{gpu.free // MIB:,} MiB of {gpu.total // MIB:,} MiB free")
     rows = [(f"GPU {gpu.index}", ", ".join(parts))]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as in `bench.quality.bits`
 _MODELS = "Name, NAME@FORMAT, ORG/REPO, folder or .gguf file."
-_PLOT = "Plot perplexity over size to NAME.png; - = terminal."
-_AGAINST = "reference (dequantized weights), or another model."
+_PLOT = "Plot perplexity vs. size to NAME.png; - = terminal."
+_AGAINST = "`reference` (dequantized weights) or another model."
 _DECODE = "Compare N single-token steps with prefill."
 Models = Annotated[
     list[str],
@@ -35,12 +35,12 @@ Models = Annotated[
 ]
 Text = Annotated[
     str | None,
-    typer.Option("--text", metavar="FILE|-", help="Text to read; - reads stdin.", rich_help_panel=help_page.TESTS),
+    typer.Option("--text", metavar="FILE|-", help="Text to evaluate on; - = stdin.", rich_help_panel=help_page.TESTS),
 ]
 Window = Annotated[int, typer.Option("--window", min=4, help="Tokens per window.", rich_help_panel=help_page.TESTS)]
 MaxWindows = Annotated[
     int | None,
-    typer.Option("--max-windows", min=1, help="Read at most N windows.", rich_help_panel=help_page.TESTS),
+    typer.Option("--max-windows", min=1, help="Evaluate at most N windows.", rich_help_panel=help_page.TESTS),
 ]
 Against = Annotated[
     str | None, typer.Option("--against", metavar="MODEL", help=_AGAINST, rich_help_panel=help_page.TESTS)
@@ -79,7 +79,7 @@ def eval(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure perplexity and distance from a reference.
+    """Measure perplexity and divergence from a reference.
 
     Several models print a table; `--against reference` compares with the first.
     """
@@ -166,7 +166,7 @@ def _read_text(text: str | None) -> tuple[bytes, str]:
 def _print(result: dict[str, Any]) -> None:
     """Print the figures of one model as a table."""
     windows = "1 window" if result["n_windows"] == 1 else f"{result['n_windows']} windows"
-    counts = f"{windows} of {result['window']} tokens of {result['text']}"
+    counts = f"{windows} of {result['window']} tokens from {result['text']}"
     rows = [
         ("perplexity", f"{result['perplexity']:.4f}", counts),
         ("perplexity, llama.cpp", f"{result['perplexity_llamacpp']:.4f}", "second half of each window, after BOS"),
@@ -186,13 +186,12 @@ def _print(result: dict[str, Any]) -> None:
         ]
     counted = "all quantized matrices" if result["bits_per_weight"] < UNQUANTIZED else "not quantized"
     rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", counted))
-    rows.append(("weights", f"{result['weights_bytes'] / 1e6:.1f} MB", "unquantized parts in 16 bit"))
+    rows.append(("weights", f"{result['weights_bytes'] / 1e6:.1f} MB", "unquantized parts counted as 16-bit"))
     if timed := result["speed"]:
-        rate = (
-            f"{timed['test']}, {timed['tok_per_s_min']:.1f} to {timed['tok_per_s_max']:.1f} in {timed['repetitions']}"
-        )
+        spread = f"{timed['tok_per_s_min']:.1f} to {timed['tok_per_s_max']:.1f}"
+        rate = f"{timed['test']}, {spread} over {timed['repetitions']} runs"
         rows.append(("tok/s", f"{timed['tok_per_s']:.1f}", rate))
-        rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "of all allocations"))
+        rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "all allocations"))
     facts = result["conditions"]
     cache = kv_bits.text(result["kv_bits"])
     where = f"{facts['device']}, {result['dtype']}, KV cache {cache}, head {result['head']}"

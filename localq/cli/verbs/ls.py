@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def ls(json: options.Json = False) -> None:
     """List the models on this machine, most recently used first.
 
-    SHARED: another tool put the model into the Hugging Face cache and may use it.
+    SHARED: another tool put the model in the Hugging Face cache and may still use it.
     """
     from localq.files import local_models  # start-up cost: `localq --help` does without it
 
@@ -24,7 +24,9 @@ def ls(json: options.Json = False) -> None:
         print_json({"models": [fields(model) for model in models]})
         return
     if not models:
-        note("no models yet: `localq fit` lists what your card can run, `localq pull smollm2-135m` fetches one")
+        note(
+            "no models yet: `localq fit` lists what your GPU can run; `localq pull smollm2-135m` downloads a small one"
+        )
         return
     rows = [
         [each.name, _format(each), human_bytes(each.bytes), "yes" if each.shared else "no", _day(each), str(each.path)]

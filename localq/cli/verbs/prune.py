@@ -24,7 +24,7 @@ def prune(
 ) -> int:
     """Delete partial downloads and files that nothing uses.
 
-    Removes only files that localq fetched or wrote; running downloads and other tools' files stay.
+    Removes only files that localq downloaded or wrote; running downloads and other tools' files are left alone.
     """
     from localq.chat.history import snapshot_files, snapshot_keeper  # start-up cost: only this verb looks for them
     from localq.files.hub import leftovers as hub_leftovers
@@ -56,7 +56,9 @@ def prune(
 
 def _confirm(total: int) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise usage_error("localq prune", "no terminal to confirm at", "Use --yes to remove without confirmation.")
+        raise usage_error(
+            "localq prune", "no terminal in which to confirm", "Use --yes to remove without confirmation."
+        )
     return typer.confirm(f"Remove all of this ({human_bytes(total)})?", err=True)
 
 

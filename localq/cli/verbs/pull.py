@@ -33,12 +33,12 @@ Revision = Annotated[
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Fetch even if it does not fit or looks damaged.", rich_help_panel=help_page.MODEL),
+    typer.Option("--force", help="Download even if it does not fit or looks damaged.", rich_help_panel=help_page.MODEL),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", "--estimate-only", help="Print size and fit; fetch nothing.", rich_help_panel=help_page.MODEL
+        "--dry-run", "--estimate-only", help="Print size and fit; download nothing.", rich_help_panel=help_page.MODEL
     ),
 ]
 
@@ -58,7 +58,7 @@ def pull(
 ) -> int:
     """Download models and print where they are.
 
-    Checks first that the model fits the GPU, and verifies hashes afterwards. An interrupted download resumes. Files go
+    Checks first that the model fits the GPU, and verifies hashes afterwards. Interrupted downloads resume. Files go
     to the Hugging Face cache, shared with other tools.
     """
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
@@ -88,7 +88,7 @@ def pull(
         fetched.append(_fields(target, path, was_here))
         if not quiet:
             size = human_bytes(fetched[-1]["bytes"])
-            note(f"{target.name}: {size}, {'already on this machine' if was_here else 'fetched and verified'}")
+            note(f"{target.name}: {size}, {'already on this machine' if was_here else 'downloaded and verified'}")
         if not json:
             print(path, flush=True)
     if json:
@@ -116,7 +116,7 @@ def _check(target: catalog.Target, revision: str | None) -> None:
     if target.path is not None:
         raise usage_error(target.name, "a local path needs no download", "Give a name or ORG/REPO.")
     if revision is not None and (target.source is None or target.source.kind != "hub") and target.repo is None:
-        raise usage_error("--revision", f"{target.name} does not come from the hub", "Remove the option.")
+        raise usage_error("--revision", f"{target.name} is not downloaded from the hub", "Remove the option.")
 
 
 def _choose_target(name: str, settings: Settings, quiet: bool) -> catalog.Target:
@@ -140,8 +140,7 @@ def _judge(target: catalog.Target, revision: str | None, settings: Settings, for
     from localq.files.hub import client as hub_client
     from localq.planner import pull_report  # start-up cost, as above
 
-    from_hub = target.repo is not None or (target.source is not None and target.source.kind == "hub")
-    if from_hub and (settings.offline or hub_client.is_offline()):
+    if target.entry is None and (settings.offline or hub_client.is_offline()):
         return  # the fetch reports that it is missing
     verdict = pull_report.verdict(target, settings, revision, force=force)
     if verdict is not None and verdict.refusal is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _FORMATS = "nf4, mxfp4, bcq, squeezellm, vq2 or aqlm2x8."
-_KEEP = "vq2, aqlm2x8: keep the fetched SOURCE in the cache."
+_KEEP = "vq2, aqlm2x8: keep the downloaded SOURCE."
 
 
 def quantize(
@@ -42,7 +42,7 @@ def quantize(
     ],
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", metavar="FOLDER", help="The folder to write.", rich_help_panel=help_page.MODEL),
+        typer.Option("--out", "-o", metavar="FOLDER", help="Output folder.", rich_help_panel=help_page.MODEL),
     ],
     format: Annotated[
         str, typer.Option("--format", "-f", metavar="FORMAT", help=_FORMATS, rich_help_panel=help_page.MODEL)
@@ -59,7 +59,7 @@ def quantize(
     vram: options.Vram = None,
     layers: quantize_calibrated.Layers = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a model in --out.", rich_help_panel=help_page.MODEL)
+        bool, typer.Option("--force", help="Overwrite the model in --out.", rich_help_panel=help_page.MODEL)
     ] = False,
     keep: Annotated[bool, typer.Option("--keep-source", help=_KEEP, rich_help_panel=help_page.ADVANCED)] = False,
     offline: options.Offline = None,
@@ -87,7 +87,7 @@ def quantize(
     if json:
         print_json({"path": str(folder), "format": format, "weights_bytes": weights})
     else:
-        job.say(f"{folder}: {human_bytes(weights)} of weights. Chat: localq chat {folder}")
+        job.say(f"{folder}: {human_bytes(weights)} of weights. To chat: localq chat {folder}")
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class _Conversion:
         counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens"
         where = device_name(choice.device)
         what = "weighting errors" if self.mix is None else "weighting errors and choosing bits"
-        self.say(f"{files.name}: {what} on {counted}, on {where}. To skip: --calibration none.")
+        self.say(f"{files.name}: {what} with {counted}, on {where}. To skip this: --calibration none.")
         return CalibrationText(ids, choice.device)
 
     def _around(self, files: ModelFiles, ready: PrequantizedLayers, shards: Shards | None = None) -> Path:
@@ -205,7 +205,7 @@ class _Conversion:
 
         source = prepare.remote_source(self.source, self.settings.offline)
         if not self.out.absolute().name:
-            raise usage_error("--out", f"{self.out} is the root folder", "Name a folder inside it.")
+            raise usage_error("--out", f"{self.out} is the root folder", "Choose a folder inside it.")
         cache = self.out.absolute().with_name(f"{self.out.absolute().name}.source")
         return None if source is None else hub_shards.open_shards(source, cache)
 
@@ -215,7 +215,7 @@ class _Conversion:
         from localq.files.model_folder import open_model
         from localq.quantize.output.shards import load_state
 
-        self.say(f"{self.source}: fetched during quantization and then deleted (--keep-source keeps it).")
+        self.say(f"{self.source}: downloaded during quantization, then deleted (--keep-source keeps it).")
         try:
             files = open_model(shards.folder, weights=False)
             if ready is not None and not asked.best:
@@ -262,7 +262,7 @@ class _Conversion:
             force=self.force,
             shards=shards,
             layers=ready,
-            start_note=f"{files.name}: {counted}, on {where}. After an interruption run the same command to resume.",
+            start_note=f"{files.name}: {counted}, on {where}. After an interruption, run the same command to resume.",
         )
         idle = ("--vram has no effect on the CPU",) if request.vram_bytes and choice.device.type == "cpu" else ()
         for line in (*choice.notes, *idle):

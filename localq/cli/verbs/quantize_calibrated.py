@@ -27,9 +27,9 @@ WHOLE_PASSES, WHOLE_SEQUENCES = 2, 2  # of training all layers
 WHOLE_RATES = (1e-3, 5e-4, 5e-4)  # of its codebooks, scales, norms
 LARGEST_SEED = 2**31 - 1
 
-_BITS = "vq2: 2 (default) to 4, bcq: 1 to 5; 2.3 = mixed."
+_BITS = "vq2: 2 (default) to 4; bcq: 1 to 5; 2.3 = mixed."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="BITS", help=_BITS, rich_help_panel=help_page.QUALITY)]
-_BEST = "vq2, aqlm2x8: wider search and training, slow."
+_BEST = "vq2, aqlm2x8: wider search plus training; slow."
 Best = Annotated[bool, typer.Option("--best", help=_BEST, rich_help_panel=help_page.QUALITY)]
 Quick = Annotated[
     bool, typer.Option("--quick", help="The opposite of --best (the default).", rich_help_panel=help_page.QUALITY)
@@ -41,12 +41,14 @@ Calibration = Annotated[
 ]
 Windows = Annotated[
     int | None,
-    typer.Option("--windows", min=1, help="Windows of 2048 tokens to calibrate on.", rich_help_panel=help_page.QUALITY),
+    typer.Option(
+        "--windows", min=1, help="Number of 2048-token calibration windows.", rich_help_panel=help_page.QUALITY
+    ),
 ]
 Seed = Annotated[
     int | None,
     typer.Option(
-        "--seed", min=0, max=LARGEST_SEED, help="vq2, aqlm2x8: seed of the rotations.",
+        "--seed", min=0, max=LARGEST_SEED, help="vq2, aqlm2x8: seed of the random rotations.",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip
@@ -83,9 +85,9 @@ class CalibrationOptions:
                 why = f"--format {format} has no such option"
                 raise usage_error(min(other), why, "Its options are --calibration, --windows and --device.")
             if self.without_text and (mixing or len(given) > 1):
-                raise usage_error(max(given), "it has no effect without a calibration text", "Remove it.")
+                raise usage_error(max(given), "has no effect without a calibration text", "Remove the option.")
             if not self.without_text and NO_TEXT in (self.calibration or ()):
-                raise usage_error("--calibration none", "another calibration text is given", "Remove one of them.")
+                raise usage_error("--calibration none", "another --calibration gives a text", "Remove one of them.")
             return
         if formats[format].made_from != "text" and given:
             why = f"--format {format} needs no calibration"
@@ -101,10 +103,12 @@ class CalibrationOptions:
             step = f"Use --format vq2 alone, or train the layers further with {', '.join(_OF_TRAINING)}."
             raise usage_error(f"--layers {self.layers}", why, step)
         if self.bits is not None and format != "vq2":
-            raise usage_error("--bits", f"--format {format} has a fixed size", "Use it with --format vq2 or bcq.")
+            raise usage_error(
+                "--bits", f"--format {format} has a fixed number of bits", "Use it with --format vq2 or bcq."
+            )
         if NO_TEXT in (self.calibration or ()) and not NO_TEXT.exists():
             why = f"--format {format} needs a calibration text"
-            raise usage_error("--calibration none", why, "Name a file, or remove the option to use localq's own text.")
+            raise usage_error("--calibration none", why, "Pass a file, or remove the option to use localq's own text.")
         if self.bits is not None and self._number not in SCHEMES and not self.mixture_bits:
             ways = f"Use {', '.join(SCHEMES)}, or a mixture in between such as 2.3 or 2.25."
             raise usage_error("--bits", f"{self.bits!r} is not supported", ways)
@@ -146,7 +150,7 @@ class CalibrationOptions:
 def wants_best(best: bool, quick: bool) -> bool | None:
     """Whether --best applies; None without it and --quick. Raises LocalqError (exit 2) for both."""
     if best and quick:
-        raise usage_error("--best", "it cannot be combined with --quick", "Give one of them.")
+        raise usage_error("--best", "cannot be combined with --quick", "Use one or the other.")
     return best if best or quick else None
 
 

@@ -24,7 +24,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names f
 def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json = False) -> int:
     """Check model files against their recorded hashes.
 
-    Reads every file that has a recorded hash and changes nothing. For a damaged model it prints the repair command.
+    Reads every file with a recorded hash and changes nothing. For a damaged model, it prints the repair command.
     """
     from localq.files import local_models, verification  # start-up cost: only this verb hashes
 
@@ -33,7 +33,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
     else:
         models = local_models.list_local()
     if not models:
-        note("no models yet: `localq pull smollm2-135m` fetches one")
+        note("no models yet: `localq pull smollm2-135m` downloads a small one")
     found = []
     with _progress(models, quiet) as on_file:
         for model in models:
@@ -56,7 +56,7 @@ def _print(found: list[tuple[LocalModel, list[CheckedFile]]]) -> None:
         command = repair(model, checked)
         state = "right" if command is None else "damaged" if bad else "incomplete"
         if command is None and len(unknown) == len(checked):
-            state = "nothing recorded"
+            state = "no recorded hashes"
         rows.append([model.name, state, str(len(checked)), human_bytes(sum(each.bytes for each in checked))])
         messages += [f"{model.name}: {each.path} is {each.state}" for each in bad]
         messages += [f"{model.name}: run `{command}` to repair it"] if command else []

@@ -51,7 +51,7 @@ def _torch_why() -> str:
     built = [_capability(name) for name in torch.cuda.get_arch_list() if name.startswith("sm_")]
     if any(m == major and n <= minor for m, n in built):
         return ""
-    return f"this torch has no machine code for {torch.cuda.get_device_name(0)} (sm_{major}{minor})"
+    return f"the installed torch does not support {torch.cuda.get_device_name(0)} (sm_{major}{minor})"
 
 
 def _capability(name: str) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def pick(device: str, machine: Callable[[], CudaStack] = probe) -> DeviceChoice:
     Raises LocalqError: exit 2 for another word, exit 7 for a GPU that is requested, or has a driver, and is unusable.
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise usage_error("--device", f"{device!r} is not a device", "Use auto, cpu or cuda.")
+        raise usage_error("--device", f"{device!r} is not a supported device", "Use auto, cpu or cuda.")
     if device == "cpu":
         return DeviceChoice(torch.device("cpu"))
     facts = machine()

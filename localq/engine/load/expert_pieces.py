@@ -30,7 +30,7 @@ DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 LINEARS = tuple(format for format, module in FORMATS.items() if not hasattr(module, "join"))
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameter -> its parts, by rows
 _PIECE = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.(.+)")
-_AGAIN = "Download the model again; if the error persists, its files do not match each other."
+_AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class ExpertPiece:
             return shape
         info = checkpoint.tensors[self.keys[0]]
         if len(info.shape) != 2 or not all(info.shape):
-            raise bad_file(self.keys[0], f"its shape {list(info.shape)} is not that of a matrix", _AGAIN)
+            raise bad_file(self.keys[0], f"not a matrix: shape {list(info.shape)}", _AGAIN)
         if info.dtype not in DENSE_DTYPES:
-            raise bad_file(self.keys[0], f"its dtype {info.dtype} is not supported")
+            raise bad_file(self.keys[0], f"unsupported dtype {info.dtype}")
         return info.shape[0], info.shape[1]
 
     def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
@@ -109,15 +109,15 @@ class ExpertPieces:
         if len(self.pieces) != experts * len(self.parts):
             wanted = ((expert, part) for expert in range(experts) for part in self.parts)
             expert, part = next(each for each in wanted if each not in self.pieces)
-            raise bad_file(self.name, f"the checkpoint has no {part} of expert {expert}", _AGAIN)
+            raise bad_file(self.name, f"the checkpoint is missing {part} of expert {expert}", _AGAIN)
         first = {part: self.pieces[0, part].shape(checkpoint) for part in self.parts}
         for (_, part), piece in self.pieces.items():
             if (found := piece.shape(checkpoint)) != first[part]:
-                why = f"{piece.prefix!r} has shape {list(found)}, another expert {list(first[part])}"
+                why = f"{piece.prefix!r} has shape {list(found)}, but another expert has {list(first[part])}"
                 raise bad_file(self.name, why, _AGAIN)
         (columns, *others) = {columns for _, columns in first.values()}
         if others or len({rows for rows, _ in first.values()}) > 1:
-            raise bad_file(self.name, f"gate and up have shapes {', '.join(map(str, first.values()))}", _AGAIN)
+            raise bad_file(self.name, f"gate and up differ in shape: {', '.join(map(str, first.values()))}", _AGAIN)
         return experts, sum(rows for rows, _ in first.values()), columns
 
     def rows(self, checkpoint: Checkpoint) -> Iterator[tuple[slice, ExpertPiece]]:
@@ -193,7 +193,7 @@ def _prefixes(
             continue
         prefix = key.removesuffix(f".{match[4]}")
         if prefixes.setdefault((match[1], int(match[2]), match[3]), prefix) != prefix:
-            raise bad_file(key[:80], f"two matrices would become {match[3]} of expert {match[2]}", _AGAIN)
+            raise bad_file(key[:80], f"two matrices map to {match[3]} of expert {match[2]}", _AGAIN)
     return prefixes
 
 

@@ -52,5 +52,5 @@ def _pin(table: Tensor) -> Tensor:
         return table.pin_memory()
     except RuntimeError as error:  # torch has no separate error for this
         why = f"{table.nbytes} bytes of host memory cannot be pinned ({str(error).splitlines()[0]})"
-        step = "Use --embed device, or raise the limit of locked memory (ulimit -l)."
+        step = "Use --embed device, or raise the locked-memory limit (ulimit -l)."
         raise LocalqError("--embed host", why, step, ExitCode.DOES_NOT_FIT) from None

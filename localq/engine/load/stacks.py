@@ -105,5 +105,5 @@ def check(
     for target, stack in stacks.items():
         found = stack.shape(checkpoint)
         if found != wanted[target]:
-            why = f"the experts {stack.name!r} have shape {list(found)}, not {list(wanted[target])}"
+            why = f"the expert tensor {stack.name!r} has shape {list(found)}, not {list(wanted[target])}"
             raise bad_file(model, why, "Download the model again.")

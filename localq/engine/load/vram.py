@@ -82,9 +82,9 @@ class VramBudget:
         idle = reserved - torch.cuda.memory_allocated(self.device)
         taken = reserved + context + graphs
         if self.hard and taken > self.budget + self.others:
-            why = f"it needs {human_bytes(taken)}, but only {human_bytes(self.budget + self.others)} is allowed"
+            why = f"needs {human_bytes(taken)}, but only {human_bytes(self.budget + self.others)} is allowed"
             raise LocalqError(
-                name, why, "Allow more (--vram), or use a shorter context (--ctx).", ExitCode.DOES_NOT_FIT
+                name, why, "Raise the limit (--vram), or use a shorter context (--ctx).", ExitCode.DOES_NOT_FIT
             )
         return {**ledger, "scratch": ledger.get("scratch", 0) + idle, "cuda_context": context}
 

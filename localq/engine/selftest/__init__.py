@@ -43,8 +43,8 @@ def ensure(
     if failed:
         raise LocalqError(
             "GPU",
-            f"the kernel {failed} gives wrong results on {here.gpu}, driver {here.driver or 'unknown'} ({why})",
-            "Use --device cpu; update the driver, or report this.",
+            f"the kernel {failed} gives wrong results on {here.gpu} with driver {here.driver or 'unknown'} ({why})",
+            "Update the driver, or use --device cpu. If an update does not help, report this as a bug.",
             ExitCode.NO_DEVICE,
         )
     return (note,) if note else ()

@@ -78,7 +78,7 @@ def _check_route(logits: Tensor, weights: Tensor, chosen: Tensor) -> None:
     """Logits on the CPU: no two are equal, or the lower comes first."""
     order = sorted(range(logits.numel()), key=lambda expert: (-float(logits[expert]), expert))[: chosen.numel()]
     if chosen.tolist() != order:
-        raise Mismatch(f"experts {chosen.tolist()}, not {order}")
+        raise Mismatch(f"selected experts {chosen.tolist()}, expected {order}")
     exact = torch.softmax(logits[order].double(), 0)
     near(weights, exact, exact)
 

@@ -53,9 +53,9 @@ def why_not(model: Decoder) -> str:
         return reason
     table = model.embed_tokens.weight
     if not (table.is_cuda or table.is_pinned()):
-        return "the embedding table is in pageable memory"
+        return "the embedding table is in pageable host memory"
     if not _readable(head_operand(model), dtype):
-        return "no kernel reads the head"
+        return "no kernel supports the format of the output head"
     for block in model.layers:
         assert isinstance(block, Block)
         part: nn.Module = block.mlp
@@ -64,7 +64,7 @@ def why_not(model: Decoder) -> str:
             return reason
         for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *of_mlp):
             if not _readable(operand(module), dtype):
-                return f"no kernel reads a Linear{_format_of(module)} of {module.in_features} columns"
+                return f"no kernel supports a Linear{_format_of(module)} of {module.in_features} columns"
     return ""
 
 

@@ -45,14 +45,14 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
         return f"no kernel supports {router.active} active of {experts.count} experts ({most})"
     for part in (experts.gate_up_proj, experts.down_proj):
         if (stack := stack_of(part)) is None:
-            return "no kernel reads experts in this format"
+            return "no kernel supports experts in this format"
         try:
             stacks.check_stack("experts", stack, dtype, router.weight.device)
         except ValueError as error:
-            return f"no kernel reads these {error}"
+            return f"no kernel supports these {error}"
         if part is experts.down_proj and not expert_kernel.has_room(stack, router.active):
             columns = stacks.shape_of(stack)[2]
-            return f"no kernel has room for the inputs of {router.active} experts of {columns} columns"
+            return f"{router.active} experts of {columns} columns exceed the input buffer of every kernel"
     return _why_not_turned(experts)
 
 
@@ -60,7 +60,7 @@ def _why_not_turned(experts: Experts) -> str:
     """The experts of a layer share what goes into gate and up, and how it is rotated before down."""
     opened, closed = (_signs(part) for part in (experts.gate_up_proj, experts.down_proj))
     if opened != (None, True):
-        return "no kernel rotates what goes into gate and up of experts"
+        return "no kernel rotates the inputs of the experts' gate and up matrices"
     return "" if closed[1] else "no kernel applies a separate rotation to each expert's input"
 
 

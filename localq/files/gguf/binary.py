@@ -105,7 +105,7 @@ class _ByteReader:
     def count(self, what: str, limit: int) -> int:
         (value,) = self.take("Q")
         if value > min(limit, len(self.data) - self.at):
-            raise self.damaged(f"the GGUF header claims {value} {what}")
+            raise self.damaged(f"the GGUF header declares an impossible number of {what}: {value}")
         return int(value)
 
     def string(self) -> str:
@@ -119,13 +119,13 @@ class _ByteReader:
                 raise self.damaged("the GGUF header is cut off")
             (length,) = length_at(data, at)
             if length > MAX_STRING or at + 8 + length > end:
-                raise self.damaged(f"the GGUF header claims {length} bytes of text")
+                raise self.damaged(f"the GGUF header declares a string of {length} bytes, which is too long")
             # Tokens may be invalid UTF-8 on their own; keys and names are valid.
             found.append(str(data[at + 8 : at + 8 + length], "utf-8", "replace"))
             at += 8 + length
         self.text_left -= at - self.at
         if self.text_left < 0:
-            raise self.damaged(f"the GGUF header has more than {MAX_TEXT} bytes of text")
+            raise self.damaged(f"the GGUF header contains more than {MAX_TEXT} bytes of text")
         self.at = at
         return found
 
@@ -141,7 +141,7 @@ class _ByteReader:
 
     def scalar(self, kind: int) -> str:
         if kind not in _SCALARS:
-            raise self.damaged(f"the GGUF header has a value of unknown type {kind}")
+            raise self.damaged(f"the GGUF header contains a value of unknown type {kind}")
         return _SCALARS[kind]
 
 
@@ -168,37 +168,39 @@ def _read(path: Path, _size: int, _changed_ns: int) -> Container:
 
 
 def _unreadable(path: Path, error: Exception) -> LocalqError:
-    return bad_file(str(path), f"it cannot be read ({error})", "Check the path and the file.")
+    return bad_file(str(path), f"cannot be read ({error})", "Check the path and the file.")
 
 
 def _parse(cursor: _ByteReader) -> Container:
     magic, version = cursor.take("4sI")
     if magic != b"GGUF":
-        raise bad_file(str(cursor.path), "it is not a GGUF file", "Give a .gguf file or a model folder.")
+        raise bad_file(str(cursor.path), "not a GGUF file", "Use a .gguf file or a model folder.")
     if version not in (2, 3):
-        swapped = "a big-endian GGUF file" if version in (2 << 24, 3 << 24) else f"GGUF version {version}"
-        raise bad_file(str(cursor.path), f"{swapped} is not supported", "Use a file of version 3, little-endian.")
+        swapped = "big-endian GGUF" if version in (2 << 24, 3 << 24) else f"GGUF version {version}"
+        raise bad_file(str(cursor.path), f"{swapped} is not supported", "Use a little-endian file of GGUF version 3.")
     tensor_count, key_count = cursor.count("tensors", MAX_TENSORS), cursor.count("keys", MAX_KEYS)
     values: dict[str, Any] = {}
     for _ in range(key_count):
         key = cursor.string()
         if key in values:
-            raise cursor.damaged(f"the GGUF header has {key!r} twice")
+            raise cursor.damaged(f"the GGUF header contains {key!r} twice")
         values[key] = cursor.value(cursor.take("I")[0])
     tensors = dict(_directory(cursor, tensor_count))
     if len(tensors) != tensor_count:
-        raise cursor.damaged("the GGUF header names a tensor twice")
+        raise cursor.damaged("the GGUF header lists a tensor twice")
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment > 2**20 or alignment & (alignment - 1):
-        raise cursor.damaged(f"the GGUF header has the invalid alignment {alignment!r}")
+        raise cursor.damaged(f"the GGUF header has an invalid alignment, {alignment!r}")
     start, size = -(-cursor.at // alignment) * alignment, len(cursor.data)
     for name, tensor in tensors.items():
         # An unknown type counts as one byte for 32 values here; `read_tensor` refuses it with its name.
         block, block_bytes = BLOCKS.get(tensor.type, (32, 1))
         if tensor.shape[-1] % block and tensor.type in BLOCKS:
-            raise cursor.damaged(f"tensor {name!r} has rows of {tensor.shape[-1]} values, stored in blocks of {block}")
+            raise cursor.damaged(
+                f"tensor {name!r} has rows of {tensor.shape[-1]} values, not a multiple of its block size, {block}"
+            )
         if start + tensor.offset + math.prod(tensor.shape) // block * block_bytes > size:
-            raise cursor.damaged(f"tensor {name!r} of shape {tensor.shape} lies beyond the end of the file")
+            raise cursor.damaged(f"tensor {name!r} of shape {tensor.shape} extends beyond the end of the file")
     placed = {name: RawTensor(each.type, each.shape, start + each.offset) for name, each in tensors.items()}
     return Container(cursor.path, values, placed, size)
 
@@ -208,10 +210,10 @@ def _directory(cursor: _ByteReader, count: int) -> list[tuple[str, RawTensor]]:
     for _ in range(count):
         name, (dimensions,) = cursor.string(), cursor.take("I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            raise cursor.damaged(f"tensor {name!r} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
+            raise cursor.damaged(f"tensor {name!r} has {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed")
         shape = tuple(reversed(cursor.take(f"{dimensions}Q")))
         if any(not 0 < each < 2**40 for each in shape):
-            raise cursor.damaged(f"tensor {name!r} has the invalid shape {shape}")
+            raise cursor.damaged(f"tensor {name!r} has an invalid shape, {shape}")
         kind, offset = cursor.take("IQ")
         entries.append((name, RawTensor(kind, shape, offset)))
     return entries

@@ -63,16 +63,16 @@ def read_header(path: Path) -> GgufModel:
     container = read_container(path)
     facts = Facts(container)
     if facts.values.get("split.count", 1) not in (0, 1):
-        why = f"it is one of {facts.values['split.count']} parts"
+        why = f"this is only one of {facts.values['split.count']} parts of a split file"
         raise LocalqError(str(path), why, "Merge the parts first (`llama-gguf-split --merge`).", ExitCode.FAILURE)
     if facts.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise LocalqError(
-            str(path), f"its architecture '{facts.architecture}' is not supported", f"Supported: {known}."
+            str(path), f"the architecture '{facts.architecture}' is not supported", f"Supported: {known}."
         )
     if facts.get("expert_count", int):
         raise LocalqError(
-            str(path), "it is a mixture of experts, which is not supported in GGUF", "Use the model's safetensors."
+            str(path), "GGUF files of mixtures of experts are not supported", "Use the model's safetensors files."
         )
     tensors = _tensors(container, facts.architecture)
     config = _config(facts, tied="lm_head.weight" not in tensors)
@@ -94,10 +94,10 @@ def _tensors(container: Container, architecture: str) -> dict[str, GgufTensor]:
             continue
         renamed = hugging_face_name(architecture, name)
         if renamed is None:
-            why = f"it has a tensor {name!r} that {architecture} models do not have"
-            raise LocalqError(str(container.path), why, "Use another file of this model.", ExitCode.FAILURE)
+            why = f"contains a tensor {name!r}, which {architecture} models do not have"
+            raise LocalqError(str(container.path), why, "Use a different file of this model.", ExitCode.FAILURE)
         if renamed in found:
-            why = f"its tensors {found[renamed].gguf_name!r} and {name!r} both stand for {renamed}"
+            why = f"the tensors {found[renamed].gguf_name!r} and {name!r} both map to {renamed}"
             raise bad_file(str(container.path), why, "Download the file again.")
         found[renamed] = GgufTensor(name, raw.type, raw.shape, raw.offset)
     return found
@@ -108,7 +108,7 @@ def _config(facts: Facts, tied: bool) -> dict[str, Any]:
     head_dim = facts.integer("attention.key_length", hidden // heads)
     embedding = facts.container.tensors.get("token_embd.weight")
     if embedding is None:
-        raise bad_file(str(facts.container.path), "it has no token_embd.weight", "Download the file again.")
+        raise bad_file(str(facts.container.path), "token_embd.weight is missing", "Download the file again.")
     rotary = facts.integer("rope.dimension_count", head_dim)
     config: dict[str, Any] = {
         "model_type": "gemma3_text" if facts.architecture == "gemma3" else facts.architecture,
@@ -157,7 +157,7 @@ def _family(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, A
 def _gemma(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
     layers = facts.integer("block_count")
     if layers > MAX_LAYERS:
-        raise facts.bad("block_count", f"has the value {layers}")
+        raise facts.bad("block_count", f"has the invalid value {layers}")
     large = layers == _GEMMA_27B_LAYERS[facts.architecture]
     gemma: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",

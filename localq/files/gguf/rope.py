@@ -38,8 +38,8 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
     if kind in (None, "none"):
         return None
     if kind not in ("linear", "yarn"):
-        why = f"its RoPE scaling {str(kind)[:40]!r} is not supported"
-        raise LocalqError(str(facts.container.path), why, "Use another file of this model.")
+        why = f"the RoPE scaling {str(kind)[:40]!r} is not supported"
+        raise LocalqError(str(facts.container.path), why, "Use a different file of this model.")
     factor = facts.number("rope.scaling.factor")
     if kind == "yarn":
         original = facts.integer("rope.scaling.original_context_length")
@@ -65,8 +65,8 @@ def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | 
         keep = min(max((original / wavelength - _LOW) / (_HIGH - _LOW), 0.0), 1.0)
         expected = factor / (1.0 - keep + keep * factor) if factor >= 1.0 else math.nan
         if not math.isclose(divisor, expected, rel_tol=1e-4):
-            why = "its rope_freqs.weight matches no known RoPE scaling"
-            raise LocalqError(str(facts.container.path), why, "Use another file of this model.", ExitCode.FAILURE)
+            why = "rope_freqs.weight does not match any known RoPE scaling"
+            raise LocalqError(str(facts.container.path), why, "Use a different file of this model.", ExitCode.FAILURE)
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -94,7 +94,7 @@ def _factors(facts: Facts, name: str, rotary: int) -> list[float] | None:
 
 def _floats(container: Container, tensor: RawTensor, count: int) -> list[float]:
     if tensor.type != _F32 or tensor.shape != (count,):
-        why = f"a tensor of RoPE factors has shape {tensor.shape} and type {tensor.type}, not {count} values of f32"
+        why = f"a RoPE factor tensor has shape {tensor.shape} and type {tensor.type}; expected {count} f32 values"
         raise bad_file(str(container.path), why, "Download the file again.")
     with container.path.open("rb") as file:
         file.seek(tensor.offset)

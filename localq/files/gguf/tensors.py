@@ -99,7 +99,7 @@ def read_pieces(model: GgufModel, name: str, file: FileBytes) -> Iterator[NDArra
 def _tensor(model: GgufModel, name: str) -> GgufTensor:
     tensor = model.tensors.get(name)
     if tensor is None:
-        raise bad_file(str(model.path), f"it has no tensor {name!r}", DAMAGED)
+        raise bad_file(str(model.path), f"tensor {name!r} is missing", DAMAGED)
     return tensor
 
 
@@ -119,7 +119,7 @@ def _row_bytes(model: GgufModel, tensor: GgufTensor) -> int:
     if columns % block:
         raise bad_file(
             str(model.path),
-            f"tensor {tensor.gguf_name!r} has rows of {columns} values, stored in blocks of {block}",
+            f"tensor {tensor.gguf_name!r} has rows of {columns} values, not a multiple of its block size, {block}",
             DAMAGED,
         )
     return columns // block * block_bytes
@@ -159,11 +159,13 @@ def _joined_shape(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
 def _unpermute(model: GgufModel, values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Undo the interleaving of the two halves of every head's rows: [heads, half, 2] -> [heads, 2, half]."""
     if values.shape[0] % (2 * heads):
-        raise bad_file(str(model.path), f"{values.shape[0]} rows do not divide into {heads} heads", DAMAGED)
+        raise bad_file(str(model.path), f"{values.shape[0]} rows cannot be divided into {heads} heads", DAMAGED)
     rest = values.shape[1:]
     return values.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(values.shape)
 
 
 def _unsupported_error(model: GgufModel, tensor: GgufTensor, kind: str) -> LocalqError:
-    why = f"tensor {tensor.gguf_name!r} has type {kind}, which cannot be dequantized"
-    return LocalqError(str(model.path), why, "Use a file of another type, such as Q8_0 or Q4_K.", ExitCode.FAILURE)
+    why = f"tensor {tensor.gguf_name!r} has type {kind}, which localq cannot dequantize"
+    return LocalqError(
+        str(model.path), why, "Use a file with another quantization type, such as Q8_0 or Q4_K.", ExitCode.FAILURE
+    )

@@ -78,7 +78,7 @@ def build_tokenizer(path: Path) -> Tokenizer:
     kind = container.values.get("tokenizer.ggml.model")
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
     if not isinstance(kind, str) or kind not in makers:
-        why = f"its vocabulary is of kind {str(kind)[:40]!r}, which is not supported"
+        why = f"the tokenizer type {str(kind)[:40]!r} is not supported"
         raise LocalqError(str(path), why, "Supported: gpt2 and llama.", ExitCode.FAILURE)
     try:
         tokenizer = makers[kind](container, tokens)
@@ -88,7 +88,7 @@ def build_tokenizer(path: Path) -> Tokenizer:
     except LocalqError:
         raise
     except Exception as error:  # the library raises plain Exception
-        raise _malformed_error(container, f"its vocabulary is malformed ({str(error)[:200]})") from error
+        raise _malformed_error(container, f"the vocabulary is malformed ({str(error)[:200]})") from error
     return tokenizer
 
 
@@ -105,11 +105,11 @@ def _tokens(container: Container) -> tuple[list[str], list[int]]:
     tokens = container.values.get("tokenizer.ggml.tokens")
     types = container.values.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens or ()))
     if not isinstance(tokens, list) or not tokens or not isinstance(types, list) or len(types) != len(tokens):
-        raise _malformed_error(container, "its vocabulary is missing or malformed")
+        raise _malformed_error(container, "the vocabulary is missing or malformed")
     if not all(isinstance(token, str) for token in tokens):
-        raise _malformed_error(container, "its vocabulary is not text")
+        raise _malformed_error(container, "the vocabulary is not text")
     if max(map(len, tokens)) > MAX_TOKEN or sum(map(len, tokens)) > MAX_VOCABULARY:
-        raise _malformed_error(container, "its vocabulary is larger than that of any known model")
+        raise _malformed_error(container, "the vocabulary is larger than that of any known model")
     return tokens, types
 
 
@@ -137,11 +137,13 @@ def _byte_level(container: Container, tokens: list[str]) -> Tokenizer:
         "tokenizer.ggml.pre"
     )  # old files lack it; a wrong guess would split text wrongly without an error
     if not isinstance(rule, str) or rule not in _RULES:
-        why = f"its pre-tokenizer {str(rule)[:40]!r} is not supported"
-        raise LocalqError(str(container.path), why, "Use another file, or the model's safetensors.", ExitCode.FAILURE)
+        why = f"the pre-tokenizer {str(rule)[:40]!r} is not supported"
+        raise LocalqError(
+            str(container.path), why, "Use another file, or the model's safetensors files.", ExitCode.FAILURE
+        )
     merges = container.values.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
-        raise _malformed_error(container, "its merges are missing or malformed")
+        raise _malformed_error(container, "the merges are missing or malformed")
     vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}  # the first of equal tokens wins
     pairs = [tuple(each.split(" ")) for each in merges]
     pairs = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary and "".join(pair) in vocabulary]
@@ -163,7 +165,7 @@ def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
 
     scores = container.values.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens) or not isinstance(scores[0], float):
-        raise _malformed_error(container, "its vocabulary has no scores")
+        raise _malformed_error(container, "the vocabulary has no scores")
     if container.values.get("general.architecture") in _GEMMA:
         tokens = [_spelled(token) for token in tokens]
         scores = [-float(index) for index in range(len(tokens))]
@@ -225,7 +227,7 @@ def _add_ends(tokenizer: Tokenizer, container: Container, tokens: list[str]) -> 
     ends = {end: _token(container, tokens, end) for end in ("bos", "eos") if _adds(container, end)}
     texts = {end: text for end, text in ends.items() if text}
     if any(mark in text for text in texts.values() for mark in "$:"):  # the library's template syntax
-        raise _malformed_error(container, f"its BOS or EOS token is {sorted(texts.values())}, with a '$' or ':'")
+        raise _malformed_error(container, f"the BOS or EOS token contains '$' or ':' ({sorted(texts.values())})")
     if texts:
         single = [*([texts["bos"]] if "bos" in texts else []), "$A", *([texts["eos"]] if "eos" in texts else [])]
         special = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys(texts.values())]

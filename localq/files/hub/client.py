@@ -81,7 +81,7 @@ def list_files(repo: str, revision: str) -> Listing:
         TypeError,
         ValueError,
     ) as error:  # not JSON, or JSON of another shape
-        raise no_hub(repo, f"the answer of {endpoint()} is not that of a model hub", "Check HF_ENDPOINT.") from error
+        raise no_hub(repo, f"{endpoint()} does not respond like a model hub", "Check HF_ENDPOINT.") from error
 
 
 def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
@@ -101,7 +101,7 @@ def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
 
     found: bytes = with_retries(get, listing.repo, listing.commit, file.name)
     if len(found) < count:
-        why = f"the answer for {file.name} ended after {len(found):,} bytes"
+        why = f"the response for {file.name} ended after {len(found):,} bytes"
         raise LocalqError(listing.repo, why, "Try again later.", ExitCode.NETWORK)
     return found
 
@@ -136,7 +136,11 @@ def body(
                 yield response
                 return
             address = _next_address(listing.repo, address, response.headers.get("location", ""))
-    raise no_hub(listing.repo, f"the hub redirects {file.name} more than {MAX_REDIRECTS} times", "Try again later.")
+    raise no_hub(
+        listing.repo,
+        f"the hub redirected the request for {file.name} more than {MAX_REDIRECTS} times",
+        "Try again later.",
+    )
 
 
 def _next_address(repo: str, address: str, location: str) -> str:

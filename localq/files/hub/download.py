@@ -137,10 +137,8 @@ def discard_or_refuse(store: Store, repo: str, content_id: str, path: Path) -> N
 
 def foreign(repo: str, path: Path) -> LocalqError:
     """The error (exit 8) for wrong content from another tool, which localq does not remove."""
-    why = f"{path} has a wrong hash, and another tool put it there"
-    return bad_file(
-        repo, why, f"Remove it with `localq rm {repo}` (asks first), then `localq pull` downloads it again."
-    )
+    why = f"{path} has the wrong hash, and another tool put it there"
+    return bad_file(repo, why, f"Run `localq rm {repo}` (asks first), then `localq pull` to download it again.")
 
 
 def _fetch(store: Store, listing: Listing, file: RemoteFile, stem: Path, on_bytes: OnBytes) -> None:
@@ -210,7 +208,7 @@ class _Transfer:
                 part.write(piece)
                 self.on_bytes(len(piece))
         if part.at < part.size:
-            raise _ShortError(f"the answer for {self.file.name} ended early")
+            raise _ShortError(f"the response for {self.file.name} ended early")
 
     def _goes_on(self, answer: Any) -> bool:
         """Whether the answer continues the part; False if it has the file from the beginning.

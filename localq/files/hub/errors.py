@@ -75,7 +75,7 @@ def pause_after_s(error: Exception, pause_s: float) -> float:
 
 def gated_error(repo: str, why: str = "the model is gated") -> LocalqError:
     """The error (exit 5) for a repository that needs a token and an accepted licence."""
-    step = f"Accept its licence at {endpoint()}/{repo}, then `hf auth login` (or --token, or HF_TOKEN)."
+    step = f"Accept its licence at {endpoint()}/{repo}, then run `hf auth login` (or use --token or HF_TOKEN)."
     return LocalqError(repo, why, step, ExitCode.GATED)
 
 
@@ -109,16 +109,16 @@ def translate(error: Exception, repo: str, revision: str, name: str) -> Exceptio
     if isinstance(error, errors.GatedRepoError) or code == "GatedRepo":
         return gated_error(repo)
     if isinstance(error, errors.RevisionNotFoundError) or code == "RevisionNotFound":
-        return _not_there(repo, f"it has no revision {revision!r}", "Check the revision.")
+        return _not_there(repo, f"there is no revision {revision!r}", "Check the revision.")
     if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError) or code == "RepoNotFound":
-        why = "there is no such repository on the hub, or it is private"
-        return _not_there(repo, why, "Check the name; for a private one, `hf auth login`.")
+        why = "no such repository on the hub, or it is private"
+        return _not_there(repo, why, "Check the name; if the repository is private, run `hf auth login`.")
     if status == 401:
         return gated_error(repo, "the hub does not accept the access token")
     if status == 403:
-        return gated_error(repo, "the access token gives no access, or the licence was not accepted")
+        return gated_error(repo, "the access token does not grant access, or the licence was not accepted")
     if status == 404:
-        return _not_there(repo, f"it has no {name}" if name else "it was not found", "Check the name and the revision.")
+        return _not_there(repo, f"there is no {name}" if name else "not found", "Check the name and the revision.")
     if status is not None:
         return no_hub(repo, f"the hub answered with HTTP status {status}")
     return _of_transport(error, repo)
@@ -133,7 +133,7 @@ def _of_transport(error: Exception, repo: str) -> Exception:
         local = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
         if error.errno in local:
             return disk_error(places.hub_cache(), error)
-        return no_hub(repo, f"the connection broke ({type(error).__name__})")
+        return no_hub(repo, f"the connection was lost ({type(error).__name__})")
     return error
 
 

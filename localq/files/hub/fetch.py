@@ -80,7 +80,7 @@ def fetch_repo(
 
 def not_here(repo: str) -> LocalqError:
     """The error (exit 6) for an incomplete model while localq is offline."""
-    why = "it is not complete on this machine, and localq is offline"
+    why = "not completely downloaded, and localq is offline"
     return LocalqError(repo, why, "Run once without --offline and HF_HUB_OFFLINE.", ExitCode.NETWORK)
 
 
@@ -138,13 +138,15 @@ class _Fetch:
             index = self._get([files[INDEX_NAME]])[0]
             shards = sorted(set(read_index(index.parent).values()))
             if absent := [name for name in shards if name not in files]:
-                why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
+                why = f"{INDEX_NAME} lists {absent[0]}, which is not in the repository"
                 raise bad_file(self.listing.repo, why, "Use another repository or revision.")
             weights = [files[name] for name in shards]
         # The marker comes last: without it a snapshot counts as incomplete.
         folder = self._get([*first, *weights, files[hub_cache.MARKER_NAME]])[-1].parent
         if not hub_cache.is_complete(folder):
-            raise bad_file(self.listing.repo, "its files are not a complete model", "Use another repository.")
+            raise bad_file(
+                self.listing.repo, "the repository does not contain a complete model", "Use another repository."
+            )
         return folder
 
     def _get(self, files: list[RemoteFile]) -> list[Path]:
@@ -220,7 +222,7 @@ def _drop(repo: str, wrong: list[Path], offline: bool) -> None:
             if not hub_records.is_ours(store, repo, content_id, path):
                 raise download.foreign(repo, path)
         if offline:
-            why = f"{wrong[0]} has a wrong hash, and localq is offline"
+            why = f"{wrong[0]} has the wrong hash, and localq is offline"
             raise bad_file(repo, why, "Go online and run `localq pull` to download it again.")
         for path, content_id in named:
             download.discard_or_refuse(store, repo, content_id, path)
@@ -231,18 +233,16 @@ def _check_catalogued(source: Source, path: Path) -> None:
     for each in read_files(path):
         recorded, content_id = source.sha256.get(each.name), hub_cache.content_id(each)
         if recorded and content_id and len(content_id) == len(recorded) and content_id != recorded:
-            why = f"{each} does not have the hash in the catalogue"
-            raise bad_file(
-                source.repo, why, f"Remove it with `localq rm {source.repo}`, then `localq pull` downloads it again."
-            )
+            why = f"{each} does not match the hash in the catalogue"
+            raise bad_file(source.repo, why, f"Run `localq rm {source.repo}`, then `localq pull` to download it again.")
 
 
 def check_recorded_hash(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:
     """Raises LocalqError (exit 8) if the hub lists another hash of `file` than the catalogue (`sha256`)."""
     recorded = sha256.get(file.name)
     if recorded and file.sha256 and recorded != file.sha256:
-        why = f"the hash of {file.name} on the hub differs from that in the catalogue"
-        raise bad_file(repo, why, "The file was replaced: give a --revision that you trust.")
+        why = f"the hash of {file.name} on the hub differs from the one in the catalogue"
+        raise bad_file(repo, why, "The file was replaced on the hub; use --revision to pick a version that you trust.")
 
 
 def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorded: str | None) -> None:
@@ -255,8 +255,10 @@ def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorde
     with disk.disk_errors(path):
         if disk.sha256_of(path) != recorded:
             download.discard_or_refuse(store, repo, file.content_id, path)
-            why = f"the content of {file.name} does not have the hash in the catalogue"
-            raise bad_file(repo, why, "The file was replaced: give a --revision that you trust.")
+            why = f"the content of {file.name} does not match the hash in the catalogue"
+            raise bad_file(
+                repo, why, "The file was replaced on the hub; use --revision to pick a version that you trust."
+            )
 
 
 def named_files(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
@@ -264,7 +266,7 @@ def named_files(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
     for name in names:
         if name not in listing.files:
             step = "Check the name and the revision."
-            raise LocalqError(listing.repo, f"it has no {name}", step, ExitCode.UNKNOWN_MODEL)
+            raise LocalqError(listing.repo, f"there is no {name}", step, ExitCode.UNKNOWN_MODEL)
     return [listing.files[name] for name in names]
 
 
@@ -277,8 +279,8 @@ def single_gguf(listing: Listing) -> tuple[str, ...]:
         return ()
     found = sorted(name for name in listing.files if name.endswith(".gguf"))
     if len(found) > 1:
-        why = f"it has {len(found)} .gguf files ({', '.join(found[:4])}{', ...' if len(found) > 4 else ''})"
-        step = f"Download one with `hf download {listing.repo} FILE` and give localq its path."
+        why = f"contains {len(found)} .gguf files ({', '.join(found[:4])}{', ...' if len(found) > 4 else ''})"
+        step = f"Download one with `hf download {listing.repo} FILE` and pass its path to localq."
         raise LocalqError(listing.repo, why, step, ExitCode.USAGE)
     return tuple(found)
 
@@ -288,11 +290,11 @@ def check_layout(listing: Listing) -> None:
     names = listing.files
     if SINGLE_NAME not in names and INDEX_NAME not in names:
         if pickles := sorted(name for name in names if name.endswith(PICKLE_SUFFIXES)):
-            why = f"its weights are pickle files ({pickles[0]}), which can run code when they are opened"
+            why = f"the weights are pickle files ({pickles[0]}), which can run code when opened"
             raise bad_file(listing.repo, why, "Use a repository with .safetensors files.")
         others = sorted(name for name in names if SHARD_NAME.fullmatch(name))
-        why = f"it has neither {SINGLE_NAME} nor {INDEX_NAME}" + (f", only {others[0]}" if others else "")
-        raise bad_file(listing.repo, why, "Use a repository in the layout that transformers reads.")
+        why = f"contains neither {SINGLE_NAME} nor {INDEX_NAME}" + (f", only {others[0]}" if others else "")
+        raise bad_file(listing.repo, why, "Use a repository in the transformers layout.")
     for name in (hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME):
         if name not in names:
-            raise bad_file(listing.repo, f"it has no {name}, which localq needs", "Use another repository.")
+            raise bad_file(listing.repo, f"{name}, which localq needs, is missing", "Use another repository.")

@@ -96,7 +96,7 @@ def _folder(listing: Listing, folder: Path) -> Path:
 def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
     for file in files:
         if file.size > MAX_SMALL_BYTES:
-            why = f"{file.name} has {file.size:,} bytes, more than the {MAX_SMALL_BYTES:,} allowed"
+            why = f"{file.name} is {file.size:,} bytes long; the limit is {MAX_SMALL_BYTES:,}"
             raise bad_file(listing.repo, why, "Use another repository or revision.")
         (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
 
@@ -105,7 +105,7 @@ def _shards(listing: Listing, folder: Path) -> list[str]:
     """The names of the files of weights, from the index in `folder` if there is one."""
     shards = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
     if absent := [name for name in shards if name not in listing.files]:
-        why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
+        why = f"{INDEX_NAME} lists {absent[0]}, which is not in the repository"
         raise bad_file(listing.repo, why, "Use another repository or revision.")
     return shards
 
@@ -151,7 +151,7 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's limit, -1 without one
         if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
             raise
-        why = f"the hub lists {file.size:,} bytes for {file.name}, more than a file can have here ({error})"
+        why = f"the hub reports {file.size:,} bytes for {file.name}, more than this file system supports ({error})"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 
 

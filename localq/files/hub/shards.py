@@ -75,7 +75,7 @@ class Shards:
         folder = paths[0].parent
         names = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
         if absent := [name for name in names if name not in files]:
-            why = f"{INDEX_NAME} names {absent[0]}, which the repository does not have"
+            why = f"{INDEX_NAME} lists {absent[0]}, which is not in the repository"
             raise bad_file(self._listing.repo, why, "Use another repository or revision.")
         return folder, names
 
@@ -104,7 +104,7 @@ class Shards:
         return list(dict.fromkeys(self._owner[tensor] for tensor in tensors))
 
     def _header(self, file: RemoteFile) -> Header:
-        self.say(f"{file.name}, its header")
+        self.say(f"{file.name} (header)")
         with disk.scratch_folder("localq-header-") as folder:
             path = folder / file.name
             hub_remote.outline_file(self._listing, file, path, self._patiently)
@@ -224,8 +224,10 @@ def _claim(cache: Path) -> IO[bytes]:
     try:
         empty = not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
         if not empty and not (cache / MARK).is_file():
-            why = "localq would download here and delete the folder afterwards, but did not create this folder"
-            raise usage_error(str(cache), why, "Move it, or give another --out.")
+            why = (
+                "localq needs this folder for temporary downloads, but it already exists and was not created by localq"
+            )
+            raise usage_error(str(cache), why, "Move the folder, or choose another --out.")
         cache.mkdir(parents=True, exist_ok=True)
         mark = (cache / MARK).open("ab")
     except OSError as error:
@@ -234,8 +236,8 @@ def _claim(cache: Path) -> IO[bytes]:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         mark.close()
-        why = "another localq is downloading to this folder"
-        raise usage_error(str(cache), why, "Wait for it, or give another --out.") from error
+        why = "another localq process is downloading to this folder"
+        raise usage_error(str(cache), why, "Wait until it has finished, or choose another --out.") from error
     return mark
 
 

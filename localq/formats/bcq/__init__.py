@@ -120,9 +120,9 @@ def quantize(
     if weight.dim() != 2 or weight.shape[1] % EIGHT or not weight.numel():
         raise bad_file("weight", f"bcq needs a column count divisible by {EIGHT}; this matrix is {list(weight.shape)}")
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise bad_file("weight", f"binary codes take 16-bit and 32-bit floats, not {weight.dtype}")
+        raise bad_file("weight", f"bcq supports 16-bit and 32-bit floats, not {weight.dtype}")
     if not bool(torch.isfinite(weight).all()):
-        raise bad_file("weight", "it holds NaN or infinity")
+        raise bad_file("weight", "contains NaN or infinity")
     columns = weight.shape[1]
     size = min(group or columns, columns)
     whole = columns // size * size
@@ -220,5 +220,5 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     stored_shape(checkpoint, prefix)
     signs, alphas = (checkpoint.read(prefix + suffix) for suffix in suffixes)
     if not bool(torch.isfinite(alphas).all()):
-        raise bad_file(prefix, "damaged binary codes: alphas hold NaN or infinity", DAMAGED)
+        raise bad_file(prefix, "damaged binary codes: alphas contain NaN or infinity", DAMAGED)
     return Packed(signs, alphas)

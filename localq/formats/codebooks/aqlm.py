@@ -267,7 +267,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     _check(checkpoint.tensors, prefix)
     packed = Packed(*(checkpoint.read(prefix + suffix) for suffix in suffixes))
     for what, values in (("codebooks", packed.codebooks), ("scales", packed.scales)):
-        _require(prefix, bool(torch.isfinite(values).all()), f"{what} hold NaN or infinity")
+        _require(prefix, bool(torch.isfinite(values).all()), f"{what} contain NaN or infinity")
     return packed
 
 
@@ -279,15 +279,21 @@ def _check(tensors: Mapping[str, Any], prefix: str) -> None:
     codes, codebooks, scales = (tensors[prefix + suffix] for suffix in suffixes)
     shapes = [tuple(each.shape) for each in (codes, codebooks, scales)]
     sound = len(shapes[0]) == 3 and len(shapes[1]) == 4 and all(math.prod(shape) > 0 for shape in shapes)
-    _require(prefix, sound, f"codes {list(shapes[0])} and codebooks {list(shapes[1])} are not of three and four sizes")
-    _require(prefix, codes.dtype in CODES, f"codes are {codes.dtype}, not {' or '.join(CODES)}")
+    _require(
+        prefix, sound, f"codes {list(shapes[0])} and codebooks {list(shapes[1])} must have three and four dimensions"
+    )
+    _require(prefix, codes.dtype in CODES, f"codes are {codes.dtype}, expected {' or '.join(CODES)}")
     same = codebooks.dtype == scales.dtype and scales.dtype in VALUES
-    _require(prefix, same, f"codebooks are {codebooks.dtype}, scales {scales.dtype}: not one of {', '.join(VALUES)}")
+    _require(
+        prefix, same, f"codebooks are {codebooks.dtype} and scales {scales.dtype}; expected one of {', '.join(VALUES)}"
+    )
     books, entries = shapes[1][:2]
-    _require(prefix, shapes[0][2] == books, f"{shapes[0][2]} codes of each group for {books} codebooks")
+    _require(prefix, shapes[0][2] == books, f"{shapes[0][2]} codes per group do not match {books} codebooks")
     power = entries & (entries - 1) == 0 and 1 < entries <= CODES[codes.dtype]
-    _require(prefix, power, f"codebooks of {entries} entries are not of 1 to 8 or, in int16, to 16 bits")
-    _require(prefix, shapes[2] == (shapes[0][0], 1, 1, 1), f"scales have shape {list(shapes[2])}")
+    _require(
+        prefix, power, f"codebooks have {entries} entries; expected a power of two up to 2^8, or 2^16 for int16 codes"
+    )
+    _require(prefix, shapes[2] == (shapes[0][0], 1, 1, 1), f"scales have an unexpected shape, {list(shapes[2])}")
 
 
 def _require(prefix: str, holds: bool, why: str) -> None:

@@ -154,4 +154,4 @@ def _check(tensors: dict[str, Tensor], rows: int, columns: int, step: int) -> No
     finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()])  # asked once: GPUs run on
     if not bool(finite.all()):
         name = next(name for name, each in zip(tensors, finite.tolist(), strict=True) if not each)
-        raise ValueError(f"vq_search: {name} holds NaN or infinity")
+        raise ValueError(f"vq_search: {name} contains NaN or infinity")

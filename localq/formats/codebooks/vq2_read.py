@@ -34,7 +34,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     tensors = checkpoint.tensors
     books = [_book(checkpoint, prefix, *suffixes) for suffixes in BOOKS[: 2 if f"{prefix}.codes_2" in tensors else 1]]
     if len(books) == 1 and f"{prefix}.codebook_2" in tensors:
-        raise bad_file(prefix, f"the checkpoint lacks {prefix}.codes_2, and has its codebook", DAMAGED)
+        raise bad_file(prefix, f"the checkpoint lacks {prefix}.codes_2, but contains its codebook", DAMAGED)
     scales = _part(checkpoint, prefix, ".scales")
     signs = checkpoint.read(f"{prefix}.signs") if f"{prefix}.signs" in tensors else None
     codes = books[0][0]
@@ -46,14 +46,14 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     values = {"scales": packed.scales, **{name[1:]: book[1] for (_, name), book in zip(BOOKS, books, strict=False)}}
     for name, held in values.items():
         if not bool(torch.isfinite(held).all()):
-            raise bad_file(prefix, f"damaged vq2 weights: {name} holds NaN or infinity", DAMAGED)
+            raise bad_file(prefix, f"damaged vq2 weights: {name} contains NaN or infinity", DAMAGED)
     return packed
 
 
 def _book(checkpoint: Checkpoint, prefix: str, codes: str, codebook: str) -> tuple[Tensor, Tensor]:
     name = codebook_name(checkpoint.tensors, prefix, codebook)
     if name is None:
-        raise bad_file(prefix, f"the checkpoint lacks {prefix}{codebook}, and modules around have none", DAMAGED)
+        raise bad_file(prefix, f"the checkpoint lacks {prefix}{codebook}, and no enclosing module has one", DAMAGED)
     return _part(checkpoint, prefix, codes), checkpoint.read(name)
 
 
@@ -71,7 +71,9 @@ def _columns(checkpoint: Checkpoint, prefix: str, signs: Tensor | None) -> int:
         try:
             columns = columns_of(Architecture.from_config(checkpoint.config), prefix)
         except LocalqError as error:
-            raise bad_file(prefix, f"its columns are not known: {error.what}: {error.why}", error.next_step) from error
+            raise bad_file(
+                prefix, f"the number of columns is unknown ({error.what}: {error.why})", error.next_step
+            ) from error
     if columns is None:
-        raise bad_file(prefix, "config.json does not tell how many columns it has", DAMAGED)
+        raise bad_file(prefix, "config.json does not specify the number of columns", DAMAGED)
     return columns

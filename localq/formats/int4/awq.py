@@ -112,7 +112,12 @@ def quantization_config(
 
 def _layout(checkpoint: Checkpoint, prefix: str) -> int4_read.Layout:
     of = int4_read.layout(checkpoint, prefix, quant_method)
-    int4_read.require(prefix, quant_method, of.columns % of.group == 0, f"{of.columns} columns are no whole groups")
+    int4_read.require(
+        prefix,
+        quant_method,
+        of.columns % of.group == 0,
+        f"{of.columns} columns are not a multiple of the group size, {of.group}",
+    )
     return of
 
 

@@ -53,32 +53,35 @@ def layout(checkpoint: Checkpoint, prefix: str, method: str) -> Layout:
         if prefix + suffix not in tensors:
             raise bad_file(prefix, f"the checkpoint lacks {prefix + suffix}", DAMAGED)
     named = said.get("quant_method")
-    sure(named == method, f"config.json says quant_method {repr(named)[:40]}, its tensors are packed as {method}'s")
+    sure(
+        named == method,
+        f"config.json specifies quant_method {repr(named)[:40]}, but the tensors are packed as for {method}",
+    )
     qweight, qzeros, scales = (tensors[prefix + suffix] for suffix in SUFFIXES)
     for name, tensor, types in (("qweight", qweight, ("int32",)), ("qzeros", qzeros, ("int32",)),
                                 ("scales", scales, FLOATS)):  # fmt: skip
-        sure(tensor.dtype in types, f"{name} holds {tensor.dtype}, not {' or '.join(types)}")
+        sure(tensor.dtype in types, f"{name} has dtype {tensor.dtype}, expected {' or '.join(types)}")
         sound = len(tensor.shape) == 2 and min(tensor.shape) > 0
-        sure(sound, f"{name} is {list(tensor.shape)}, not of two sizes")
+        sure(sound, f"{name} has shape {list(tensor.shape)}, expected two dimensions")
     rows, width = qweight.shape
     out, columns = (width * WORD, rows) if method == "awq" else (width, rows * WORD)
     whole = out % WORD == 0 and columns % WORD == 0
-    sure(whole, f"{out} rows of {columns} columns do not come in words of {WORD} codes")
+    sure(whole, f"{out} x {columns} codes cannot be packed into words of {WORD}")
     groups = scales.shape[0]
     for name, tensor, expected in (("scales", scales, (groups, out)), ("qzeros", qzeros, (groups, out // WORD))):
-        sure(tuple(tensor.shape) == expected, f"{name} is {list(tensor.shape)}, not {list(expected)}")
+        sure(tuple(tensor.shape) == expected, f"{name} has shape {list(tensor.shape)}, expected {list(expected)}")
     if prefix + ".g_idx" in tensors:
         g_idx = tensors[prefix + ".g_idx"]
-        sure(g_idx.dtype in ("int32", "int64"), f"g_idx holds {g_idx.dtype}, not int32")
-        sure(tuple(g_idx.shape) == (columns,), f"g_idx is {list(g_idx.shape)}, not {[columns]}")
-        sure(columns <= 2**16, f"g_idx orders {columns} columns, 16 bits tell {2**16} apart")
+        sure(g_idx.dtype in ("int32", "int64"), f"g_idx has dtype {g_idx.dtype}, expected int32")
+        sure(tuple(g_idx.shape) == (columns,), f"g_idx has shape {list(g_idx.shape)}, expected {[columns]}")
+        sure(columns <= 2**16, f"g_idx orders {columns} columns, but at most {2**16} are supported")
     return Layout(out, columns, groups, _group(said, columns, groups, sure))
 
 
 def scales(checkpoint: Checkpoint, prefix: str, method: str) -> Tensor:
     """P.scales, all of them numbers."""
     stored = checkpoint.read(prefix + ".scales")
-    require(prefix, method, bool(torch.isfinite(stored).all()), "scales hold NaN or infinity")
+    require(prefix, method, bool(torch.isfinite(stored).all()), "scales contain NaN or infinity")
     return stored
 
 
@@ -86,14 +89,17 @@ def grouped_order(checkpoint: Checkpoint, prefix: str, of: Layout) -> Tensor | N
     """GPTQ's g_idx as the columns in the order of their groups, int64 [in]; None where the checkpoint has none."""
     sure, key = functools.partial(require, prefix, "gptq"), prefix + ".g_idx"
     if key not in checkpoint.tensors:
-        sure(checkpoint.quantization.get("desc_act") is not True, "desc_act is true and it has no g_idx")
+        sure(checkpoint.quantization.get("desc_act") is not True, "desc_act is true, but g_idx is missing")
         return None
     groups = checkpoint.read(key).long()
     least, greatest = int(groups.min()), int(groups.max())
-    sure(least >= 0 and greatest < of.groups, f"g_idx holds {least} to {greatest}, there are {of.groups} groups")
+    sure(
+        least >= 0 and greatest < of.groups,
+        f"g_idx contains values from {least} to {greatest}, but there are {of.groups} groups",
+    )
     counts, full = torch.bincount(groups, minlength=of.groups), torch.full((of.groups,), of.group)
     full[-1] = of.columns - (of.groups - 1) * of.group
-    sure(torch.equal(counts, full), f"g_idx does not give each group {of.group} columns")
+    sure(torch.equal(counts, full), f"g_idx does not assign {of.group} columns to each group")
     return torch.argsort(groups, stable=True)
 
 
@@ -111,11 +117,11 @@ def _group(said: Mapping[str, Any], columns: int, groups: int, sure: Callable[[b
     """Columns of a group. Where config.json gives layers sizes of their own ("dynamic"), by the number of groups."""
     stated = said.get("group_size", said.get("q_group_size", DEFAULT_SIZE))
     known = type(stated) is int and stated in (-1, *SIZES)
-    sure(known, f"config.json says groups of {repr(stated)[:40]} columns; -1 and {SIZES} are read")
+    sure(known, f"config.json specifies groups of {repr(stated)[:40]} columns; -1 and {SIZES} are supported")
     possible = (stated, -1, *SIZES) if said.get("dynamic") else (stated,)
     sizes = [columns if each == -1 else min(each, columns) for each in possible]
     found = next((size for size in sizes if -(-columns // size) == groups), 0)
-    sure(found > 0, f"it has {groups} groups of {columns} columns, config.json says groups of {stated}")
+    sure(found > 0, f"{groups} groups for {columns} columns do not match the group size in config.json, {stated}")
     return found
 
 

@@ -214,5 +214,5 @@ def read_scales(checkpoint: Checkpoint, name: str) -> Tensor:
     """The scales of the parameter `name`; raises LocalqError (exit 8) where one of them stands for NaN."""
     scales = checkpoint.read(f"{name}_scales")
     if int(scales.max()) == NOT_A_NUMBER:
-        raise bad_file(name, f"damaged MXFP4 weights: a scale is {NOT_A_NUMBER}, which stands for NaN", DAMAGED)
+        raise bad_file(name, f"damaged MXFP4 weights: a scale is {NOT_A_NUMBER}, which means NaN", DAMAGED)
     return scales

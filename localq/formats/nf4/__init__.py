@@ -120,7 +120,7 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
     """Does the checkpoint hold the Linear `prefix` in NF4? Raises LocalqError where it holds it in FP4."""
     if prefix + FP4_SUFFIX in tensors:
-        raise bad_file(prefix, "stored as bitsandbytes FP4, which localq does not read", "Use an NF4 checkpoint.")
+        raise bad_file(prefix, "stored as bitsandbytes FP4, which localq does not support", "Use an NF4 checkpoint.")
     return prefix + STATE_SUFFIX in tensors
 
 
@@ -211,7 +211,11 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     out, columns = state["shape"]
     blocks = out * columns // BLOCK
     codes = _raw_bytes(_part(checkpoint, prefix, ".weight"))
-    _require(prefix, codes.numel() == out * columns // 2, f"{codes.numel():,} bytes of codes for {out} x {columns}")
+    _require(
+        prefix,
+        codes.numel() == out * columns // 2,
+        f"{codes.numel():,} bytes of codes do not match a {out} x {columns} matrix",
+    )
     codes = codes.reshape(out, columns // 2)
     quant_map = _floats(checkpoint, prefix, ".weight.quant_map", len(CODE_MAP))
     _require(prefix, torch.allclose(quant_map, CODE_MAP, rtol=0, atol=1e-4), "quant_map is not the NF4 table")
@@ -220,7 +224,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
         absmax = _floats(checkpoint, prefix, ".weight.absmax", blocks)
         return Packed(codes, absmax, None, None, None, (out, columns), dtype)
     absmax = _part(checkpoint, prefix, ".weight.absmax")
-    _require(prefix, absmax.dtype == torch.uint8 and absmax.shape == (blocks,), "absmax does not fit its shape")
+    _require(prefix, absmax.dtype == torch.uint8 and absmax.shape == (blocks,), "absmax does not match the shape")
     nested_absmax = _floats(checkpoint, prefix, ".weight.nested_absmax", math.ceil(blocks / NESTED_BLOCK))
     nested_map = _floats(checkpoint, prefix, ".weight.nested_quant_map", 256)
     offset = torch.tensor(state["nested_offset"], dtype=torch.float32)
@@ -230,7 +234,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
 def _read_state(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
     """The JSON of the quantization state, every field checked."""
     raw = _part(checkpoint, prefix, STATE_SUFFIX)
-    _require(prefix, raw.dtype == torch.uint8 and raw.numel() <= 4096, "quant_state is not a short text")
+    _require(prefix, raw.dtype == torch.uint8 and raw.numel() <= 4096, "quant_state is not a short string")
     try:
         text = raw.numpy().tobytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -247,13 +251,13 @@ def _read_state(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
         prefix, state.get("quant_type") == "nf4", f"quant_type is {str(state.get('quant_type'))[:20]!r}, not 'nf4'"
     )
     _require(prefix, state.get("blocksize") == BLOCK, f"blocksize {str(state.get('blocksize'))[:20]} is not {BLOCK}")
-    _require(prefix, isinstance(state.get("dtype"), str) and state["dtype"] in DTYPES, "its dtype is unknown")
+    _require(prefix, isinstance(state.get("dtype"), str) and state["dtype"] in DTYPES, "unknown dtype")
     if "nested_offset" in state:
         nested = state.get("nested_blocksize")
         _require(prefix, nested == NESTED_BLOCK, f"nested_blocksize {str(nested)[:20]} is not {NESTED_BLOCK}")
         offset = state["nested_offset"]
         small = type(offset) in (int, float) and abs(offset) <= torch.finfo(torch.float32).max
-        _require(prefix, small, "nested_offset is not a number of 32 bits")
+        _require(prefix, small, "nested_offset is not a 32-bit number")
     return state
 
 
@@ -267,8 +271,8 @@ def _floats(checkpoint: Checkpoint, prefix: str, suffix: str, count: int) -> Ten
     """A finite f32 tensor of `count` values."""
     values = _part(checkpoint, prefix, suffix)
     fits = values.dtype == torch.float32 and values.shape == (count,)
-    _require(prefix, fits, f"{suffix[8:]} is {values.dtype} {list(values.shape)}, not float32 [{count}]")
-    _require(prefix, bool(torch.isfinite(values).all()), f"{suffix[8:]} holds NaN or infinity")
+    _require(prefix, fits, f"{suffix[8:]} is {values.dtype} {list(values.shape)}, expected float32 [{count}]")
+    _require(prefix, bool(torch.isfinite(values).all()), f"{suffix[8:]} contains NaN or infinity")
     return values
 
 

@@ -107,10 +107,10 @@ def quantize(weight: Tensor, importance: Tensor | None = None) -> Packed:
     Raises LocalqError for a shape that this format cannot take and for weights that are not finite or beyond float16.
     """
     if weight.dim() != 2 or weight.shape[1] % BLOCK or not weight.numel():
-        why = f"{quant_method} is made of matrices with a multiple of {BLOCK} columns, not {list(weight.shape)}"
+        why = f"{quant_method} needs a column count divisible by {BLOCK}; this matrix is {list(weight.shape)}"
         raise bad_file("weight", why)
     if not bool((weight.abs() <= torch.finfo(torch.float16).max).all()):
-        raise bad_file("weight", "it holds NaN, infinity, or what float16 does not hold")
+        raise bad_file("weight", "contains NaN, infinity or values outside the range of float16")
     out, columns = weight.shape
     packed = Packed(
         torch.empty(out, columns // 2, dtype=torch.uint8, device=weight.device),
@@ -178,17 +178,17 @@ def quantization_config(
 def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
     """[out, in] of the Linear `prefix`, by headers and config.json; LocalqError (exit 8) where they are unsound."""
     tensors, said = checkpoint.tensors, checkpoint.quantization.get("wbits", 4)
-    _require(prefix, type(said) is int and said == 4, f"wbits is {repr(said)[:20]}, 4 are read")
+    _require(prefix, type(said) is int and said == 4, f"wbits is {repr(said)[:20]}; only 4 is supported")
     sparse = [suffix for suffix in SPARSE if prefix + suffix in tensors]
-    _require(prefix, not sparse, f"it has a sparse part ({', '.join(sparse)}), which localq does not read")
+    _require(prefix, not sparse, f"contains a sparse part ({', '.join(sparse)}), which localq does not support")
     for suffix in suffixes:
         _require(prefix, prefix + suffix in tensors, f"the checkpoint lacks {suffix[1:]}")
     words, table = (tensors[prefix + suffix] for suffix in suffixes)
     sound = words.dtype == "int32" and len(words.shape) == 2 and min(words.shape) > 0
-    _require(prefix, sound, f"qweight is {words.dtype} {list(words.shape)[:4]}, not int32 of two sizes")
+    _require(prefix, sound, f"qweight is {words.dtype} {list(words.shape)[:4]}, expected int32 with two dimensions")
     out, columns = words.shape[1], WORD * words.shape[0]
     fits = table.dtype in FLOATS and tuple(table.shape) == (out, VALUES)
-    _require(prefix, fits, f"lookup_table is {table.dtype} {list(table.shape)[:4]}, not floats {[out, VALUES]}")
+    _require(prefix, fits, f"lookup_table is {table.dtype} {list(table.shape)[:4]}, expected floats {[out, VALUES]}")
     return out, columns
 
 
@@ -197,7 +197,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     stored_shape(checkpoint, prefix)
     table = checkpoint.read(prefix + suffixes[1]).to(torch.float16)
     sound = bool(torch.isfinite(table).all())
-    _require(prefix, sound, "lookup_table holds NaN, infinity, or what float16 does not hold")
+    _require(prefix, sound, "lookup_table contains NaN, infinity or values outside the range of float16")
     words = checkpoint.read(prefix + suffixes[0])
     return Packed(words.T.contiguous().view(torch.uint8), table)
 

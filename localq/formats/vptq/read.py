@@ -85,7 +85,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
         if prefix + suffix not in checkpoint.tensors:
             continue
         found = tuple(checkpoint.tensors[prefix + suffix].shape)
-        _require(prefix, found == shapes[name], f"{suffix[1:]} is {list(found)}, not {list(shapes[name])}")
+        _require(prefix, found == shapes[name], f"{suffix[1:]} has shape {list(found)}, expected {list(shapes[name])}")
         held[name] = _sound(checkpoint.read(prefix + suffix), name, layer, prefix)
     assert held["indices"] is not None  # for the type checker: `_check_presence` has seen these two
     assert held["centroids"] is not None
@@ -101,10 +101,10 @@ def _entry(quantization: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     said = layers.get(prefix) if isinstance(layers, dict) else None
     if said is None and isinstance(shared, dict):
         said = shared.get(prefix.rpartition(".")[2])
-    _require(prefix, isinstance(said, dict), "config.json's quantization_config says nothing about it")
+    _require(prefix, isinstance(said, dict), "quantization_config in config.json has no entry for it")
     assert isinstance(said, dict)  # for the type checker
-    _require(prefix, said.get("vector_quant_dim", "out") == "out", "its vectors do not run along the output")
-    _require(prefix, said.get("norm_dim") in (None, 0), "its norm is not one of input columns")
+    _require(prefix, said.get("vector_quant_dim", "out") == "out", "its vectors do not run along the output dimension")
+    _require(prefix, said.get("norm_dim") in (None, 0), "its norm is not per input column")
     return said
 
 
@@ -113,22 +113,26 @@ def _layer(said: dict[str, Any], tensors: Mapping[str, Any], prefix: str) -> Lay
     outlier_len, length = _pair(said, "vector_lens", LARGEST["vector length"], prefix)
     outlier_count, count = _pair(said, "num_centroids", LARGEST["centroids"], prefix)
     outlier_residuals, residuals = _pair(said, "num_res_centroids", LARGEST["centroids"], prefix)
-    _require(prefix, length >= 1 and count >= 1, f"{count} centroids of {length} weights are no codebook")
+    _require(prefix, length >= 1 and count >= 1, f"{count} centroids of {length} weights are not a valid codebook")
     outliers = _number(said, "outlier_size", 0, LARGEST["columns"], prefix)
     if outlier_len < 2 or outlier_count < 1:  # then, as the package has it, there are none, whatever their number
         outliers = outlier_len = outlier_count = 0
     elif outlier_residuals > 0:
-        raise bad_file(prefix, "outliers with residual centroids, which localq does not read", DAMAGED)
+        raise bad_file(prefix, "outliers with residual centroids, which localq does not support", DAMAGED)
     groups = _number(said, "group_num", 1, LARGEST["groups"], prefix)
     size = _number(said, "group_size", 1, LARGEST["columns"], prefix)
     indices = _part(tensors, "indices", prefix)
     packed, residuals = indices.dtype == "int32", max(residuals, 0)
-    _require(prefix, len(indices.shape) == 3, f"indices is {list(indices.shape)}, not of three sizes")
+    _require(prefix, len(indices.shape) == 3, f"indices has shape {list(indices.shape)}, expected three dimensions")
     _require(prefix, not packed or _whole_bits(count, residuals), f"{count} and {residuals} centroids cannot be packed")
     columns = outliers + groups * size
     out = indices.shape[1] * length
     out = out if said.get("out_features") in (None, -1) else _number(said, "out_features", 1, LARGEST["rows"], prefix)
-    _require(prefix, said.get("in_features") in (None, -1, columns), f"in_features is not {columns}, as the groups are")
+    _require(
+        prefix,
+        said.get("in_features") in (None, -1, columns),
+        f"in_features does not match the {columns} columns of the groups",
+    )
     return Layer(out, columns, length, count, residuals, outlier_len, outlier_count, outliers, groups, size, packed)
 
 
@@ -155,7 +159,7 @@ def _number(said: dict[str, Any], name: str, least: int, greatest: int, prefix: 
 
 
 def _not_allowed(name: str, value: object) -> str:
-    return f"config.json gives it the {name} {str(value)[:40]}"
+    return f"config.json specifies an invalid {name}, {str(value)[:40]}"
 
 
 # ---- tensors
@@ -173,15 +177,15 @@ def _check_presence(
     """Every tensor is there that must be, and none that must not. What config.json leaves unsaid the tensors say."""
     for name, suffix in SUFFIXES.items():
         there, stated = prefix + suffix in tensors, said.get(OPTIONAL.get(name, ""))
-        _require(prefix, name in shapes or not there, f"it has {suffix[1:]}, which its config.json leaves no place for")
+        _require(prefix, name in shapes or not there, f"contains {suffix[1:]}, which config.json does not declare")
         if name in shapes and name not in OPTIONAL:
             _part(tensors, name, prefix)
         elif name in shapes and stated is not None:
-            _require(prefix, stated is there, f"{OPTIONAL[name]} is {str(stated)[:20]}, {suffix[1:]} says otherwise")
+            _require(prefix, stated is there, f"{OPTIONAL[name]} is {str(stated)[:20]}, which contradicts {suffix[1:]}")
     scale, bias = (prefix + SUFFIXES[name] in tensors for name in ("weight_scale", "weight_bias"))
-    _require(prefix, scale == bias, "it has one of weight_scale and weight_bias without the other")
+    _require(prefix, scale == bias, "only one of weight_scale and weight_bias is present")
     stated, packed = said.get("is_indice_packed"), tensors[prefix + SUFFIXES["indices"]].dtype == "int32"
-    _require(prefix, stated in (None, packed), f"is_indice_packed is {str(stated)[:20]}, indices says otherwise")
+    _require(prefix, stated in (None, packed), f"is_indice_packed is {str(stated)[:20]}, which contradicts indices")
 
 
 def _sound(stored: Tensor, name: str, layer: Layer, prefix: str) -> Tensor:
@@ -194,8 +198,8 @@ def _sound(stored: Tensor, name: str, layer: Layer, prefix: str) -> Tensor:
         counts = {"indices": layer.count, "res_indices": layer.residuals, "outlier_indices": layer.outlier_count}
         indices = _shorts(stored, name, counts[name], prefix)
         return indices[0] if name == "outlier_indices" else indices
-    _require(prefix, stored.dtype in FLOATS, f"{name} holds {stored.dtype}, not floats")
-    _require(prefix, bool(torch.isfinite(stored).all()), f"{name} holds NaN or infinity")
+    _require(prefix, stored.dtype in FLOATS, f"{name} has dtype {stored.dtype}, expected floats")
+    _require(prefix, bool(torch.isfinite(stored).all()), f"{name} contains NaN or infinity")
     if name == "outlier_centroids":
         return stored.view(layer.outlier_count, layer.outlier_len)
     return stored.view(layer.groups, -1, layer.vector_len) if name.endswith("centroids") else stored
@@ -203,22 +207,26 @@ def _sound(stored: Tensor, name: str, layer: Layer, prefix: str) -> Tensor:
 
 def _shorts(stored: Tensor, name: str, count: int, prefix: str) -> Tensor:
     """The bits of a u16 as int16, each below `count`."""
-    _require(prefix, stored.dtype in SHORTS, f"{name} holds {stored.dtype}, not 16-bit indices")
+    _require(prefix, stored.dtype in SHORTS, f"{name} has dtype {stored.dtype}, expected 16-bit indices")
     shorts = stored.view(torch.int16)
     for part in torch.split(shorts.reshape(-1), CHECKED_AT_A_TIME):
         largest = int((part.to(torch.int32) & 0xFFFF).max()) if part.numel() else 0
-        _require(prefix, largest < count, f"{name} holds {largest}, beyond the last of {count} centroids")
+        _require(prefix, largest < count, f"{name} contains the index {largest}, but there are only {count} centroids")
     return shorts
 
 
 def _places(stored: Tensor, layer: Layer, prefix: str) -> Tensor:
     """The inverse of a permutation, every column once: int64, int16 or uint16 [in] -> int16 (bits of a u16)."""
     known = stored.dtype in (torch.int64, torch.int16, torch.uint16)
-    _require(prefix, known and layer.columns <= PERMUTABLE, f"perm holds {stored.dtype} for {layer.columns} columns")
+    _require(
+        prefix,
+        known and layer.columns <= PERMUTABLE,
+        f"perm has dtype {stored.dtype} for {layer.columns} columns, which is not supported",
+    )
     order = stored if stored.dtype == torch.int64 else stored.view(torch.int16).long() & 0xFFFF
     in_order, places = order.sort()
     each_once = torch.equal(in_order, torch.arange(layer.columns))
-    _require(prefix, each_once, "perm does not name every column once")
+    _require(prefix, each_once, "perm does not list every column exactly once")
     return (places - ((places >= 2**15) * 2**16)).to(torch.int16)
 
 

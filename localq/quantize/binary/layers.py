@@ -113,8 +113,8 @@ def _quantize_group(
     statistics = _group_statistics(group, linears[0], block, made, streams)
     metric = statistics.finish(weight, CORRECTION)
     if not bool(torch.isfinite(weight).all()):
-        why = "on the calibration text the model computes non-finite values"
-        raise bad_file(root + group.names[0], why, "Check the weights: localq verify.")
+        why = "the model produces non-finite values on the calibration text"
+        raise bad_file(root + group.names[0], why, "Check the weights with `localq verify`.")
     rows = [linear.out_features for linear in linears]
     parts = torch.split(weight, rows)
     makers = [maker_of(root + name) for name in group.names]

@@ -102,8 +102,8 @@ def _least(parts: Sequence[PricedGroup], bits: float) -> tuple[int, int]:
     budget = int(bits * weights / 8)
     if size > budget:
         least = -(-800 * size // weights) / 100
-        why = f"this model needs at least {least:.2f} bits per weight, with codebooks, scales and signs"
-        step = "Mix bits on larger models only; --bits 2 works for any model."
+        why = f"this model needs at least {least:.2f} bits per weight, including codebooks, scales and signs"
+        step = "Mixed bits need a larger model; --bits 2 works for any model."
         raise usage_error("--bits", why, f"Use {least:.2f} or more." if least < MOST_BITS else step)
     return size, budget
 

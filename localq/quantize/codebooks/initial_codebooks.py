@@ -37,7 +37,9 @@ def load_initial(scheme: str, device: torch.device) -> tuple[Codebook, ...]:
     """
     sizes = vq2_codebooks(scheme)
     if scheme not in SCHEMES:
-        raise usage_error(f"vq2 {scheme}", "there are no initial codebooks for it", f"Schemes: {', '.join(SCHEMES)}.")
+        raise usage_error(
+            f"vq2 {scheme}", "there are no initial codebooks for this scheme", f"Schemes: {', '.join(SCHEMES)}."
+        )
     tensors = load_file(FILE)
     return tuple(
         Codebook(stride, tensors[f"{scheme}.{number}"].float().to(device)) for number, (stride, _) in enumerate(sizes)

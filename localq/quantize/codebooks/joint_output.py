@@ -53,11 +53,11 @@ def why_not(tuning: Tuning, model: SourceModel, name: str, *, ready: bool) -> st
         return ""
     why = (
         f"joint training is limited to models of {LARGEST // 10**9} billion weights: "
-        "it takes half a gigabyte of RAM per billion"
+        "it needs half a gigabyte of RAM per billion"
     )
     if ready:
         raise usage_error("--best", f"{name}: {why}", "Remove --best.")
-    return f"{name}: fine-tuned layer by layer only; {why}."
+    return f"{name}: layers are fine-tuned one by one only, because {why}."
 
 
 def draft_shards(shards: Sequence[Shard]) -> list[Shard]:

@@ -168,8 +168,8 @@ def _quantize(
         part.copy_(linear.weight.data)
     metric = statistics.finish(weight, settings.correction)
     if not all(bool(torch.isfinite(weight[some]).all()) for some in pieces(*weight.shape)):
-        why = "on the calibration text the model computes non-finite values"
-        raise bad_file(f"layer {index}, {group.names[0]}", why, "Check the weights: localq verify.")
+        why = "the model produces non-finite values on the calibration text"
+        raise bad_file(f"layer {index}, {group.names[0]}", why, "Check the weights with `localq verify`.")
     signs = group.signs(columns, index, settings)
     if signs is not None:
         _rotate_(weight, metric, signs.to(device))

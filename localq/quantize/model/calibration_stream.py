@@ -75,10 +75,10 @@ def check_range(rows: list[Tensor], layer: int, name: str, dtype: torch.dtype) -
     """Check the outputs `rows` of a layer, as `Streams.check` does."""
     largest = float(torch.stack([x.abs().max().float() for x in rows]).max())
     if math.isnan(largest):
-        raise bad_file(name, f"layer {layer} computes NaN", "Check the weights: localq verify.")
+        raise bad_file(name, f"layer {layer} produces NaN", "Check the weights with `localq verify`.")
     if not largest <= torch.finfo(dtype).max:
         stated = str(dtype).removeprefix("torch.")
-        why = f"layer {layer} computes values up to {largest:.0f}, outside the range of {stated}"
+        why = f"layer {layer} produces values up to {largest:.0f}, outside the range of {stated}"
         raise LocalqError(name, why, "Use --format vq2.", ExitCode.USAGE)
 
 

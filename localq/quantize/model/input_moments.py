@@ -49,8 +49,8 @@ def measure(model: SourceModel, streams: Streams, on_layer: Callable[[], None]) 
         for group, total in zip(groups, sums, strict=True):
             mean = (total / tokens).float().cpu()
             if not bool(torch.isfinite(mean).all()):
-                why = "on the calibration text the model computes non-finite values"
-                raise bad_file(f"layer {index}, {group.names[0]}", why, "Check the weights: localq verify.")
+                why = "the model produces non-finite values on the calibration text"
+                raise bad_file(f"layer {index}, {group.names[0]}", why, "Check the weights with `localq verify`.")
             found |= {model.root(index) + name: mean for name in group.names}
         on_layer()
     return found

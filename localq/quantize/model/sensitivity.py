@@ -86,8 +86,8 @@ def sensitivities(
         _backward_layer(model, point, streams, log)
     before([])
     if not all(math.isfinite(each) for layer in point.prices for each in layer):
-        why = "on the calibration text the model computes non-finite values"
-        raise bad_file("weights", why, "Check the weights: localq verify.")
+        why = "the model produces non-finite values on the calibration text"
+        raise bad_file("weights", why, "Check the weights with `localq verify`.")
     return point.prices[::-1]
 
 

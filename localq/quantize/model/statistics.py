@@ -123,8 +123,8 @@ def _upper(metric: Tensor) -> Tensor:
             return upper
         upper.copy_(metric)
         more = max(1e-4, 10 * more)
-    why = "on the calibration text the model computes non-finite values"
-    raise bad_file("weights", why, "Check the weights: localq verify.")
+    why = "the model produces non-finite values on the calibration text"
+    raise bad_file("weights", why, "Check the weights with `localq verify`.")
 
 
 def rotate_metric_(metric: Tensor, signs: Tensor) -> None:

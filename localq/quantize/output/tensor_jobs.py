@@ -126,9 +126,9 @@ def notes(jobs: list[TensorJob], block: int) -> list[str]:
     found = []
     if kept := [job for job in uneven if is_block_linear(job.name, job.source.shape) or job in stacks]:
         found.append(
-            f"{len(kept)} matrices stay unquantized: their row length is not a multiple of {block} "
+            f"{len(kept)} matrices are left unquantized because their row length is not a multiple of {block} "
             f"(first: {kept[0].name}, {kept[0].source.shape[-1]} columns)."
         )
     if whole := [job for job in stacks if job not in uneven]:
-        found.append(f"{len(whole)} expert tensors stay unquantized: they cannot be split into matrices.")
+        found.append(f"{len(whole)} expert tensors are left unquantized because they cannot be split into matrices.")
     return found

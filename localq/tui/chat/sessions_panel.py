@@ -172,7 +172,7 @@ class SessionsPanel(Widget):
         elif summary is None:
             text = "" if self._job is not None else "No conversations yet" if not self._searched else "No match"
         else:
-            more = f" (newest {LIMIT}; search for others)" if found >= LIMIT else ""
+            more = f" (newest {LIMIT}; search to find others)" if found >= LIMIT else ""
             text = f"{one_line(summary.title)}, {one_line(summary.model)}{more}"
         self.query_one("#about", Static).update(sanitize(text))
 

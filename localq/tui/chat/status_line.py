@@ -69,7 +69,11 @@ def phase(status: Status) -> str:
         return status.doing
     if stats.phase == "prefill":
         done = stats.cached_tokens + stats.prefilled_tokens
-        return f"reading the prompt {done / stats.prompt_tokens:.0%}" if stats.prompt_tokens else "reading the prompt"
+        return (
+            f"processing the prompt {done / stats.prompt_tokens:.0%}"
+            if stats.prompt_tokens
+            else "processing the prompt"
+        )
     return "thinking" if status.thinking else "answering"
 
 

@@ -23,7 +23,7 @@ WHERE = {
     keymap.ANYWHERE: "Anywhere", keymap.MESSAGE: "Prompt", keymap.CONVERSATION: "Conversation",
     keymap.SIDEBAR: "List of conversations", keymap.PICKER: "List of models",
     keymap.QUESTION: "Confirmations", keymap.DETAILS: "Details of a model",
-    keymap.OPENING: "Opening or fetching a model", keymap.SETTINGS: "Settings",
+    keymap.OPENING: "Opening or downloading a model", keymap.SETTINGS: "Settings",
     keymap.INSTRUMENTS: "Instruments",
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ def page(chosen: Mapping[str, str]) -> Group:
             if place == where:
                 grid.add_row(Text(f"  {keys}"), Text(what), Text(name, "dim"))
         parts += [Text(where, "bold"), grid, Text()]
-    parts.append(Text('The last column is the name for changing a key, such as keys = "send=ctrl+s".\n'))
+    parts.append(Text('The last column is the name to use when changing a key, as in keys = "send=ctrl+s".\n'))
     return Group(*parts, Text("Commands", "bold"), Text("\n".join(f"  {line}" for line in commands.HELP.split("\n"))))
 
 

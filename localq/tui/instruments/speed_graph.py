@@ -67,7 +67,7 @@ def _figures(facts: InstrumentFacts) -> list[Part]:
     rate = speed.now if speed.running and speed.now else speed.last.tokens_per_s
     if rate:
         return [(figure(rate), "bold $text-primary"), (" tok/s", "")]
-    return [("reading the prompt" if speed.running else "no reply yet", MUTED)]
+    return [("processing the prompt" if speed.running else "no reply yet", MUTED)]
 
 
 def _limit(facts: InstrumentFacts, width: int) -> Content:

@@ -64,6 +64,6 @@ class ModelHandle:
         """A handle of a session that the caller opened and closes."""
 
         def profile() -> dict[str, Any]:
-            raise LocalqError("profile", "this engine has no profile of the decode step")
+            raise LocalqError("profile", "this engine cannot profile the decode step")
 
         return cls(session, session.ensure_loaded, lambda: None, profile)

@@ -60,7 +60,7 @@ class StoppedError(LocalqError):
     """
 
     def __init__(self, name: str) -> None:
-        next_step = "Open it again to resume."
+        next_step = "Open the model again to resume."
         super().__init__(name, "stopped", next_step, ExitCode.INTERRUPTED)
 
 

@@ -291,11 +291,11 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
 
     def _pulled(self, outcome: Path | LocalqError | None) -> None:
         if isinstance(outcome, StoppedError):
-            self._tell(f"Stopped. Resume: {active_key(self, 'picker_pull')}")
+            self._tell(f"Stopped. To resume: {active_key(self, 'picker_pull')}")
         elif isinstance(outcome, LocalqError):
             self._tell(str(outcome))
         elif outcome is not None:
-            self._tell(f"Fetched and verified: {outcome}")
+            self._tell(f"Downloaded and verified: {outcome}")
         self._plan()
 
     def action_delete(self) -> None:

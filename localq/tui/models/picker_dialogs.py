@@ -68,7 +68,7 @@ class RemoveScreen(QuestionScreen):
 
     def __init__(self, model: LocalModel) -> None:
         paths = "\n".join(map(str, paths_of(model)))
-        shared = "\nSome files were put there by another tool, which may need them." if model.shared else ""
+        shared = "\nSome files were put there by another tool, which may still need them." if model.shared else ""
         size = human_bytes(model.bytes)
         question = f"Delete {model.name} ({model.format}) from disk? Frees up to {size}."
         super().__init__(question, f"{paths}{shared}", "Delete", "Keep")

@@ -101,7 +101,7 @@ def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRo
     if row.offer is None:
         assert row.local is not None, "a model without an offer is on disk"
         if not row.local.complete:
-            return replace(row, verdict=INCOMPLETE, why="incomplete download; opening it resumes")
+            return replace(row, verdict=INCOMPLETE, why="incomplete download; opening the model resumes it")
         try:
             offer = uncatalogued.offer(catalog.resolve(str(row.local.path)), offline=True)
         except LocalqError as error:

@@ -46,7 +46,7 @@ class TransferLines:
             return Lines(f"Loading: {now.stage}", share, sizes)
         if not now.total or now.done >= now.total:
             return Lines(now.what[:1].upper() + now.what[1:], share, sizes)
-        return Lines(f"Fetching {now.what}", share, self._detail(now, sizes, now_s))
+        return Lines(f"Downloading {now.what}", share, self._detail(now, sizes, now_s))
 
     def _detail(self, now: Fetching, sizes: str, now_s: float) -> str:
         parts = [sizes]

@@ -203,7 +203,7 @@ def test_too_little_memory_leaves_a_row_out(bench, monkeypatch):
 
     from functools import partial
 
-    said = "left out for want of memory: greedy product=3 (2 GiB, please)"
+    said = "skipped for lack of memory: greedy product=3 (2 GiB, please)"
     assert bench._measured(partial(greedy_row, product=3), ON_CPU) == said
 
 
@@ -216,8 +216,8 @@ def test_a_shape_that_no_kernel_takes_leaves_a_row_out(bench, monkeypatch):
     from functools import partial
 
     assert bench._measured(partial(wide_row, columns=57_344), ON_CPU) == (
-        "left out, no kernel takes it: wide columns=57344 (rowlut_gemv: in = 57344, is too large for the shared memory "
-        "of this device)"
+        "skipped, no kernel supports it: wide columns=57344 (rowlut_gemv: in = 57344, is too large for the shared "
+        "memory of this device)"
     )
 
 
@@ -257,7 +257,7 @@ def test_a_kernel_that_fails_is_named_and_costs_no_other_row(bench, monkeypatch,
     assert json.loads(out.getvalue().splitlines()[-1]) == result
     assert len(result["rows"]) == (1 if breaks else 2)
     assert result["failures"] == [
-        "wrong rows=3: nf4_gemv: the result on 64 x 64 is off by 1. Report this as a bug; it was not timed.",
+        "wrong rows=3: nf4_gemv: the result on 64 x 64 is off by 1. The kernel was not timed. Report this as a bug.",
         "crashing: CUDA error: an illegal memory access",
     ]
     assert out.getvalue().count("FAILED") == 2

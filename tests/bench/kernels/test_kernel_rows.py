@@ -97,7 +97,7 @@ def test_every_row_is_measured(bench):
     assert [row.bytes for row in ordered] == [48 * 640 // 2 + 48 * 5 * 5 // 2 + 2 * (48 + 640) + 2 * 640]
     decode = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit" in row.what)
     assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
-    mixed = next(row for row in rows if row.op == "attention_decode" and "130, keys 8 bit, values 4 bit" in row.what)
+    mixed = next(row for row in rows if row.op == "attention_decode" and "130, 8-bit keys, 4-bit values" in row.what)
     assert mixed.bytes == 130 * 2 * (64 + 32 + 2 * 4) + 2 * 64 * (6 + 4 + 6)
     names = {rival.name for row in rows for rival in row.rivals}
     assert names >= {"cublas", "bitsandbytes", "torch attention", "triton two-step", "triton fused", "triton joined"}
@@ -134,9 +134,9 @@ def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
     monkeypatch.setitem(rivals.triton_rivals.VARIANTS, "triton two-step", lambda matrix, out: None)
     rows = [format_rows.cases(WORK, family)[0](bench) for family in ("nf4", "dequantize")]
     said = [line for row in rows for line in lines(row, 1e12)]
-    assert "  bitsandbytes: not measured, OSError: no compiler" in said
-    assert "  triton fused: not measured, OSError: no compiler" in said
-    assert "  triton two-step: gives wrong weights here" in said
+    assert "  bitsandbytes: not measured (OSError: no compiler)" in said
+    assert "  triton fused: not measured (OSError: no compiler)" in said
+    assert "  triton two-step: produces wrong weights here" in said
     assert as_json(rows[0], 1e12)["rivals_us"] == {"cublas": 1.0, "bitsandbytes": None}
 
 
@@ -149,9 +149,7 @@ def test_the_packages_own_products_are_checked_and_timed_beside_ours(bench, monk
     }
     for scheme in ("v8-k65536-0", "v8-k65536-256", "v16-k65536-65536"):
         assert rows[f"83 x 576, {scheme} (L2)", 1].rival("vptq") == Rival("vptq", Timing(1.0, 1.0, 1.0))
-        assert rows[f"83 x 576, {scheme} (L2)", 8].rival("vptq") == Rival(
-            "vptq", None, "its products take 1 and 2 rows"
-        )
+        assert rows[f"83 x 576, {scheme} (L2)", 8].rival("vptq") == Rival("vptq", None, "supports only 1 and 2 rows")
     for row in [row for row in rows.values() if row.op == "gather_gemv"]:
         assert row.rival("aqlm") == Rival("aqlm", Timing(1.0, 1.0, 1.0))
 
@@ -165,7 +163,7 @@ def test_a_package_with_a_wrong_result_is_not_timed(bench, monkeypatch):
     assert len(products) == 6
     for case in products:
         said = lines(case(bench), 1e12)
-        assert said[-1].endswith("not measured, its result is 100.00% off, allowed are 0.63%"), said
+        assert said[-1].endswith("not measured: its result is off by 100.00% (at most 0.63% allowed)"), said
 
 
 def test_chunks_of_the_exact_product_join(monkeypatch):

@@ -39,7 +39,7 @@ def test_every_output_ends_with_one_object(format):
     body = format_report.write(TABLE, format, out, err)
     lines = out.getvalue().splitlines()
     assert json.loads(lines[-1]) == body
-    first = "m: 4.00x vq2, 3.00x nf4 over the same engine in bf16 (100.0 tok/s at tg128, extrapolated)"
+    first = "m: vq2 4.00x, nf4 3.00x the speed of bf16 in the same engine (100.0 tok/s at tg128, extrapolated)"
     assert (lines[0] if format in ("table", "md") else err.getvalue().strip()) == first
     if format == "csv":
         rows = list(csv.DictReader(io.StringIO("\n".join(lines[:-1]))))

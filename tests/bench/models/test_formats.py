@@ -82,7 +82,7 @@ def test_what_is_made_is_found_by_its_name_and_the_rest_has_its_command(model):
     missing = candidates["mxfp4"]
     assert (missing.path, missing.reason) == (None, "not quantized yet")
     assert missing.command == f"localq quantize {model} --format mxfp4 --out {model}@mxfp4"
-    assert (candidates["vptq"].reason, candidates["vptq"].command) == ("localq cannot make it", "")
+    assert (candidates["vptq"].reason, candidates["vptq"].command) == ("localq cannot quantize to it", "")
 
 
 def test_a_catalogued_model_has_published_and_made_formats(monkeypatch, tmp_path):
@@ -280,7 +280,7 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
     plain, bcq = table.lines[0], next(line for line in table.lines if line.format == "bcq")
     assert (plain.format, plain.variant, plain.tok_per_s, plain.extrapolated) == (SIXTEEN, "bf16", 50.0, True)
     assert (bcq.speedup_over_fp16, bcq.prefill_tok_per_s, bcq.memory_bytes) == (3.0, 2000.0, 2**30)
-    ending = "over the same engine in bf16 (50.0 tok/s at tg4, extrapolated)"
+    ending = "the speed of bf16 in the same engine (50.0 tok/s at tg4, extrapolated)"
     assert table.first_line().endswith(f"3.00x bcq {ending}" if fails else ending)
     assert table.conditions == {"head": "16", "device": "a card"}
 
@@ -293,7 +293,7 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
         (["--formats", "x", "--synthetic", "--max-windows", "1"], "--max-windows has no effect on random"),
         (["--formats", "x", "-n", "0"], "at least one decode test"),
         (["--formats", "x", "--make", "fp8"], "cannot make 'fp8'"),
-        (["--formats", "--kernels"], "different benchmarks"),
+        (["--formats", "--kernels"], "separate benchmarks"),
         (["--formats", "x", "--against", "none"], "--against has no effect with --formats"),
         (["--make", "nf4", "x"], "--make has no effect without --formats"),
         (["--kernels", "--make", "nf4"], "--make has no effect with --kernels"),

@@ -148,7 +148,7 @@ def test_equal_points_stand_side_by_side():
 def test_a_picture_or_the_terminal(tmp_path, capsys):
     out = io.StringIO()
     comparison.draw([result("a", 1e6, 20.0), result("b", 2e6, 10.0)], "-", out)
-    assert "perplexity on T over the size of the weights" in out.getvalue()
+    assert "perplexity on T vs. weight size" in out.getvalue()
     pytest.importorskip("matplotlib")
     comparison.draw([result("a", 1e6, 20.0), result("b", 2e6, 10.0)], str(tmp_path / "x.png"), out)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -104,7 +104,7 @@ def test_a_stop_ends_it_and_an_engine_without_times_is_named():
     assert part.notices == ("stopped; nothing measured",)
     assert len(session.client.generated) == 1
     untimed = session_over(["a"])
-    with pytest.raises(LocalqError, match="the engine reported no times"):
+    with pytest.raises(LocalqError, match="the engine reported no timings"):
         list(bench(untimed))
 
 

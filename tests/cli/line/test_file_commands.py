@@ -87,10 +87,10 @@ def test_export_to_a_file_or_stdout_without_a_character_that_acts(start, tmp_pat
     assert [message["role"] for message in body["messages"]] == ["user", "assistant"]
     assert body["messages"][1]["stats"]["prompt_tokens"] > 0
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
-    assert "the file exists" in talk.refuses("/export json notes.json")
+    assert "the file already exists" in talk.refuses("/export json notes.json")
     assert "No such file" in talk.refuses("/export md no/such/folder.md")
     assert "there is no user" in talk.refuses("/export md ~no-such-user")
-    assert "the first argument is `md` or `json`" in talk.refuses("/export pdf")
+    assert "the first argument must be `md` or `json`" in talk.refuses("/export pdf")
 
 
 def test_copy_takes_what_was_written(start, monkeypatch):

@@ -79,7 +79,7 @@ def test_the_editor_gets_the_message_and_gives_it_back(typing, tmp_path):
 def test_the_editor_gets_what_is_no_text_as_a_mark_and_failing_it_leaves_the_message(typing):
     child = typing(EDITOR="false")
     os.write(child.child_fd, b"caf\xff\x07")
-    child.expect("false: it failed with exit code 1")
+    child.expect("false: failed with exit code 1")
     child.close()
     child = typing(EDITOR="sed -i s/caf/tea/")
     os.write(child.child_fd, b"caf\xff\x07")

@@ -84,7 +84,7 @@ def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, ca
         (["-o", "xml"], 2, "xml"),
         (["--only", "nf4"], 2, "--only has no effect without --kernels"),
         (["--profile", "--only", "nf4"], 2, "--only has no effect with --profile"),
-        (["--kernels", "--profile"], 2, "different benchmarks"),
+        (["--kernels", "--profile"], 2, "separate benchmarks"),
         (["--kernels", "-o", "csv"], 2, "csv"),
         (["--kernels", "--synthetic"], 2, "always uses random weights"),
         (["-p", "some"], 2, "-p"),
@@ -96,7 +96,7 @@ def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, ca
         (["-c", "4"], 2, "--ctx"),
         (["--profile", "--device", "cpu"], 7, "profile"),
         (["--vram", "0"], 2, "too little"),
-        (["--vram", "much"], 2, "amount of memory"),
+        (["--vram", "much"], 2, "not a memory size"),
         (["-n", "1"], 2, "too short"),
         (["--seed", "-1"], 2, ""),
         (["--profile", "--plot", "-"], 2, "--plot has no effect with --profile"),
@@ -124,7 +124,7 @@ def test_parts_need_a_gpu_and_say_so(mode, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"), [([], 2, "Give MODEL"), (["lama-70b"], 4, "lama-70b"), (["gpt-oss-20b"], 2, "")]
+    ("arguments", "code", "said"), [([], 2, "Pass a MODEL"), (["lama-70b"], 4, "lama-70b"), (["gpt-oss-20b"], 2, "")]
 )
 def test_quantizing_is_timed_for_a_model_that_it_can_be_done_with(arguments, code, said, monkeypatch, capsys):
     monkeypatch.setattr(prepare, "check_can_make", lambda *asked: None)
@@ -143,7 +143,7 @@ def test_some_kernels_alone(monkeypatch, capsys):
 
 def test_a_family_of_kernels_that_there_is_not_is_named_with_those_that_there_are(capsys):
     assert cli.execute(["bench", "--kernels", "--only", "nf4,nf5"]) == 2
-    assert "--only: 'nf5' is no family of kernels" in capsys.readouterr().err
+    assert "--only: 'nf5' is not a kernel family" in capsys.readouterr().err
     cli.execute(["bench", "--help"])
     shown = capsys.readouterr().out
     assert [name for name in kernel_bench.FAMILIES if name not in shown] == []
@@ -155,7 +155,7 @@ def test_failures_of_kernels_come_after_the_json(monkeypatch, capsys):
     assert cli.execute(["bench", "--kernels", "--json"]) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out) == result
-    assert "1 measurements failed, the first: nf4_gemv is wrong" in shown.err
+    assert "1 measurements failed; first failure: nf4_gemv is wrong" in shown.err
 
 
 @pytest.mark.parametrize("mode", ["--kernels", "--bcq"])

@@ -83,7 +83,6 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_name", {11: "python", 22: "Xorg", 33: ""}.get)
-    monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path / "no bus")
 
     def invent(found=WORKING, torch=Torch("2.13.0", "13.0"), build=BUILT, nvml=None):  # noqa: B008 - a frozen value
         monkeypatch.setattr(driver, "probe_driver", lambda: found)
@@ -108,7 +107,7 @@ def test_one_working_gpu(capsys):
     code, out, err = doctor(capsys)
     assert (code, err) == (0, "")
     assert "NVIDIA 580.65.06, supports CUDA 13.0" in out
-    assert "NVIDIA GeForce RTX 3090, sm_86, kernels run, 21,504 MiB of 24,576 MiB free" in out
+    assert "NVIDIA GeForce RTX 3090, sm_86, kernels supported, 21,504 MiB of 24,576 MiB free" in out
     held = [line.strip() for line in out.splitlines() if "process" in line]
     assert held == [
         "process 22 (Xorg): 2,048 MiB", "process 11 (python): 1,024 MiB", "process 33: an unknown amount",
@@ -122,13 +121,13 @@ def test_no_driver_is_usable_on_the_cpu(capsys, machine):
     assert (code, err) == (0, "")
     assert "2.13.0+cpu, a CPU build" in out
     assert "none: built without CUDA" in out
-    assert out.splitlines()[-1].split(None, 1) == ["usable", "yes, on the CPU only: no NVIDIA driver found"]
+    assert out.splitlines()[-1].split(None, 1) == ["usable", "yes, but only on the CPU: no NVIDIA driver found"]
 
 
 OLD = Driver(present=True, cuda_version=(12, 4))
 HIDDEN = Driver(present=True, why_not="it finds no GPU", cuda_version=(13, 0))
 UNUSABLE = [
-    ({"found": OLD}, "driver is too old: it supports CUDA 12.4, torch needs 13.0", "Update the driver"),
+    ({"found": OLD}, "driver is too old: it supports CUDA 12.4, but torch needs 13.0", "Update the driver"),
     ({"found": HIDDEN}, "an NVIDIA driver is installed, but it finds no GPU", "nvidia-smi"),
     ({"nvml": Nvml((7, 5))}, "built for sm_80, sm_86, sm_120, and this GPU is sm_75", "kernels for this GPU"),
     ({"build": None}, "kernels cannot be used: built without CUDA", "Run `make chat` again"),

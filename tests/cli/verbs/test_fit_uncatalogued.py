@@ -231,7 +231,7 @@ def test_chat_and_run_refuse_before_the_download(server, capsys, monkeypatch):
 def test_chat_refuses_what_does_not_run_before_the_download_on_the_cpu_too(server, capsys):
     gemv = {**CONFIG, "quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}
     server.add(REPO, repository(gemv))
-    assert "its weights are AWQ in the layout 'gemv'" in localq(capsys, "run", REPO, "hello", code=1)[1]
+    assert "the weights are AWQ in the layout 'gemv'" in localq(capsys, "run", REPO, "hello", code=1)[1]
     assert server.sent_of("model-00002-of-00002.safetensors") <= hub_remote.HEAD_BYTES
 
 

@@ -127,7 +127,7 @@ def test_what_is_made_here_names_its_base_and_the_time(server, capsys, monkeypat
     (embedded_one, made) = plan(capsys, "smollm2-135m", "smollm2-135m@nf4")
     assert embedded_one["fetch_bytes"] == embedded_one["bytes"] == made["fetch_bytes"] == 98_362_432
     assert embedded_one["made_here"] is None
-    assert made["made_here"] == "nf4 on this machine, about 1 min (estimated)"
+    assert made["made_here"] == "to nf4 on this machine in about 1 min (estimated)"
     monkeypatch.setattr(prepare, "check_can_make", lambda format, source="": None)
     monkeypatch.setattr(packaged_model, "installed_path", lambda source: "here")
     (ready,) = plan(capsys, "smollm2-135m@vq2")

@@ -71,8 +71,8 @@ def test_pull_prints_the_path_and_only_that(server):
     result = localq("pull", REPO)
     folder = hub_cache.repo_folder(REPO) / "snapshots" / fake_hub.COMMIT
     assert result.stdout == f"{folder}\n"
-    assert f"fetching {REPO}" in result.stderr.splitlines()
-    assert "fetched and verified" in result.stderr
+    assert f"downloading {REPO}" in result.stderr.splitlines()
+    assert "downloaded and verified" in result.stderr
     asked = len(server.requests)
     again = localq("pull", REPO, "-q")
     assert (again.stdout, again.stderr) == (f"{folder}\n", "")
@@ -129,7 +129,7 @@ def test_pull_draws_a_bar_on_a_terminal_and_plain_lines_on_a_dumb_one(server, te
     printed = child.read()
     child.close()
     assert child.exitstatus == 0
-    assert "fetched and verified" in printed
+    assert "downloaded and verified" in printed
     assert ("\x1b[" in printed) == (terminal != "dumb")
 
 
@@ -140,7 +140,7 @@ def test_pull_stopped_with_ctrl_c_says_that_it_goes_on_and_does(server):
         sys.executable, ["-m", "localq", "pull", "maker/large"], cwd=ROOT, timeout=60, encoding="utf-8",
         env={**os.environ, "TERM": "dumb"},
     )  # fmt: skip
-    child.expect("fetching maker/large")
+    child.expect("downloading maker/large")
     deadline = time.monotonic() + 30
     while server.sent_of("model.safetensors") < 1_500_000 and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -65,7 +65,7 @@ def test_a_model_named_by_an_option_leaves_all_words_to_the_prompt(answered):
     assert prompts == ["<user>piped\n\ntwo words<assistant>"]
     code, _, err, _ = answered("a", "chat", "smollm2-135m", "--model", "qwen3-8b")
     assert code == ExitCode.USAGE
-    assert "the model is already given as smollm2-135m" in err
+    assert "MODEL is also given, as smollm2-135m" in err
 
 
 def test_chat_with_a_prompt_from_a_pipe_answers_once(answered):

@@ -66,7 +66,7 @@ def test_what_localq_fetched_is_verified_and_repaired_by_pull(server, capsys):
     assert f"{folder / SECOND} is wrong" in err
     assert f"run `localq pull {REPO}` to repair it" in err
     out, err = localq(capsys, "pull", REPO)
-    assert "fetched and verified" in err
+    assert "downloaded and verified" in err
     assert server.fetched().count(SECOND) == 2
     assert len(server.fetched()) == len(FILES) + 1
     localq(capsys, "verify")

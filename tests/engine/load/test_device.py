@@ -65,7 +65,7 @@ def test_cuda_without_a_driver_is_an_error():
 
 
 def test_unknown_word_is_a_usage_error():
-    with pytest.raises(LocalqError, match="'gpu' is not a device") as caught:
+    with pytest.raises(LocalqError, match="'gpu' is not a supported device") as caught:
         pick("gpu", unprobed)
     assert caught.value.exit_code == ExitCode.USAGE
 

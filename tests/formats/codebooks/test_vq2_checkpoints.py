@@ -107,9 +107,9 @@ def halves(*shape: int) -> Tensor:
 
 DAMAGED: dict[str, tuple[Stored, str]] = {
     "no scales": (stored(scales=None), r"lacks .*q_proj\.scales"),
-    "no codebook": (stored(codebook=None), r"lacks .*q_proj\.codebook, and modules around have none"),
+    "no codebook": (stored(codebook=None), r"lacks .*q_proj\.codebook, and no enclosing module has one"),
     "no second codebook": (stored(codebook_2=None), r"lacks .*q_proj\.codebook_2, and modules"),
-    "no second codes": (stored(codes_2=None), r"lacks .*q_proj\.codes_2, and has its codebook"),
+    "no second codes": (stored(codes_2=None), r"lacks .*q_proj\.codes_2, but contains its codebook"),
     "signed codes": (stored(codes=bytes_of(67, 40).view(torch.int8)), r"codes is int8 \[67, 40\], not uint8"),
     "signed second codes": (stored(codes_2=bytes_of(67, 20).short()), r"codes_2 is int16 \[67, 20\], not uint8"),
     "codes of one size": (stored(codes=bytes_of(67)), r"codes is uint8 \[67\]"),
@@ -134,14 +134,14 @@ DAMAGED: dict[str, tuple[Stored, str]] = {
     "scales of two sizes": (stored(scales=halves(67, 1)), r"scales is float16 \[67, 1\]"),
     "signs for bits": (stored(signs=bytes_of(160)), r"signs is uint8 \[160\], not uint8 \[20\]"),
     "signs of bools": (stored(signs=bytes_of(20).bool()), r"signs is bool \[20\]"),
-    "infinite codeword": (stored(codebook_2=halves(256, 16) / 0), "codebook_2 holds NaN or infinity"),
-    "scale that is no number": (stored(scales=halves(67) * torch.nan), "scales holds NaN or infinity"),
+    "infinite codeword": (stored(codebook_2=halves(256, 16) / 0), "codebook_2 contains NaN or infinity"),
+    "scale that is no number": (stored(scales=halves(67) * torch.nan), "scales contains NaN or infinity"),
     "uneven columns": (stored(CONFIG | {"hidden_size": 168}), "67 x 168 weights, where columns are a multiple of 16"),
     "no columns": (stored(CONFIG | {"hidden_size": 0}), "67 x 0 weights"),
     "other columns": (stored(CONFIG | {"hidden_size": 480}), r"codes is uint8 \[67, 40\], not uint8 for 67 x 480"),
     "signs of other columns": (stored(CONFIG | {"hidden_size": 320}), r"signs is uint8 \[20\], not uint8 \[40\]"),
     "a module not known": (stored(prefix="model.layers.3.router"), "does not tell how many columns"),
-    "half a configuration": (stored({"model_type": "llama"}), "its columns are not known: config.json"),
+    "half a configuration": (stored({"model_type": "llama"}), r"the number of columns is unknown \(config.json"),
     "neither": (stored(None, signs=None), "does not tell how many columns"),
 }  # fmt: skip
 

@@ -42,22 +42,25 @@ def said(**fields: Any) -> Damage:
 BOTH: dict[str, tuple[Damage, str]] = {
     "no zero points": (gone(".qzeros"), "lacks P.qzeros"),
     "no scales": (gone(".scales"), "lacks P.scales"),
-    "codes of 64 bits": (as_(".qweight", lambda t: t.long()), "qweight holds int64, not int32"),
+    "codes of 64 bits": (as_(".qweight", lambda t: t.long()), "qweight has dtype int64, expected int32"),
     "codes of floats": (as_(".qweight", lambda t: t.float()), "qweight holds float32"),
     "codes of bytes": (as_(".qweight", lambda t: t.view(torch.uint8)), "qweight holds uint8"),
-    "codes of one size": (as_(".qweight", lambda t: t.flatten()), r"is \[768\], not of two sizes|packed as"),
+    "codes of one size": (
+        as_(".qweight", lambda t: t.flatten()),
+        r"has shape \[768\], expected two dimensions|packed as",
+    ),
     "no codes": (as_(".qweight", lambda t: t[:0]), "not of two sizes"),
     "codes cut": (as_(".qweight", lambda t: t[:, :-1]), "not|packed as"),
     "codes transposed": (as_(".qweight", lambda t: t.T.contiguous()), "is .*, not|packed as|do not come"),
-    "zero points of floats": (as_(".qzeros", lambda t: t.half()), "qzeros holds float16, not int32"),
+    "zero points of floats": (as_(".qzeros", lambda t: t.half()), "qzeros has dtype float16, expected int32"),
     "zero points cut": (as_(".qzeros", lambda t: t[:, :-1]), r"qzeros is \[2, 5\], not \[2, 6\]"),
     "a group of zero points more": (as_(".qzeros", lambda t: t.repeat(2, 1)), r"qzeros is \[4, 6\], not \[2, 6\]"),
     "scales of integers": (as_(".scales", lambda t: t.int()), "scales holds int32, not float16"),
     "scales of one size": (as_(".scales", lambda t: t.flatten()), "scales is .* not of two sizes|packed as"),
     "a scale that is NaN": (last(".scales", float("nan")), "scales hold NaN"),
-    "a scale that is infinite": (last(".scales", float("inf")), "scales hold NaN or infinity"),
-    "other groups": (said(group_size=32), "it has 2 groups of 128 columns, config.json says groups of 32"),
-    "one group": (said(group_size=-1), "it has 2 groups of 128 columns"),
+    "a scale that is infinite": (last(".scales", float("inf")), "scales contain NaN or infinity"),
+    "other groups": (said(group_size=32), "2 groups for 128 columns do not match the group size in config.json, 32"),
+    "one group": (said(group_size=-1), "2 groups for 128 columns do not match"),
     "groups of 48": (said(group_size=48), "groups of 48 columns"),
     "groups of 0": (said(group_size=0), "groups of 0 columns"),
     "groups of text": (said(group_size="64"), "groups of '64' columns"),
@@ -66,18 +69,18 @@ BOTH: dict[str, tuple[Damage, str]] = {
     "another method": (said(quant_method="aqlm"), "quant_method 'aqlm'"),
 }
 OF_GPTQ: dict[str, tuple[Damage, str]] = {
-    "a group beyond the last": (last(".g_idx", 2), "g_idx holds 0 to 2, there are 2 groups"),
-    "a group below the first": (last(".g_idx", -1), "g_idx holds -1 to"),
-    "a vast group": (last(".g_idx", 2**31 - 1), "g_idx holds 0 to 2147483647"),
+    "a group beyond the last": (last(".g_idx", 2), "g_idx contains values from 0 to 2, but there are 2 groups"),
+    "a group below the first": (last(".g_idx", -1), "g_idx contains values from -1 to"),
+    "a vast group": (last(".g_idx", 2**31 - 1), "g_idx contains values from 0 to 2147483647"),
     "groups of other sizes": (as_(".g_idx", lambda t: torch.zeros_like(t)), "does not give each group 64 columns"),
-    "g_idx cut": (as_(".g_idx", lambda t: t[:-1]), r"g_idx is \[127\], not \[128\]"),
-    "g_idx a number": (as_(".g_idx", lambda t: t[0]), r"g_idx is \[\], not \[128\]"),
-    "g_idx of floats": (as_(".g_idx", lambda t: t.float()), "g_idx holds float32"),
+    "g_idx cut": (as_(".g_idx", lambda t: t[:-1]), r"g_idx has shape \[127\], expected \[128\]"),
+    "g_idx a number": (as_(".g_idx", lambda t: t[0]), r"g_idx has shape \[\], expected \[128\]"),
+    "g_idx of floats": (as_(".g_idx", lambda t: t.float()), "g_idx has dtype float32"),
     "rows that are no words": (
         lambda made, config: made.update({".qweight": made[".qweight"][:, :44], ".scales": made[".scales"][:, :44]}),
         "44 rows of 128 columns do not come in words",
     ),
-    "awq's name": (said(quant_method="awq"), "its tensors are packed as gptq's"),
+    "awq's name": (said(quant_method="awq"), "but the tensors are packed as for gptq"),
 }
 
 
@@ -103,11 +106,11 @@ def test_damaged_gptq_is_refused(case):
 
 
 def test_act_order_without_its_order():
-    refused(ORDERED, gone(".g_idx"), "desc_act is true and it has no g_idx")
+    refused(ORDERED, gone(".g_idx"), "desc_act is true, but g_idx is missing")
 
 
 def test_awq_under_the_name_of_gptq():
-    refused(AWQ, said(quant_method="gptq"), "its tensors are packed as awq's")
+    refused(AWQ, said(quant_method="gptq"), "but the tensors are packed as for awq")
 
 
 def test_awq_of_broken_groups():

@@ -255,10 +255,16 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "no table": (lambda tensors: tensors.pop("P.lookup_table"), "lacks lookup_table"),
     "codes of bytes": (as_(".qweight", lambda t: t.view(torch.uint8)), "qweight is uint8"),
     "codes of 64 bits": (as_(".qweight", lambda t: t.long()), "qweight is int64"),
-    "codes of one size": (as_(".qweight", lambda t: t.flatten()), r"qweight is int32 \[40\], not int32 of two sizes"),
+    "codes of one size": (
+        as_(".qweight", lambda t: t.flatten()),
+        r"qweight is int32 \[40\], expected int32 with two dimensions",
+    ),
     "codes of three sizes": (as_(".qweight", lambda t: t[None]), "not int32 of two sizes"),
     "codes of no columns": (as_(".qweight", lambda t: t[:0]), "not int32 of two sizes"),
-    "codes cut": (as_(".qweight", lambda t: t[:, :-1]), r"lookup_table is float16 \[5, 16\], not floats \[4, 16\]"),
+    "codes cut": (
+        as_(".qweight", lambda t: t[:, :-1]),
+        r"lookup_table is float16 \[5, 16\], expected floats \[4, 16\]",
+    ),
     "codes transposed": (as_(".qweight", lambda t: t.T.contiguous()), r"not floats \[8, 16\]"),
     "a table of 3 bits": (as_(".lookup_table", lambda t: t[:, :8]), r"lookup_table is float16 \[5, 8\]"),
     "a table of integers": (as_(".lookup_table", lambda t: t.int()), "lookup_table is int32"),
@@ -283,5 +289,5 @@ def test_damage_is_named(case) -> None:
 
 @pytest.mark.parametrize("bits", [3, "4", None, 4.0, True])
 def test_other_bits_are_refused(bits) -> None:
-    with pytest.raises(LocalqError, match=r"wbits is .*, 4 are read"):
+    with pytest.raises(LocalqError, match=r"wbits is .*; only 4 is supported"):
         read(stored(), wbits=bits)

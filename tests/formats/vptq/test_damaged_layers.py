@@ -207,10 +207,10 @@ def test_a_layer_that_config_json_does_not_describe(quantization: dict[str, Any]
 def test_errors_name_what_differs() -> None:
     layer = make(PACKED)
     layer.tensors[".indices"] = layer.tensors[".indices"][:, :5].contiguous()
-    assert "indices is [2, 5, 8], not [2, 6, 8]" in refused(checkpoint_of(layer)).why
+    assert "indices has shape [2, 5, 8], expected [2, 6, 8]" in refused(checkpoint_of(layer)).why
     layer = make(PLAIN)
     layer.tensors[".res_indices"] = put(77)(layer.tensors[".res_indices"])
-    assert "res_indices holds 77, beyond the last of 30" in refused(checkpoint_of(layer)).why
+    assert "res_indices contains the index 77, but there are only 30" in refused(checkpoint_of(layer)).why
     layer = make(PACKED)
     layer.config["group_num"] = "2" * 500
     assert "group_num 22222" in refused(checkpoint_of(layer)).why

@@ -38,7 +38,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("/show info", "loaded: bf16, float32, on test CPU"),
     ("/stats", "bf16, float32, on test CPU"),
     ("/tps", "bf16, float32, on test CPU"),
-    ("/bench", "the engine reported no times"),
+    ("/bench", "the engine reported no timings"),
     ("/save Ships", ": Ships"),
     ("/export md", "hey"),
     ("/export json out.json", "out.json: "),

@@ -16,7 +16,7 @@ FULL = Status(stats=ANSWERING, model="llama-3.1-8b", format="nf4", device="NVIDI
 
 def test_phases():
     assert phase(Status(doing="loading")) == "loading"
-    assert phase(Status(stats=Stats("prefill", 200, 50, 50))) == "reading the prompt 50%"
+    assert phase(Status(stats=Stats("prefill", 200, 50, 50))) == "processing the prompt 50%"
     assert phase(Status(stats=ANSWERING)) == "answering"
     assert phase(Status(stats=ANSWERING, thinking=True)) == "thinking"
     assert phase(Status(stats=ANSWERING, stopping=True, thinking=True)) == "stopping"

@@ -71,4 +71,4 @@ def test_stopping_ends_the_thread_at_its_next_progress(where):
         work()
     assert watcher.stopped
     assert caught.value.exit_code == ExitCode.INTERRUPTED
-    assert str(caught.value) == "a-model: stopped. Open it again to resume."
+    assert str(caught.value) == "a-model: stopped. Open the model again to resume."

@@ -16,7 +16,7 @@ def test_rate_and_time_left_are_of_what_comes_in():
     for second in range(4):
         lines.update(Fetching("f, 1 of 90 MB", (30 + 2 * second) * MB, 90 * MB, here=30 * MB), 100.0 + second)
     told = lines.lines(103.0)
-    assert told.stage == "Fetching f, 1 of 90 MB"
+    assert told.stage == "Downloading f, 1 of 90 MB"
     assert told.share == pytest.approx(0.4)
     assert told.detail == "36.0 MB of 90.0 MB, 2.0 MB/s, 0:27 left\n30.0 MB of 90.0 MB were already on disk"
 
