@@ -140,7 +140,7 @@ class PromptBuilder:
         channels the prompt opens the answer's channel.
         """
         if reply is None:
-            return (harmony.FINAL if bound and harmony.is_template(self.tokenizer.chat_template) else ""), []
+            return (harmony.answer_opening(self.tokenizer.chat_template) if bound else ""), []
         content, known = conversation.turns[reply].message.content, self.exact
         if think == "off" and (ended := thinking.close_thought(content)) != content:
             return ended, []

@@ -1,4 +1,4 @@
-"""Channels of gpt-oss replies, in OpenAI's "harmony" format.
+"""Channels of gpt-oss replies, in OpenAI's "harmony" format, and those of Muse Glimmer, where the recipient decides.
 
 reply     messages after `<|start|>assistant`, which is in the prompt: HEADER <|message|> text, with <|end|><|start|>
           between two. A header is `<|channel|>NAME`, optionally with a recipient (`to=functions.NAME`, also before the
@@ -7,6 +7,7 @@ thought   every message but the answer: `analysis`, `commentary` (tool calls and
           no tools), and unknown channels
 answer    the first message of the channel `final`, or one without channel and recipient. Marks in it are plain text,
           such as in an explanation of this format
+Muse      has no channels: a message ` to=self` is a thought, ` to=user` the answer; <|eom|> ends a message, <|eot|> all
 stored    the raw text, which a prompt can continue exactly. A `<|` that the model wrote as text in a thought gets a
           zero-width space, so that only marks are marks
 
@@ -23,20 +24,38 @@ from collections.abc import Sequence
 from localq.text.tokenizer_like import TokenizerLike
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-MARKS = (START, CHANNEL, MESSAGE, END, "<|constrain|>", "<|call|>", "<|return|>")
 LAST = "<|return|>"  # ends the reply
+MUSE_END, MUSE_LAST = "<|eom|>", "<|eot|>"
+MARKS = (START, CHANNEL, MESSAGE, END, "<|constrain|>", "<|call|>", LAST, MUSE_END, MUSE_LAST)
 FINAL = f"{CHANNEL}final{MESSAGE}"
 _NEXT = f"{END}{START}assistant"  # between two messages
 _FIRST = (CHANNEL, START, MESSAGE)  # a reply in this format begins with one of these
 _TO = "to="
 _LEAD = re.compile(rf"\s*(?:{_TO}[^\s<]{{0,200}}\s*)?")
 _NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w*)")
+_RECIPIENT = re.compile(_TO + r"([^\s<]*)")
+_TO_SELF, _TO_USER = f" {_TO}self{MESSAGE}", f" {_TO}user{MESSAGE}"
 _BROKEN = "<\u200b|"  # replaces <| where it is not a mark
 
 
 def is_template(template: str | None) -> bool:
-    """Whether a model with this chat template uses channels."""
-    return all(mark in (template or "") for mark in (START, CHANNEL, MESSAGE))
+    """Whether a model with this chat template uses channels, or recipients in their place."""
+    text = template or ""
+    return all(mark in text for mark in (START, MESSAGE)) and (CHANNEL in text or f"{_TO}self" in text)
+
+
+def answer_opening(template: str | None) -> str:
+    """What begins an answer, in a reply to a prompt of this template; "" without channels."""
+    if not is_template(template):
+        return ""
+    return FINAL if CHANNEL in (template or "") else _TO_USER
+
+
+def has_form(template: str | None, content: str) -> bool:
+    """Whether a stored reply is in channels as this template has them."""
+    header = content.partition(MESSAGE)[0]
+    is_other = CHANNEL not in header and _TO in header if CHANNEL in (template or "") else CHANNEL in header
+    return begins_reply(content) is True and not is_other
 
 
 def begins_reply(text: str) -> bool | None:
@@ -50,8 +69,8 @@ def begins_reply(text: str) -> bool | None:
 
 def is_answer(header: str) -> bool:
     """Whether the message with this header, up to its `<|message|>`, is the answer."""
-    name = _NAME.search(header)
-    return (name is None or name[1] == "final") and _TO not in header
+    name, recipient = _NAME.search(header), _RECIPIENT.search(header)
+    return (name is None or name[1] == "final") and (recipient is None or recipient[1] == "user")
 
 
 def escape_marks(text: str) -> str:
@@ -70,18 +89,20 @@ def continuation(content: str) -> str:
     return content[: len(content) - len(answer)] + escape_marks(answer)
 
 
-def format_reply(thought: str, answer: str, thinking: bool) -> str:
-    """A reply in channels, to be continued. thinking: the thought has not ended."""
-    start = f"{CHANNEL}analysis{MESSAGE}{escape_marks(thought)}" if thought or thinking else ""
-    return start if thinking else f"{start}{_NEXT if start else ''}{FINAL}{answer}"
+def format_reply(template: str | None, thought: str, answer: str, thinking: bool) -> str:
+    """A reply in the channels of this template, to be continued. thinking: the thought has not ended."""
+    has_channels = CHANNEL in (template or "")
+    opening = f"{CHANNEL}analysis{MESSAGE}" if has_channels else _TO_SELF
+    start = opening + escape_marks(thought) if thought or thinking else ""
+    following = _NEXT if has_channels else f"{MUSE_END}{START}assistant"
+    return start if thinking else f"{start}{following if start else ''}{answer_opening(template)}{answer}"
 
 
 class Channels:
     """Text in, (thought, answer) out, as `thinking.ThoughtSplitter`; an empty line between messages of a thought."""
 
-    closing = FINAL
-
     def __init__(self) -> None:
+        self.closing = FINAL  # the mark that begins the answer
         self.head, self.thinking = "", True
         self._held = self._header = ""
         self._in_header = True
@@ -125,6 +146,7 @@ class Channels:
         if mark:
             self.head, self._held, self._in_header = self.head + header + mark, rest, False
             self.thinking = not is_answer(header)
+            self.closing = _TO_USER if CHANNEL not in header and _TO in header else FINAL
             self._parted = self._given
 
     def _more_thought(self) -> str:

@@ -82,13 +82,12 @@ class ThoughtSplitter:
             self._held, self._begun = harmony.escape_marks(self._held), True
         elif in_channels:
             self._channels, self._begun = harmony.Channels(), True
-            self.closing = self._channels.closing
         elif in_channels is False and not thought_tags.may_begin(self._held):  # an empty start may become a tag too
             self._begun = True
 
     def _in_channels(self, channels: harmony.Channels) -> tuple[str, str]:
         parts, self._held = channels.push(self._held), ""
-        self.head, self.thinking = channels.head, channels.thinking
+        self.head, self.thinking, self.closing = channels.head, channels.thinking, channels.closing
         return parts
 
     def _more_thought(self) -> str:
@@ -137,16 +136,15 @@ def convert_for(template: str | None, content: str) -> str:
     A reply in tags stays as it is for a template that mentions none.
     """
     if harmony.is_template(template):
-        return content if harmony.begins_reply(content) is True else _in_channels(content)
+        return content if harmony.has_form(template, content) else _in_channels(template, content)
     tags, own = thought_tags.of_template(template), thought_tags.begun_by(content)
     if harmony.begins_reply(content) is True:
         return _in_tags(content, tags or THINK)
     return content if own is None or tags in (None, own) else _in_tags(content, tags)
 
 
-def _in_channels(content: str) -> str:
-    thought, answer, is_open = _parts(content)
-    return harmony.format_reply(thought, answer, is_open)
+def _in_channels(template: str | None, content: str) -> str:
+    return harmony.format_reply(template, *_parts(content))
 
 
 def _in_tags(content: str, tags: Tags) -> str:
@@ -201,7 +199,8 @@ def minimal_variables(template: str | None) -> dict[str, Any]:
     text = template or ""
     if "enable_thinking" in text:
         return {"enable_thinking": False}
-    return {"reasoning_effort": THINK_LEVELS[0]} if "reasoning_effort" in text else {}
+    name = _level_variable(text)
+    return {name: THINK_LEVELS[0]} if name else {}
 
 
 def validate(think: str) -> str:
@@ -217,11 +216,11 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
     Raises LocalqError (exit 2) where the template has no such mode.
     """
     text = template or ""
-    switch, level = "enable_thinking" in text, "reasoning_effort" in text
+    switch, level = "enable_thinking" in text, _level_variable(text)
     if think == "auto":
         return {}
     if think in THINK_LEVELS and level:
-        return {"reasoning_effort": think} | ({"enable_thinking": True} if switch else {})
+        return {level: think} | ({"enable_thinking": True} if switch else {})
     if think in THINK_LEVELS:
         step = "Use --think or --no-think." if switch else "Remove --think."
         raise usage_error(f"think {think}", "this model has no thinking levels", step)
@@ -232,6 +231,11 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
     if level:
         raise usage_error("think off", "this model always thinks", "The minimum is --think low.")
     raise usage_error(f"think {think}", "this model has no thinking mode", "Remove --think.")
+
+
+def _level_variable(template: str) -> str:
+    """The variable of a chat template that sets the level of thinking, "" for none. The second is Muse Glimmer's."""
+    return next((name for name in ("reasoning_effort", "reasoning_strength") if name in template), "")
 
 
 def _beginning(text: str, closing: str) -> int:
