@@ -19,9 +19,9 @@ MOST_CHARACTERS = 20_000  # drawn of an attachment
 class _ChipLine(Static, can_focus=True):
     """The line of a chip; Enter and a click unfold it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "toggle", "show or hide the file", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "unfold", "show or hide the file", show=False)]
 
-    def action_toggle(self) -> None:
+    def action_unfold(self) -> None:
         """Show or hide the text."""
         chip = self.parent
         if isinstance(chip, AttachmentChip):
@@ -29,7 +29,7 @@ class _ChipLine(Static, can_focus=True):
 
     def on_click(self) -> None:
         """Same as Enter."""
-        self.action_toggle()
+        self.action_unfold()
 
 
 class AttachmentChip(Vertical):
