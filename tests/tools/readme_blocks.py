@@ -85,7 +85,7 @@ TABLES = list(results_tables.results()["tables"])
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "dry-run": partial(example, "chat", "llama-3.3-70b", "--vram", "24", "--dry-run"),
-        "fit": partial(example, "fit", "--vram", "24", lines=9),
+        "fit": partial(example, "fit", "--vram", "24", lines=8),
         "cards": cards,
         "speed": results_tables.at_a_glance,
         "help": help_text,

@@ -129,7 +129,7 @@ HIDDEN = Driver(present=True, why_not="it finds no GPU", cuda_version=(13, 0))
 UNUSABLE = [
     ({"found": OLD}, "driver is too old: it supports CUDA 12.4, but torch needs 13.0", "Update the driver"),
     ({"found": HIDDEN}, "an NVIDIA driver is installed, but it finds no GPU", "nvidia-smi"),
-    ({"nvml": Nvml((7, 5))}, "built for sm_80, sm_86, sm_120, and this GPU is sm_75", "kernels for this GPU"),
+    ({"nvml": Nvml((7, 5))}, "built for sm_80, sm_86, sm_120, but this GPU is sm_75", "kernels for this GPU"),
     ({"build": None}, "kernels cannot be used: built without CUDA", "Run `make chat` again"),
     ({"torch": Torch("2.13.0+cpu", None)}, "torch is a CPU build", "Install torch with CUDA"),
 ]
