@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import catalog, stored_format
+from localq.files import catalog, quantization_files, stored_format
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
@@ -187,6 +187,8 @@ def _format_of(folder: Path) -> str:
     try:
         path = inside(folder, hub_cache.MARKER_NAME)
         config = read_object(path, MAX_CONFIG_BYTES) if path else {}
+        if (described := quantization_files.describe(folder, config)) is not None:
+            config["quantization_config"] = described
     except LocalqError:  # listed anyway, so that `rm` can remove it
         return stored_format.UNKNOWN
     return stored_format.format_of_config(config)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files import quantization_files
 from localq.files.json_files import DAMAGED, inside, read_object, read_text
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, read_header, shard_paths
 
@@ -53,7 +54,8 @@ class ModelFiles:
 
     path              the folder, or the .gguf file
     kind              "safetensors" or "gguf"
-    config            config.json as Hugging Face writes it (from the header, for GGUF), within `LIMITS`
+    config            config.json as Hugging Face writes it (from the header, for GGUF), within `LIMITS`; with
+                      `quantization_config` where a file beside it describes the quantization
     generation_config generation_config.json, {} without one
     tokenizer_config  tokenizer_config.json, {} without one
     chat_template     Jinja source, None without one
@@ -174,6 +176,8 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
     check_config(config, str(config_path))
     if weights and not shard_paths(folder):
         raise _no_weights(folder, names)
+    if (described := quantization_files.describe(folder, config)) is not None and _applies(folder, weights):
+        config["quantization_config"] = described
     stated, config = config, _with_own_head(folder, config) if weights and not stubs else config
     tokenizer_config = _optional(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
     tokenizer_config.pop("auto_map", None)
@@ -188,6 +192,12 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
         ignored=tuple(name for name in names if name.lower().endswith(IGNORED)),
         notes=(OWN_HEAD,) if config != stated else (),
     )
+
+
+def _applies(folder: Path, weights: bool) -> bool:
+    """False for a description of a quantization beside full-precision weights."""
+    headers = (read_header(path).tensors for path in shard_paths(folder).values()) if weights else ()
+    return not weights or any(quantization_files.are_quantized(tensors) for tensors in headers)
 
 
 def _with_own_head(folder: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -197,6 +197,8 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
     in_8_bit = method == nf4.quant_method and quantization and not quantization.get("load_in_4bit")
     if in_8_bit or method not in [module.quant_method for module in FORMATS.values()]:
         what = "bitsandbytes (8-bit)" if in_8_bit else f"{method!r}"
+        if isinstance(quantization, dict) and isinstance(algorithm := quantization.get("quant_algo"), str):
+            what += f" ({algorithm})"
         step = f"Use {', '.join(FORMATS)} or bf16."
         raise LocalqError(name, f"the weights are quantized with {what[:80]}, which is not supported", step)
     if isinstance(quantization, dict) and (variant := stored_format.unreadable(quantization)):

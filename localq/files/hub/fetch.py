@@ -16,7 +16,7 @@ from pathlib import Path
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.files import packaged_model
+from localq.files import packaged_model, quantization_files
 from localq.files.catalog import Source, Target
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
@@ -30,7 +30,8 @@ from localq.wording import OnProgress
 
 # The files that are fetched in addition to weights; localq reads no others.
 SMALL_FILES = re.compile(
-    r"(config|generation_config|special_tokens_map|added_tokens|chat_template)\.json|chat_template[A-Za-z0-9._-]*\.jinja"
+    r"(config|generation_config|special_tokens_map|added_tokens|chat_template)\.json"
+    rf"|{'|'.join(map(re.escape, quantization_files.NAMES))}|chat_template[A-Za-z0-9._-]*\.jinja"
     r"|tokenizer[A-Za-z0-9._-]*\.(json|model)"
 )
 MB = 10**6

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from localq import disk
 from localq.errors import LocalqError, bad_file
+from localq.files import quantization_files
 from localq.files.extra_tensors import extra_tensors
 from localq.files.gguf.binary import read_container
 from localq.files.hub import client as hub_client
@@ -36,7 +37,10 @@ HEAD_BYTES = 100_000  # of the first request for a file; most headers are shorte
 MIB = 2**20
 GGUF_HEAD_BYTES = (2 * MIB, 12 * MIB, 48 * MIB)  # a vocabulary of 49,000 tokens takes 1.8 MB, of 128,000 tokens 8 MB
 MAX_SMALL_BYTES = 64 * 2**20
-_OUTLINED = re.compile(r"(config|generation_config|tokenizer_config)\.json|chat_template\.jinja")
+_OUTLINED = re.compile(
+    r"(config|generation_config|tokenizer_config)\.json|chat_template\.jinja"
+    rf"|{'|'.join(map(re.escape, quantization_files.NAMES))}"
+)
 _ENDS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.")
 _EXPERT_SCALES = re.compile(r"\.experts\.\d+\.\w+\.weight\.absmax$")
 _NOT_TEXT = re.compile(r"vision|visual|audio")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
+from localq.files import quantization_files
 from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.int4.codec import ROWS
@@ -53,6 +54,10 @@ def layout(checkpoint: Checkpoint, prefix: str, method: str) -> Layout:
         if prefix + suffix not in tensors:
             raise bad_file(prefix, f"the checkpoint lacks {prefix + suffix}", DAMAGED)
     named = said.get("quant_method")
+    if not said:
+        files = " or ".join(("config.json", *quantization_files.NAMES[:2]))
+        why = f"its weights are packed as {method.upper()}, but no file describes the quantization ({files})"
+        raise bad_file(prefix, why, "Download the model with all of its .json files.")
     sure(
         named == method,
         f"config.json specifies quant_method {repr(named)[:40]}, but the tensors are packed as for {method}",

@@ -1,0 +1,63 @@
+"""Descriptions of a quantization in a file beside config.json, as some programs write them. Torch-free.
+
+    quantize_config.json       AutoGPTQ, GPTQModel
+    quant_config.json          AutoAWQ, llm-awq, SqueezeLLM
+    quantization_config.json   AutoRound and others: the object that config.json has elsewhere
+    hf_quant_config.json       NVIDIA ModelOpt
+
+What config.json says itself counts first. The description counts only where the weights are quantized, because some
+repositories keep one beside full-precision weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from localq.errors import bad_file
+from localq.files.json_files import DAMAGED, inside, read_object
+
+NAMES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
+MAX_BYTES = 8 * 2**20
+# Ends of tensor names that only quantized weights have.
+_QUANTIZED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".weight_packed", ".lookup_table")
+
+
+def are_quantized(names: Iterable[str]) -> bool:
+    """Whether some of these tensors belong to a quantized matrix of the programs above."""
+    return any(name.endswith(_QUANTIZED) for name in names)
+
+
+def describe(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """The `quantization_config` of a file beside config.json; None if config.json has one, or there is no such file.
+
+    Its `quant_method` is named in every case, "modelopt" included, which localq does not read. Raises LocalqError
+    (exit 8) for a malformed file, and one that describes no quantization.
+    """
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        if part.get("quantization_config") is not None:
+            return None
+        if isinstance(older := part.get("compression_config"), dict):  # early compressed-tensors, in config.json
+            return {"quant_method": "compressed-tensors", **older}
+    for name in NAMES:
+        if (path := inside(folder, name)) is not None:
+            return _normalize(read_object(path, MAX_BYTES), folder / name)
+    return None
+
+
+def _normalize(stated: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The form of config.json: with `quant_method`."""
+    if isinstance(inner := stated.get("quantization"), dict):  # ModelOpt
+        return {**inner, "quant_method": "modelopt"}
+    method = stated.get("quant_method")
+    if isinstance(method, str) and method:
+        return {**stated, "quant_method": method.lower()}
+    if "wbits" in stated:
+        return {**stated, "quant_method": "squeezellm"}
+    if stated.keys() & {"w_bit", "q_group_size", "zero_point"}:
+        return {**stated, "quant_method": "awq"}
+    if "bits" in stated:
+        return {**stated, "quant_method": "gptq"}
+    raise bad_file(str(path), "describes no quantization (no quant_method, bits or w_bit)", DAMAGED)
