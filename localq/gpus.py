@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 NAMED = 3  # processes that an error names
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,16 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def vendors() -> tuple[str, ...]:
+    """The makers of the GPUs on the PCI bus, whether a driver is installed or not; none where the bus is unknown."""
+    found = []
+    for device in sorted(PCI_DEVICES.glob("*")):
+        with contextlib.suppress(OSError):
+            if (device / "class").read_text().startswith("0x03"):  # a display controller
+                found.append(VENDORS.get((device / "vendor").read_text().strip(), ""))
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def of_uuid(uuid: str) -> Gpu | None:

@@ -21,7 +21,7 @@ _ON_GPU_ONLY = ("step_buffers", "attention_workspace", "cublas_workspace", "grap
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PlacementCost:
     """The bytes of one placement: fixed, and per token of the context.
 
     components  of each of `COMPONENTS`: its name, fixed bytes (0 for CUDA), bytes per token
@@ -49,7 +49,7 @@ class Cost:
 @functools.lru_cache(maxsize=1024)
 def of_placements(
     arch: Architecture, format: str, scheme: str, weights: int | None, wishes: Wishes, itemsize: int
-) -> tuple[Cost, ...]:
+) -> tuple[PlacementCost, ...]:
     """The cost of each placement of `wishes`, in their order; `weights` as in `footprint.fixed_bytes`.
 
     Raises LocalqError (exit 2) for wishes that this shape does not support.
@@ -64,11 +64,11 @@ def of_placements(
         is_reduced = not placement.is_as_good_as(placements[0])
         has_free_next = number + 1 < len(placements) and placements[number + 1].is_as_good_as(placement)
         sums = sum(fixed.values()), sum(growth.values())
-        found.append(Cost(placement, parts, *sums, is_reduced, has_free_next, wishes.choice(placement)))
+        found.append(PlacementCost(placement, parts, *sums, is_reduced, has_free_next, wishes.choice(placement)))
     return tuple(found)
 
 
-def on_cpu(cost: Cost) -> Cost:
+def on_cpu(cost: PlacementCost) -> PlacementCost:
     """The cost without what only a GPU needs."""
     parts = tuple((part, *((0, 0) if part in _ON_GPU_ONLY else sizes)) for part, *sizes in cost.components)
     return replace(cost, components=parts, fixed=sum(fixed for _, fixed, _ in parts))

@@ -20,7 +20,7 @@ from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.kv_bits import KvBits
 from localq.planner import costs, footprint, ram
-from localq.planner.costs import Cost
+from localq.planner.costs import PlacementCost
 from localq.planner.footprint import CUDA_CONTEXT_BYTES, MIB
 from localq.planner.placement import Placement, Wishes
 from localq.planner.ram import Ram
@@ -181,8 +181,10 @@ def plan(
     raise LocalqError(name or "model", why, f"Options: {ways}.", ExitCode.DOES_NOT_FIT)
 
 
-def _choose(tried: tuple[Cost, ...], free_bytes: int, arch: Architecture, ctx: int | None) -> tuple[Cost, int]:
-    """The placement and context for `free_bytes` of GPU memory; the last placement if none leaves the least context."""
+def _choose(
+    tried: tuple[PlacementCost, ...], free_bytes: int, arch: Architecture, ctx: int | None
+) -> tuple[PlacementCost, int]:
+    """The placement and context for `free_bytes` of GPU memory; the last placement if no context fits."""
     most = ctx or arch.max_context
     target = ctx or comfortable_context(arch)
     best, longest = tried[-1], (ctx or min(MIN_CONTEXT, arch.max_context)) - 1
@@ -195,7 +197,7 @@ def _choose(tried: tuple[Cost, ...], free_bytes: int, arch: Architecture, ctx: i
     return best, max(longest, ctx or min(MIN_CONTEXT, arch.max_context))
 
 
-def _ledger(cost: Cost, ctx: int, context_bytes: int) -> Ledger:
+def _ledger(cost: PlacementCost, ctx: int, context_bytes: int) -> Ledger:
     sizes = {part: fixed + ctx * per_token for part, fixed, per_token in cost.components}
     sizes["cuda_context"] = context_bytes
     return Ledger(sizes)

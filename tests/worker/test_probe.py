@@ -25,9 +25,9 @@ def python(code: str) -> tuple[str, ...]:
     [
         ('print(\'{"lost": ""}\')', ""),
         ('print(\'{"lost": "it finds no GPU"}\')', "it finds no GPU"),
-        ("import os; os.abort()", "querying the driver ended with signal SIGABRT"),
-        ("raise SystemExit(3)", "querying the driver ended with exit code 3"),
-        ("print('[1]')", "querying the driver ended with exit code 0"),
+        ("import os; os.abort()", "the driver query ended with signal SIGABRT"),
+        ("raise SystemExit(3)", "the driver query ended with exit code 3"),
+        ("print('[1]')", "the driver query ended with exit code 0"),
     ],
 )
 def test_what_the_driver_answers(code, why):
@@ -36,7 +36,7 @@ def test_what_the_driver_answers(code, why):
 
 def test_a_driver_that_does_not_answer():
     started = time.monotonic()
-    assert probe.why_lost(0.3, python("import time; time.sleep(60)")) == "the driver does not respond within 0.3 s"
+    assert probe.why_lost(0.3, python("import time; time.sleep(60)")) == "the driver did not respond within 0.3 s"
     assert time.monotonic() - started < 30
     assert probe.SECONDS + probe.REAP_S + 2.0 < 5  # and the end of the engine process, at most
 

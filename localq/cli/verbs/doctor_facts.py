@@ -159,8 +159,17 @@ def problem(facts: SystemFacts) -> LocalqError | None:
 def verdict(facts: SystemFacts) -> str:
     """The verdict on a machine without a problem."""
     if not facts.driver.present:
-        return "yes, but only on the CPU: no NVIDIA driver found"
+        return f"yes, but only on the CPU: no NVIDIA driver found{_other_gpus()}"
     return f"yes, on {facts.first.name}" if facts.first else "yes, on the GPU"
+
+
+def _other_gpus() -> str:
+    """What the PCI bus says where there is no NVIDIA driver: a GPU that needs it, or one that localq does not use."""
+    found = gpus.vendors()
+    if "NVIDIA" in found:
+        return "; the NVIDIA GPU in this machine needs it"
+    others = " and ".join(found)
+    return f"; the {others} GPU in this machine is not supported; localq needs an NVIDIA GPU" if found else ""
 
 
 # ---- print

@@ -140,7 +140,8 @@ def _judge(target: catalog.Target, revision: str | None, settings: Settings, for
     from localq.files.hub import client as hub_client
     from localq.planner import pull_report  # start-up cost, as above
 
-    if target.entry is None and (settings.offline or hub_client.is_offline()):
+    from_hub = target.repo is not None or (target.source is not None and target.source.kind == "hub")
+    if from_hub and (settings.offline or hub_client.is_offline()):
         return  # the fetch reports that it is missing
     verdict = pull_report.verdict(target, settings, revision, force=force)
     if verdict is not None and verdict.refusal is not None:

@@ -133,8 +133,8 @@ class _Request:
     attached: tuple[Attachment, ...]
     stops: tuple[str, ...]
     grammar: Grammar | None
-    format: str | None
-    force: bool
+    wanted: OpenOptions
+    named: bool
     think_out: str | None
     quiet: bool
     extract: bool
@@ -155,7 +155,9 @@ def _converse(settings: Settings, request: _Request) -> int:
 
     catalog.resolve(settings.model)
     start = open_conversation.start(None, settings, list(request.stops) or None, note, request.grammar)
-    return start_chat(settings, start, request.format, request.force, plain=False, quiet=request.quiet, first=None)
+    return start_chat(
+        settings, start, request.wanted, named=request.named, plain=False, quiet=request.quiet, first=None
+    )
 
 
 def _answer(settings: Settings, request: _Request) -> int:
@@ -165,13 +167,16 @@ def _answer(settings: Settings, request: _Request) -> int:
     from localq.cli.line.session import TerminalWatcher, print_reply, stop_on_interrupt
     from localq.cli.line.thinking_lines import open_thoughts
 
-    watcher, wanted = TerminalWatcher(request.quiet), OpenOptions(request.format, request.force)
+    opening = default_model.choose(
+        settings, request.wanted, named=request.named, on_screen=False, quiet=request.quiet or request.json
+    )
+    settings, watcher = opening.settings, TerminalWatcher(request.quiet)
     with (
         open_thoughts(
             request.quiet or request.json, request.think_out
         ) as thoughts,  # first: a model takes long to load
         watcher,
-        open_model.open_session(settings.model, settings, watcher, wanted) as opened,
+        open_model.open_session(settings.model, settings, watcher, opening.wanted) as opened,
     ):
         opened.session.stop_strings, opened.session.grammar = request.stops, request.grammar
         opened.session.in_chat = False

@@ -25,8 +25,8 @@ def command(session: ChatSession, line: str):
 @pytest.mark.parametrize(
     ("sampling", "said"),
     [
-        (Sampling(), "temperature 0 gives the same reply again; for another, /set temp 0.7 first"),
-        (Sampling(temperature=1.0, seed=5), "seed 5 gives the same reply again; for another, /set seed none first"),
+        (Sampling(), "temperature 0 always gives the same reply; to vary replies, use /set temp 0.7"),
+        (Sampling(temperature=1.0, seed=5), "seed 5 always gives the same reply; to vary replies, use /set seed none"),
         (Sampling(temperature=1.0), None),
     ],
 )

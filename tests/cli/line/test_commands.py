@@ -39,7 +39,7 @@ def test_edit_regenerate_undo_and_going_back(start):
     talk = start("a", "b", "c", "d")
     assert talk.says("one") == ("a\n", "")
     assert talk.says("/edit  two ") == ("b\n", "")
-    same = "(temperature 0 gives the same reply again; for another, /set temp 0.7 first)\n"
+    same = "(temperature 0 always gives the same reply; to vary replies, use /set temp 0.7)\n"
     assert talk.says("/regenerate") == ("c\n", same)
     assert talk.client.prompts == ["<user>one<assistant>", "<user>two<assistant>", "<user>two<assistant>"]
     assert talk.says("/n")[1] == "  1  b\n* 2  c\n  3  >>> one\n"

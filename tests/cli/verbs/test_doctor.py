@@ -83,6 +83,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "_name", {11: "python", 22: "Xorg", 33: ""}.get)
+    monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path / "no bus")
 
     def invent(found=WORKING, torch=Torch("2.13.0", "13.0"), build=BUILT, nvml=None):  # noqa: B008 - a frozen value
         monkeypatch.setattr(driver, "probe_driver", lambda: found)

@@ -21,7 +21,7 @@ PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Mon Jan 13 20
 STATES = {
     (35, 12040): ("supports CUDA 12.4, but torch needs 13.0", "Update the driver"),
     (35, 13000): ("it is too old for the CUDA version of torch", "Update the driver"),
-    (803, 13000): ("different versions, as after an update; the kernel module is 570.86.15", "Restart the machine"),
+    (803, 13000): ("different versions, which happens after an update; the kernel module is 570.86.15", "Restart the machine"),
     (209, 13000): ("it does not support this GPU", "Update the driver"),
     (100, 13000): ("it finds no GPU", "nvidia-smi"),
     (999, 13000): ("driver or GPU failed", "nvidia_uvm"),
@@ -119,4 +119,26 @@ def test_a_kernel_module_that_does_not_tell_its_version(install, capsys, monkeyp
     monkeypatch.setattr(driver, "KERNEL_NODES", (str(tmp_path),))  # a folder: it cannot be read
     code, _, err = doctor(capsys)
     assert code == 7
-    assert "as after an update). " in err
+    assert "which happens after an update). " in err
+
+
+@pytest.mark.parametrize(
+    ("vendors", "said"),
+    [
+        (("0x1002",), "; the AMD GPU in this machine is not supported; localq needs an NVIDIA GPU"),
+        (("0x8086", "0x1002"), "; the Intel and AMD GPU in this machine is not supported; localq needs an NVIDIA GPU"),
+        (("0x8086", "0x10de"), "; the NVIDIA GPU in this machine needs it"),
+        ((), ""),
+    ],
+)
+def test_without_a_driver_the_gpus_on_the_bus_are_named(install, monkeypatch, tmp_path, capsys, vendors, said):
+    for number, vendor in enumerate((*vendors, "0x10de")):
+        device = tmp_path / "pci" / f"0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text("0x030000\n" if number < len(vendors) else "0x040300\n")  # the last: its sound
+    monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=False, why_not="no NVIDIA driver"))
+    monkeypatch.setattr(doctor_facts, "installed_torch", lambda: Torch("2.13.0", None))
+    assert execute(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"no NVIDIA driver found{said}")

@@ -144,7 +144,7 @@ def test_the_limit_before_the_first_reply_is_a_figure():
     ]
     facts = facts_of()
     facts.add(Stats("prefill", 5000, prefilled_tokens=1000))
-    assert drawn(facts)[0].endswith(" reading the prompt")
+    assert drawn(facts)[0].endswith(" processing the prompt")
 
 
 def test_the_share_of_the_limit_while_a_reply_runs_and_after_it():
