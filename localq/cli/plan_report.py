@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 from localq.cli.output import note, print_json
@@ -49,13 +50,12 @@ class Report:
     @property
     def contexts(self) -> tuple[int, int]:
         """The largest context now, and after other programs are closed; 0 if the model does not fit."""
-        offer, wishes = self.choice.taken.offer, replace(choose.wishes_of(self.settings), ctx=None)
-        plans = (
-            memory_plan.assess(
-                offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme
-            )
-            for budget in (self.memory.budget, self.memory.no_desktop)
+        offer, wishes = self.choice.taken.offer, choose.wishes_of(self.settings)
+        planned = functools.partial(
+            memory_plan.assess, offer.arch, offer.format, weights=offer.block_bytes, scheme=offer.scheme
         )
+        budgets = (self.memory.budget, self.memory.no_desktop)
+        plans = (memory_plan.longest(planned, budget, wishes) for budget in budgets)
         now, alone = (plan.ctx if plan.fits else 0 for plan in plans)
         return now, alone
 

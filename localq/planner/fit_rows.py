@@ -127,15 +127,11 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
     planned = functools.partial(
         memory_plan.assess, arch, offer.format, weights=offer.block_bytes, scheme=offer.scheme, name=offer.name
     )
-    free = replace(wishes, ctx=None)
     try:
-        now = planned(memory.budget, wishes=free)
+        now = memory_plan.longest(planned, memory.budget, wishes)
         alone = now  # the same plan if no other program holds memory
         if memory.alone != memory.budget:
-            alone = planned(memory.alone, wishes=free)
-        if now.fits and alone.ctx < now.ctx:  # with all memory less is reduced, and so less context fits than now
-            kept = replace(free, kv_bits=now.kv_bits, embed=now.embed, head=now.head)
-            alone = planned(memory.alone, wishes=kept)
+            alone = memory_plan.longest(planned, memory.alone, wishes)
     except LocalqError as error:  # this shape does not support the wishes
         plain = planned(memory.budget)
         return FitRow(offer, replace(plain, fits=False), 0, 0, False, error.why)
@@ -144,9 +140,7 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
     if now.fits and ctx is not None and ctx > ctx_max:
         fits, why_not = False, f"the model supports at most {arch.max_context} tokens of context"
         if ctx <= arch.max_context:
-            asked = planned(memory.budget, wishes=wishes)
-            fits, why_not = asked.fits, asked.reason
-            now, ctx_max = (asked, ctx) if asked.fits else (now, ctx_max)
+            why_not = planned(memory.budget, wishes=wishes).reason
     reason = _reason(offer, now) if fits else why_not
     empty, full = (_tok_s(offer, now, machine, live) for live in (predict.LIVE, ctx_max))
     return FitRow(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, empty, full, _make_s(offer, card))

@@ -13,6 +13,7 @@ less context. On the CPU nothing is reduced; the context is `CPU_CONTEXT` or wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -179,6 +180,19 @@ def plan(
     found = (*_ways_out(made, arch, budget_bytes, instead, itemsize), _more(made, budget_bytes, freeing))
     ways = "; ".join(f"({number}) {way}" for number, way in enumerate(found, 1))
     raise LocalqError(name or "model", why, f"Options: {ways}.", ExitCode.DOES_NOT_FIT)
+
+
+def longest(planned: Callable[..., Plan], budget_bytes: Budget, wishes: Wishes) -> Plan:
+    """The plan with the largest context, or with the requested one if that is longer and fits.
+
+    planned   `assess` of one model in one format
+    """
+    free = planned(budget_bytes, wishes=replace(wishes, ctx=None))
+    most = free.arch.max_context if free.arch else 0
+    if wishes.ctx is None or not free.fits or not free.ctx < wishes.ctx <= most:
+        return free
+    asked = planned(budget_bytes, wishes=wishes)
+    return asked if asked.fits else free
 
 
 def _choose(

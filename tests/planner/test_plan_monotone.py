@@ -98,6 +98,10 @@ def test_rows_of_fit_have_the_contexts_of_these_plans(every_offer):
             budgets = (size - room.DESKTOP_BYTES - 300 * MIB, size - 300 * MIB)
             assert [row.ctx_max, row.ctx_max_no_desktop] == contexts(offer, Wishes(), iter(budgets))
             assert row.ctx_max <= row.ctx_max_no_desktop
+            ctx = min(40_000, offer.arch.max_context)
+            asked = fit_rows.row_of(offer, Memory(size, room.DESKTOP_BYTES), Wishes(ctx), None)
+            assert asked.ctx_max <= asked.ctx_max_no_desktop
+            assert asked.fits == (asked.ctx_max >= ctx), offer.name
 
 
 def test_a_requested_context_that_fits_a_card_fits_every_larger_one(every_offer):
