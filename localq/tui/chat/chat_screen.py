@@ -238,6 +238,8 @@ class ChatScreen(ChatLayout):
             self._edited = None
             self.composer.put("")
         elif not self.composer.has_focus:
+            if any(isinstance(each, Sidebar) for each in self._focus_path()):
+                self.remove_class("sidebar")
             self._back_to_writing()
         elif self.composer.text:
             self.notify("Ctrl-Q quits.", markup=False)

@@ -12,7 +12,6 @@ from textual import on
 from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.containers import Horizontal
-from textual.content import Content
 from textual.message import Message
 from textual.timer import Timer
 from textual.widget import Widget
@@ -23,9 +22,10 @@ from localq.chat.history.record import RecordSummary
 from localq.chat.history.store import ConversationStore
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
-from localq.tui.chat.session_lines import one_line, prompt
+from localq.tui.chat.session_lines import day, heading, one_line, prompt
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.thread_messages import PostingWatcher
+from localq.tui.key_line import KeyLine
 from localq.tui.keys import active_key, bindings
 
 LIMIT = 200  # conversations in the list; the search covers all
@@ -47,7 +47,8 @@ class _SearchInput(Input):
 
 class _List(OptionList):
     def action_cursor_up(self) -> None:  # above the first is the search
-        if self.highlighted:
+        above = range(self.highlighted or 0)
+        if any(not self.get_option_at_index(place).disabled for place in above):
             super().action_cursor_up()
         else:
             self.screen.query_one("#search").focus()
@@ -82,13 +83,14 @@ class SessionsPanel(Widget):
         self._pause: Timer | None = None
 
     def compose(self) -> ComposeResult:
-        yield _SearchInput(placeholder="Search", compact=True, id="search")
+        yield _SearchInput(placeholder="Search conversations", compact=True, id="search")
         yield Input(placeholder="New title", compact=True, id="title")
         yield _List(markup=False, compact=True, id="list")
         yield Static("", id="about", markup=False)
         with Horizontal(id="buttons"):
             for name in ("new", "rename", "delete", "undo"):
                 yield Button(name.capitalize(), id=name, compact=True)
+        yield KeyLine("sidebar_back", "sidebar_list", "sidebar_search", sidebar_list="list")
 
     def on_mount(self) -> None:
         """Load the list."""
@@ -141,20 +143,29 @@ class SessionsPanel(Widget):
     @property
     def summary(self) -> RecordSummary | None:
         """The highlighted conversation."""
-        at = self.query_one("#list", OptionList).highlighted
-        return self._summaries[at] if at is not None and at < len(self._summaries) else None
+        id = self.summary_id
+        return next((each for each in self._summaries if each.id == id), None)
 
     def _draw(self) -> None:
         shown, before = self.query_one("#list", OptionList), self.summary_id
         now_s = time.time()
         shown.clear_options()
-        shown.add_options(
-            [Option(Content(prompt(each, self._current, now_s)), id=str(each.id)) for each in self._summaries]
-        )
+        shown.add_options(self._options(now_s))
         ids = [each.id for each in self._summaries]
-        wanted = before if before in ids else self._current
-        shown.highlighted = ids.index(wanted) if wanted in ids else 0 if ids else None
+        wanted = next((id for id in (before, self._current, *ids) if id in ids), None)
+        shown.highlighted = None if wanted is None else shown.get_option_index(str(wanted))
         self._describe()
+
+    def _options(self, now_s: float) -> list[Option]:
+        """The conversations, with a heading before those of another day."""
+        found, last = list[Option](), ""
+        for each in self._summaries:
+            name = day(each.changed_s, now_s)
+            if name != last:
+                found.append(Option(heading(name), disabled=True))
+                last = name
+            found.append(Option(prompt(each, self._current, now_s), id=str(each.id)))
+        return found
 
     @property
     def summary_id(self) -> int | None:

@@ -17,7 +17,7 @@ from textual.widgets import Input, OptionList, Static
 from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.record import Record
 from localq.chat.history.store import ConversationStore
-from localq.tui.chat.session_lines import when
+from localq.tui.chat.session_lines import day, when
 from localq.tui.chat.sessions_panel import LIMIT, SessionsPanel
 from tests.support.tui.tui_layout import assert_sound
 from tests.support.tui.tui_pilot import drive, screen_text, until
@@ -98,7 +98,7 @@ def test_choosing_by_key_and_by_mouse(store):
     async def script(pilot: Pilot[Any]) -> None:
         host.panel.query_one(OptionList).focus()
         await pilot.press("down", "enter")
-        await pilot.click(OptionList, offset=(4, 0))
+        await pilot.click(OptionList, offset=(4, 1))  # below the day
         await pilot.press("n")
         await pilot.click("#new")
         await until(pilot, lambda: len(host.got) == 4)
@@ -178,7 +178,7 @@ def test_what_is_deleted_comes_back(store, by_mouse):
         await do("delete")
         await listed(pilot, host, ALL[0], "Ships")
         assert "Deleted: Bricks. Undo: u" in " ".join(screen_text(host).split())
-        host.panel.query_one(OptionList).highlighted = 1
+        host.panel.query_one(OptionList).highlighted = 2  # the first is the day
         await do("delete")
         await listed(pilot, host, ALL[0])
         await do("undo")
@@ -195,7 +195,7 @@ def test_the_cursor_stays_while_others_are_saved(store):
     host = Host(store)
 
     async def script(pilot: Pilot[Any]) -> None:
-        host.panel.query_one(OptionList).highlighted = 2
+        host.panel.query_one(OptionList).highlighted = 3
         saved(store, "Newest")
         host.panel.refresh_list(4)
         await listed(pilot, host, "Newest", *ALL)
@@ -257,7 +257,7 @@ def test_many_conversations_are_listed_in_part_and_the_thread_of_the_screen_is_f
         await until(pilot, lambda: len(titles(host)) == LIMIT)
         assert titles(host)[0] == "talk 2000"
         await pilot.pause()
-        assert "search for others" in " ".join(screen_text(host).split())
+        assert "to find others" in " ".join(screen_text(host).split())
         host.panel.query_one("#search", Input).value = "words 4321 "
         await listed(pilot, host, "talk 322")
 
@@ -286,7 +286,38 @@ def test_when_in_words():
     now = time.mktime((2025, 3, 10, 12, 0, 0, 0, 0, -1))
     hour = 3600
     told = [when(now - ago, now) for ago in (5, 300, 3 * hour, 26 * hour, 10 * 24 * hour, -hour)]
-    assert told == ["now", "5 min ago", "3 h ago", "yesterday", "2025-02-28", "2025-03-10"]
+    assert told == ["now", "5 min ago", "09:00", "10:00", "2025-02-28", "2025-03-10"]
+
+
+def test_days_in_words():
+    now = time.mktime((2025, 3, 12, 0, 30, 0, 0, 0, -1))  # a Wednesday, half past midnight
+    hour = 3600
+    days = [
+        day(now - ago, now) for ago in (0, hour, 25 * hour, 6 * 24 * hour, 7 * 24 * hour, 40 * 24 * hour, -9 * hour)
+    ]
+    assert days == ["Today", "Yesterday", "Monday", "Thursday", "March 2025", "January 2025", "Today"]
+
+
+def test_conversations_are_grouped_by_day_and_headings_are_passed_over(store, monkeypatch):
+    day_s, now_s = 86400.0, time.time()
+    with sqlite3.connect(store.path) as db:
+        db.execute("UPDATE sessions SET changed_s = ? WHERE id < 3", (now_s - day_s,))
+        db.execute("UPDATE sessions SET changed_s = ? WHERE id = 1", (now_s - 90 * day_s,))
+    host = Host(store, 2)
+
+    async def script(pilot: Pilot[Any]) -> None:
+        rows = [row.strip() for row in screen_text(host).splitlines()]
+        month = time.strftime("%B %Y", time.localtime(now_s - 90 * day_s))
+        assert [row for row in rows if row in ("Today", "Yesterday", month)] == ["Today", "Yesterday", month]
+        host.panel.query_one(OptionList).focus()
+        await pilot.press("down")
+        assert host.panel.summary.title == "Ships"
+        await pilot.press("up", "up")
+        assert host.panel.summary.id == 3
+        await pilot.press("up")
+        assert host.focused.id == "search"
+
+    driven(host, script)
 
 
 def test_without_any(tmp_path):

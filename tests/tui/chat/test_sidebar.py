@@ -42,9 +42,9 @@ def test_a_conversation_is_looked_for_chosen_and_gone_on_with(store, size):
         await pilot.press("ctrl+s")
         await until(pilot, lambda: app.chat.query("SessionsPanel #list"))
         listed = app.chat.query_one("SessionsPanel #list", OptionList)
-        await until(pilot, lambda: listed.option_count == 2)
+        await until(pilot, lambda: listed.option_count == 3)
         await pilot.press(*"ships")
-        await until(pilot, lambda: listed.option_count == 1)
+        await until(pilot, lambda: listed.option_count == 2)
         await pilot.press("enter", "enter")
         await until(pilot, lambda: "all about ships" in screen_text(app))
         await idle(pilot)
@@ -64,9 +64,9 @@ def test_the_arrows_lead_from_the_search_to_the_list_and_back(store):
         await pilot.press("ctrl+s")
         await until(pilot, lambda: app.chat.query("SessionsPanel #list"))
         listed = app.chat.query_one("SessionsPanel #list", OptionList)
-        await until(pilot, lambda: listed.option_count == 2)
+        await until(pilot, lambda: listed.option_count == 3)
         await pilot.press("down", "down")
-        assert (listed.has_focus, listed.highlighted) == (True, 1)
+        assert (listed.has_focus, listed.highlighted) == (True, 2)  # the first is the day
         await pilot.press("up", "up")
         assert app.focused.id == "search"
 
@@ -104,17 +104,19 @@ def test_a_new_one_is_begun_and_listed_when_something_was_said(store):
         await pilot.press("ctrl+b")
         await until(pilot, lambda: app.chat.query("SessionsPanel #list"))
         listed = app.chat.query_one("SessionsPanel #list", OptionList)
-        await until(pilot, lambda: listed.option_count == 2)
+        await until(pilot, lambda: listed.option_count == 3)
         await pilot.press("escape")
         assert app.chat.composer.has_focus
+        assert not app.chat.query_one("#sidebar").display
         await say(pilot, "a third thing")
-        await until(pilot, lambda: listed.option_count == 3)
+        await until(pilot, lambda: listed.option_count == 4)
         await pilot.press("ctrl+n")
         await idle(pilot)
         await until(pilot, lambda: not app.chat.query("TurnView"))
         assert "new conversation" in screen_text(app)
-        await pilot.press("ctrl+b")
-        assert not app.chat.query_one("#sidebar").display
+        for is_shown in (True, False):
+            await pilot.press("ctrl+b")
+            assert app.chat.query_one("#sidebar").display == is_shown
         assert app.chat.composer.has_focus
 
     drive_chat(app, script, (100, 30))
