@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,6 @@ from localq import settings
 from localq.chat.attachments import system_text
 from localq.cli import help_page, piped_input
 from localq.errors import usage_error
-
-if TYPE_CHECKING:
-    from localq.text.grammar import Grammar
 
 MIB = 2**20
 MAX_CONTEXT = 0  # of --ctx: "max", as large as fits, whatever the settings say
@@ -181,26 +178,6 @@ Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", metavar="TEXT", help="Stop before TEXT; repeatable.", rich_help_panel=help_page.SAMPLING),
 ]
-JsonSchema = Annotated[
-    str | None,
-    typer.Option(
-        "--json-schema", metavar="SCHEMA", help="JSON schema or schema file; `json` = any JSON.",
-        rich_help_panel=help_page.ANSWER,
-    ),
-]  # fmt: skip
-GrammarText = Annotated[
-    str | None,
-    typer.Option(
-        "--grammar",
-        metavar="GRAMMAR",
-        help="Lark or GBNF grammar, or a file.",
-        rich_help_panel=help_page.ANSWER,
-    ),
-]
-Regex = Annotated[
-    str | None,
-    typer.Option("--regex", metavar="PATTERN", help="Regex for the whole answer.", rich_help_panel=help_page.ANSWER),
-]
 Context = Annotated[
     int | None,
     typer.Option(
@@ -319,28 +296,6 @@ Token = Annotated[
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip
-
-
-def parse_grammar(json_schema: str | None, grammar: str | None, regex: str | None) -> Grammar | None:
-    """The grammar that answers must follow; None without one. Its warnings go to stderr.
-
-    Raises LocalqError (exit 2): two are given, a file cannot be read, or the grammar is wrong.
-    """
-    options = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
-    given = [(name, value) for name, value in options.items() if value is not None]
-    if len(given) > 1:
-        raise usage_error(given[1][0], f"cannot be combined with {given[0][0]}", "Use one or the other.")
-    if not given:
-        return None
-    from localq.cli.output import note
-    from localq.text import grammar as grammars  # start-up cost: most runs have none
-
-    makers = {"--json-schema": grammars.json_schema, "--grammar": grammars.grammar, "--regex": grammars.regex}
-    name, value = given[0]
-    parsed = makers[name](value)
-    for warning in grammars.check(parsed):
-        note(f"{parsed.label}: {warning}")
-    return parsed
 
 
 def setting_flags(given: dict[str, Any]) -> dict[str, Any]:

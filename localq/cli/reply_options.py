@@ -1,13 +1,17 @@
-"""Options of a reply that are not sampling: the loop guard, and attached files."""
+"""Options of a reply that are not sampling: grammars, the loop guard, attached files."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localq.cli import help_page
+from localq.errors import usage_error
+
+if TYPE_CHECKING:
+    from localq.text.grammar import Grammar
 
 LoopGuard = Annotated[
     bool | None,
@@ -23,3 +27,45 @@ Files = Annotated[
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(
+        "--json-schema", metavar="SCHEMA", help="JSON schema or schema file; `json` = any JSON.",
+        rich_help_panel=help_page.ANSWER,
+    ),
+]  # fmt: skip
+GrammarText = Annotated[
+    str | None,
+    typer.Option(
+        "--grammar",
+        metavar="GRAMMAR",
+        help="Lark or GBNF grammar, or a file.",
+        rich_help_panel=help_page.ANSWER,
+    ),
+]
+Regex = Annotated[
+    str | None,
+    typer.Option("--regex", metavar="PATTERN", help="Regex for the whole answer.", rich_help_panel=help_page.ANSWER),
+]
+
+
+def parse_grammar(json_schema: str | None, grammar: str | None, regex: str | None) -> Grammar | None:
+    """The grammar that answers must follow; None without one. Its warnings go to stderr.
+
+    Raises LocalqError (exit 2): two are given, a file cannot be read, or the grammar is wrong.
+    """
+    options = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
+    given = [(name, value) for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise usage_error(given[1][0], f"cannot be combined with {given[0][0]}", "Use one or the other.")
+    if not given:
+        return None
+    from localq.cli.output import note
+    from localq.text import grammar as grammars  # start-up cost: most runs have none
+
+    makers = {"--json-schema": grammars.json_schema, "--grammar": grammars.grammar, "--regex": grammars.regex}
+    name, value = given[0]
+    parsed = makers[name](value)
+    for warning in grammars.check(parsed):
+        note(f"{parsed.label}: {warning}")
+    return parsed

@@ -47,9 +47,9 @@ def chat(
     think: options.Think = None,
     stop: options.Stop = None,
     loop_guard: reply_options.LoopGuard = None,
-    json_schema: options.JsonSchema = None,
-    grammar: options.GrammarText = None,
-    regex: options.Regex = None,
+    json_schema: reply_options.JsonSchema = None,
+    grammar: reply_options.GrammarText = None,
+    regex: reply_options.Regex = None,
     continue_: options.Continue = False,
     resume: options.Resume = None,
     save: options.Save = None,
@@ -81,7 +81,7 @@ def chat(
     named = model is not None or continue_ or resume is not None
     if dry_run:
         return _plan(_resume(settings, flags, continue_, resume)[0], named, format, json, force)
-    wanted = options.parse_grammar(json_schema, grammar, regex)
+    wanted = reply_options.parse_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     settings, record = _resume(settings, flags, continue_, resume)
     start, wish = _start(record, settings, stop, wanted), OpenOptions(format, force, agreed=yes)

@@ -69,9 +69,9 @@ def run(
     think_out: options.ThinkOut = None,
     stop: options.Stop = None,
     loop_guard: reply_options.LoopGuard = None,
-    json_schema: options.JsonSchema = None,
-    grammar: options.GrammarText = None,
-    regex: options.Regex = None,
+    json_schema: reply_options.JsonSchema = None,
+    grammar: reply_options.GrammarText = None,
+    regex: reply_options.Regex = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     vram: options.Vram = None,
@@ -98,7 +98,7 @@ def run(
     if dry_run:
         return _plan(settings, model is not None, format, json, force)
     stops = stop_strings.validate(stop or ())
-    wanted = options.parse_grammar(json_schema, grammar, regex)
+    wanted = reply_options.parse_grammar(json_schema, grammar, regex)
     wish = OpenOptions(format, force, agreed=yes)
     attached = tuple(map(read_attachment, file or ()))
     named, stages = model is not None, stats is True
