@@ -197,6 +197,25 @@ def test_a_folder_has_a_plan_too(capsys, tmp_path):
     assert (body["format"], body["ctx"], body["path"], body["alternatives"]) == ("bf16", 1024, str(tmp_path), [])
 
 
+@pytest.mark.parametrize(("template", "tokens"), [
+    ("{{ messages }}{% if enable_thinking %}{% endif %}", 32_768), ("{{ messages }} <think>", 32_768),
+    ("{{ messages }}", 16_384), (None, 16_384),
+])  # fmt: skip
+def test_a_folder_whose_template_thinks_gets_room_for_thoughts(capsys, tmp_path, template, tokens):
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14_336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if template is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    header = b'{"x":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    body = plan_of(capsys, str(tmp_path), "--vram", "17700MiB")  # 16-bit head and KV cache leave less
+    assert (body["ctx"], body["kv_bits"] == 16 and body["head"] == "16") == (tokens, False)
+
+
 def test_experts_run_on_a_gpu_in_every_format_and_where_they_were_not_measured_their_speed_is_not_guessed(capsys):
     for name, is_told in (
         ("mixtral-8x7b@aqlm", False),

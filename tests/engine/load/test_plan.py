@@ -56,6 +56,11 @@ def test_a_plan_that_fits_limits_the_allocator(plan):
     assert limits == [made.ledger.components["cuda_context"] + made.ledger.components["graphs"]]
 
 
+def test_a_model_that_thinks_is_planned_as_one_that_thinks(plan):
+    assert plan(2000 * MIB, LoadOptions(thinks=True), 2000 * MIB, False)[0].arch.thinks
+    assert not plan(2000 * MIB, LoadOptions(), 2000 * MIB, False)[0].arch.thinks
+
+
 @pytest.mark.parametrize(("available", "hard", "way"), [
     (330 * MIB, False, r"by closing firefox \(pid 7, 812 MiB\), a process \(pid 9\)"), (330 * MIB, True, "by closing"),
     (900 * MIB, True, "with a larger --vram"),
