@@ -5,6 +5,12 @@ The two lines differ in shape, so that a gauge can be read without colour.
 
 from __future__ import annotations
 
+from typing import Any
+
+from rich.style import Style
+from textual.app import App
+from textual.color import Color, ColorParseError
+
 Part = tuple[str, str]  # text and style
 
 REST_STYLE, MUTED = "$foreground 25%", "$foreground 60%"
@@ -29,3 +35,12 @@ def rising(share: float, fair: float, bad: float) -> str:
 def falling(share: float, fair: float, bad: float) -> str:
     """Style of a share that is better high: of the bandwidth."""
     return GOOD if share >= fair else FAIR if share >= bad else BAD
+
+
+def rich_style(app: App[Any], name: str, bold: bool = False) -> Style:
+    """A colour of the theme for text that Rich draws; none for "", and where there are no colours."""
+    value = "" if app.no_color else app.theme_variables.get(name, "")
+    try:
+        return Style(color=Color.parse(value).rich_color if value else None, bold=bold or None)
+    except ColorParseError:
+        return Style(bold=bold or None)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
@@ -16,6 +17,7 @@ from textual.widgets import Static
 
 from localq import keymap
 from localq.chat import commands
+from localq.tui.gauge import rich_style
 from localq.tui.keys import key_labels
 from localq.tui.terminal.terminal_app import TerminalScreen
 
@@ -33,17 +35,19 @@ def key_rows(chosen: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     return [(WHERE[key.where], key_labels(key), key.what, name) for name, key in keymap.bindings(chosen).items()]
 
 
-def page(chosen: Mapping[str, str]) -> Group:
-    """The whole help text."""
+def page(chosen: Mapping[str, str], of_heading: Style, of_key: Style) -> Group:
+    """The whole help text, headings and keys in these styles."""
     parts: list[RenderableType] = []
     for where in WHERE.values():
         grid = Table.grid(padding=(0, 2, 0, 0))
         for place, keys, what, name in key_rows(chosen):
             if place == where:
-                grid.add_row(Text(f"  {keys}"), Text(what), Text(name, "dim"))
-        parts += [Text(where, "bold"), grid, Text()]
+                grid.add_row(Text(f"  {keys}", of_key), Text(what), Text(name, "dim"))
+        parts += [Text(where, of_heading), grid, Text()]
     parts.append(Text('The last column is the name to use when changing a key, as in keys = "send=ctrl+s".\n'))
-    return Group(*parts, Text("Commands", "bold"), Text("\n".join(f"  {line}" for line in commands.HELP.split("\n"))))
+    return Group(
+        *parts, Text("Commands", of_heading), Text("\n".join(f"  {line}" for line in commands.HELP.split("\n")))
+    )
 
 
 class HelpScreen(TerminalScreen, ModalScreen[None]):
@@ -59,8 +63,11 @@ class HelpScreen(TerminalScreen, ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """The page in a scroll view."""
-        with VerticalScroll(id="help"):
-            yield Static(page(self._chosen))
+        with VerticalScroll(id="help") as shown:
+            shown.border_title, shown.border_subtitle = "Help", "Esc back"
+            yield Static(
+                page(self._chosen, rich_style(self.app, "primary", True), rich_style(self.app, "accent", True))
+            )
 
     def action_leave(self) -> None:
         """Close."""

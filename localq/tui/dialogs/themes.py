@@ -64,6 +64,7 @@ class _Searched(TerminalScreen, CommandPalette):
         """A mark that every terminal has."""
         super().on_mount()
         self.query_one(SearchIcon).icon = ">"
+        self.query_one("#--input").border_title = "Enter choose, Esc back"
 
     def _on_click(self, event: Click) -> None:  # type: ignore[override]  # as in Textual's
         try:

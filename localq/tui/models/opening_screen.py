@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
@@ -19,16 +21,18 @@ from localq.errors import LocalqError
 from localq.planner.consent import ConsentError
 from localq.sanitize import sanitize
 from localq.settings import Settings
+from localq.tui.chat.status_line import SPINNER
 from localq.tui.jobs import model_jobs
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.model_jobs import ReadyModel
 from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, StoppedError, WatcherNotice
 from localq.tui.keys import active_key, bindings
-from localq.tui.models.transfer_lines import TransferLines, bar
+from localq.tui.models.transfer_lines import BAR_CELLS, PERCENT_CELLS, TransferLines, bar
 from localq.tui.terminal.terminal_app import TerminalScreen
 
 T = TypeVar("T")
 TICK_S = 0.5  # between two updates of a stalled transfer
+SPIN_S = 0.1  # between two frames of the spinner
 
 
 class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
@@ -44,6 +48,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         super().__init__()
         self._heading, self.name_wanted = sanitize(f"{title} {name}"), name
         self.error: LocalqError | None = None
+        self._frames = itertools.cycle(SPINNER)
         self.agreed = False  # to a large download or quantization
         self._begin()
 
@@ -56,7 +61,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="job"):
-            yield Static(self._heading, id="title", markup=False)
+            yield Static(f"{SPINNER[0]} {self._heading}", id="title", markup=False)
             yield Static("", id="stage", markup=False)
             yield Static("", id="bar", markup=False)
             yield Static("", id="detail", markup=False)
@@ -69,11 +74,17 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
     def on_mount(self) -> None:
         """Start the job."""
         self.set_interval(TICK_S, self._draw)
+        self.set_interval(SPIN_S, self._spin)
         self._start()
 
     def on_unmount(self) -> None:
         """Abandon the job, so that the app can exit."""
         self._job.abandon()
+
+    def _spin(self) -> None:
+        """A spinner before the title while the job runs."""
+        mark = "✗" if self.error is not None else next(self._frames)
+        self.query_one("#title", Static).update(f"{mark} {self._heading}", layout=False)
 
     # ---- messages of the thread
 
@@ -158,15 +169,19 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         leave = active_key(self, "opening_leave")
         stage = f"Stopping. Press {leave} again to go back without waiting." if stopping else lines.stage
         for name, text in (
-            ("stage", "" if failed else stage), ("bar", "" if failed else bar(lines.share)),
-            ("detail", "" if failed else lines.detail), ("notices", "\n".join(self._notices)),
-            ("error", _words(self.error)),
+            ("stage", "" if failed else stage), ("detail", "" if failed else lines.detail),
+            ("notices", "\n".join(self._notices)), ("error", _words(self.error)),
         ):  # fmt: skip
-            shown = self.query_one(f"#{name}", Static)
-            shown.display = bool(text)
-            shown.update(text)
+            self._show(name, text)
+        cells = max(4, min(BAR_CELLS, self.query_one("#job").content_size.width - PERCENT_CELLS))
+        self._show("bar", Content() if failed else bar(lines.share, cells))
         self.query_one("#leave", Button).label = f"{'Back' if failed else 'Stop'} ({leave})"
         self.query_one("#again", Button).display = failed
+
+    def _show(self, name: str, text: str | Content) -> None:
+        shown = self.query_one(f"#{name}", Static)
+        shown.display = bool(text)
+        shown.update(text)
 
 
 class OpeningScreen(JobScreen[ReadyModel]):

@@ -9,13 +9,12 @@ from rich.style import Style
 from rich.text import Text
 from textual import events, on
 from textual.binding import Binding
-from textual.color import Color, ColorParseError
 from textual.coordinate import Coordinate
 from textual.message import Message
 from textual.widgets import DataTable, Input
 
 from localq.sanitize import sanitize
-from localq.tui.gauge import REST_STYLE, gauge, rising
+from localq.tui.gauge import REST_STYLE, gauge, rich_style, rising
 from localq.tui.keys import bindings
 from localq.tui.models.picker_rows import (
     COLUMNS,
@@ -161,12 +160,7 @@ class ModelTable(DataTable[Text]):
         return found
 
     def _colour(self, name: str, bold: bool = False) -> Style:
-        """A colour of the theme; none for "", and where there are no colours."""
-        value = "" if self.app.no_color else self.app.theme_variables.get(name, "")
-        try:
-            return Style(color=Color.parse(value).rich_color if value else None, bold=bold or None)
-        except ColorParseError:
-            return Style(bold=bold or None)
+        return rich_style(self.app, name, bold)
 
     def _room(self) -> int:
         """Cells of a row without the scrollbar."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from textual.content import Content
+
 from localq.chat.terminal.transfer_rate import TransferRate
 from localq.files.hub import client
+from localq.tui.gauge import gauge
 from localq.tui.jobs.thread_messages import Fetching, LoadingStage
 from localq.wording import human_bytes
 
 QUIET_S = 3.0  # a longer pause is shown
-BAR_CELLS = 24
+BAR_CELLS, PERCENT_CELLS = 60, 5
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,8 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def bar(share: float | None, cells: int = BAR_CELLS) -> str:
-    """A bar without colour, such as "####------  40%"; empty where bytes are not counted."""
+def bar(share: float | None, cells: int = BAR_CELLS) -> Content:
+    """A gauge with its share, such as "━━━━──────  40%"; empty where bytes are not counted."""
     if share is None:
-        return ""
-    full = int(share * cells)
-    return f"{'#' * full}{'-' * (cells - full)} {share:4.0%}"
+        return Content()
+    return Content.assemble(*gauge(share, cells, "$primary"), (f" {share:4.0%}", "bold"))

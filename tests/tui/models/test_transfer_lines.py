@@ -43,8 +43,8 @@ def test_what_is_not_counted_and_what_is_loaded():
 
 
 def test_bars_and_durations():
-    assert bar(None) == ""
-    assert bar(0.5, 4) == "##--  50%"
+    assert bar(None).plain == ""
+    assert bar(0.5, 4).plain == "━━──  50%"
     assert [duration(seconds) for seconds in (-1, 7.4, 750, 3723)] == ["0:00", "0:07", "12:30", "1:02:03"]
 
 
