@@ -40,7 +40,7 @@ def test_run_prints_exactly_the_json(environment, tmp_path):
 def test_json_that_is_cut_is_a_failure_that_says_so(environment):
     result = run(environment, "--json-schema", SCHEMA, "-n", "2", "--quiet")
     assert result.returncode == 1
-    assert "the reply: cut after 2 tokens; the answer does not match the JSON schema. Allow more" in result.stderr
+    assert "the reply: cut after 2 tokens; the answer does not match the JSON schema. Raise" in result.stderr
     assert result.stdout.startswith("{")
 
 

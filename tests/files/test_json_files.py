@@ -12,8 +12,8 @@ EDITS = {
     '{"a": [0.0, Infinity]}': "it contains Infinity, which is not valid JSON. Replace it in the file with a number",
     '{"a": -Infinity}': "it contains -Infinity",
     '{"a": NaN}': "it contains NaN",
-    '{"a": 1,}': "If you edited the file, correct it there; otherwise download it again",
-    '{"a": 1': "If you edited the file, correct it there",
+    '{"a": 1,}': "If you edited the file, fix the edit; otherwise download the file again",
+    '{"a": 1': "If you edited the file, fix the edit",
 }
 
 

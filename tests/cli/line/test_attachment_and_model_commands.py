@@ -130,7 +130,7 @@ def test_a_record_whose_attachments_are_not_those_of_the_message_is_damaged(own_
             ((facts,),) = db.execute("SELECT stats FROM turns WHERE role = 'user' ORDER BY id DESC LIMIT 1")
             file = {**json.loads(facts)["attachments"][0], **damage}
             db.execute("UPDATE turns SET stats = ? WHERE stats = ?", (json.dumps({"attachments": [file]}), facts))
-        with pytest.raises(LocalqError, match="it is damaged"):
+        with pytest.raises(LocalqError, match="damaged"):
             store.find(None)
         store.delete(session.record.id)
 

@@ -132,7 +132,7 @@ def test_a_repetition_is_named_and_no_failure(run):
 def test_a_constrained_answer_that_is_cut_is_a_failure(run):
     code, _, err, _ = run("x", "--json-schema", "json", answer='["' + NUMBERS)
     assert code == 1
-    assert "cut after 4096 tokens; the answer does not match the JSON schema. Allow more tokens" in err
+    assert "cut after 4096 tokens; the answer does not match the JSON schema. Raise --max-tokens" in err
 
 
 def test_both_are_settings(run, monkeypatch, capsys):
