@@ -160,7 +160,7 @@ def test_a_reply_is_gone_on_with_where_it_was_cut(tiny):
     schema = json_schema('{"type": "object", "properties": {"a": {"const": "ü"}}, "required": ["a"]}')
     constraint = GrammarConstraint(schema, vocabulary, begun='{"a": "')
     assert allowed(constraint, 264) == {tiny.encode("ü").ids[0]}
-    with pytest.raises(LocalqError, match="the JSON schema: the start of the reply does not match it"):
+    with pytest.raises(LocalqError, match="the JSON schema: the start of the reply does not match the grammar"):
         GrammarConstraint(schema, vocabulary, begun="[")
     assert GrammarConstraint(regex("ja"), vocabulary, begun="ja").stopped
 

@@ -162,7 +162,7 @@ def test_a_file_for_thoughts_is_opened_first_and_what_fails_is_told(answered):
 def test_a_base_model_says_that_it_reads_no_system_prompt(answered, monkeypatch):
     monkeypatch.setattr(CharTokenizer, "chat_template", None)
     arguments = ("run", "smollm2-135m", "once upon")
-    assert "system prompt is not used" in answered("a", *arguments, "--system", "Be brief.")[2]
+    assert "system prompt is ignored" in answered("a", *arguments, "--system", "Be brief.")[2]
     assert "system prompt" not in answered("a", *arguments)[2]
 
 
