@@ -1,9 +1,9 @@
 """Formats available for a model, and the one that its plain name selects on a card. Torch-free.
 
-The default of the catalogue is selected if it leaves the context that memory is saved for, else a format that does,
-else one that leaves a usable context. Among several, weights on this machine come before published ones, fast formats
-before those that are offered last, more bits before fewer. A format that needs a calibration text is selected only
-after it was quantized here; the plan names the command.
+The default of the catalogue is selected if it leaves the context that memory is saved for, else a fast format that does
+and is published or on this machine, else one that leaves a usable context. Among several, weights on this machine come
+before published ones, fast formats before those that are offered last, more bits before fewer. A format that needs a
+calibration text is selected only after it was quantized here; the plan names the command.
 """
 
 from __future__ import annotations
@@ -188,14 +188,15 @@ def choose(entry: ModelEntry, budget_bytes: Budget, wishes: Wishes, only: str | 
         return Choice(taken, "as requested", considered)
     default = next(each for each in considered if each.offer.preferred)
     ready = [each for each in considered if each.usable and (each.here or not each.offer.is_calibrated)]
-    if default.roomy or (default.usable and not any(each.roomy for each in ready)):
+    # For more room nothing is quantized here, and no slower format is taken.
+    roomy = [each for each in ready if each.roomy and (each.here or each.offer.source) and not each.offer.last]
+    if default.roomy or (default.usable and not roomy):
         return Choice(default, "the default format, which fits", considered)
     if wishes.ctx and _candidate(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
         return Choice(default, "the default format, which fits with a shorter context", considered)
     if not ready:
         return Choice(default, "the default format; no format that is ready to use fits", considered)
-    ready = [each for each in ready if each.roomy] or ready
-    taken = min(ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
+    taken = min(roomy or ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
     where = "can be downloaded" if taken.offer.source else "is quantized here"
     reason = f" {default.plan.reason or f'leaves only {default.plan.ctx:,} tokens of context'}"
     left_out = f"{default.offer.format}{f': {default.offer.unsupported}' if default.offer.unsupported else reason}"
