@@ -1,7 +1,7 @@
 """JSON files from untrusted model folders: bounded, strict, and inside the folder.
 
-Accepted is only a regular file below the folder (or below the Hugging Face cache that holds the folder), within its
-size limit, in UTF-8 (a byte order mark is skipped), with a JSON object without duplicate keys, NaN, Infinity or lone
+Accepted is only a regular file of the folder, or one that a link of its user points to (`inside`), within its size
+limit, in UTF-8 (a byte order mark is skipped), with a JSON object without duplicate keys, NaN, Infinity or lone
 surrogates. Everything else is a `LocalqError` with exit code 8; for what an editor leaves in a file, it says what to
 change there. Torch-free.
 """
@@ -23,33 +23,57 @@ EDITED = "If you edited the file, fix the edit; otherwise download the file agai
 _BOM = "\ufeff"  # begins files that some editors write
 # More than any file of a model has. Counted before the JSON is parsed, to bound its time and memory.
 MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
+MAX_TARGET = 200  # characters of a link's target in a message
+_CONTENT_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # a sha256 or git id in hex
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # one half of a surrogate pair as JSON escapes it
 
 
 def inside(folder: Path, name: str) -> Path | None:
     """The regular file `folder/name`, links resolved; None where the folder has no such name.
 
-    Raises LocalqError for anything but a regular file, and for a symbolic link out of the folder. Links in a snapshot
-    folder of the Hugging Face cache (`models--*/snapshots/<revision>`) may lead anywhere in that cache.
+    Who made a link decides how far it is followed. What came from a repository stays there: a link in a snapshot
+    folder of the Hugging Face cache (`models--*/snapshots/<revision>`) may lead anywhere in that cache, and one in a
+    git checkout anywhere in it. In any other folder the user made the links, to files on another disk or in a cache:
+    they may lead to any file of the same kind, by its extension or by the name that caches give to content.
+
+    Raises LocalqError (exit 8) for other links, and for anything but a regular file.
     """
     path = folder / name
     if not os.path.lexists(path):
         return None
-    root = folder.resolve()
-    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-        root = root.parent.parent.parent
     try:
         resolved = path.resolve(strict=True)
         mode = resolved.stat().st_mode
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links (pathlib, Python < 3.13)
-        raise bad_file(str(path), f"the link is broken ({type(error).__name__})", DAMAGED) from error
-    if not resolved.is_relative_to(root):
-        raise bad_file(
-            str(path), "a symbolic link that points outside the model folder", "Replace the link with the file."
-        )
+        step = "Restore what the link points to, or replace the link with the file."
+        raise bad_file(str(path), f"the link is broken ({_target(path)})", step) from error
     if not stat.S_ISREG(mode):
         raise bad_file(str(path), "not a regular file", DAMAGED)
+    _check_link(folder, path, resolved)
     return resolved
+
+
+def _check_link(folder: Path, path: Path, resolved: Path) -> None:
+    """Refuse links that lead too far, as `inside` says."""
+    root, step = folder.resolve(), "Replace the link with the file."
+    if resolved.is_relative_to(root):
+        return
+    why = f"a symbolic link that points outside the model folder ({_target(path)})"
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        blobs = (root.parent.parent / "blobs").resolve()  # may be a link to another disk, which no repository makes
+        if not resolved.is_relative_to(root.parent.parent.parent) and not resolved.is_relative_to(blobs):
+            raise bad_file(str(path), why, step)
+    elif (root / ".git").exists():
+        raise bad_file(str(path), why, f"{step[:-1]}, or remove .git if you made the link.")
+    elif resolved.suffix != path.suffix and not _CONTENT_NAME.fullmatch(resolved.name):
+        raise bad_file(str(path), f"a symbolic link to a file that is no {path.suffix} file ({_target(path)})", step)
+
+
+def _target(path: Path) -> str:
+    try:
+        return f"to {os.readlink(path)}"[:MAX_TARGET]
+    except OSError:  # a folder on the way is the link
+        return f"to {os.path.realpath(path)}"[:MAX_TARGET]
 
 
 def read_text(path: Path, max_bytes: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localq.errors import ExitCode, LocalqError
+from localq.files.json_files import inside
 from localq.files.model_folder import ModelFiles, open_model
 from localq.files.safetensors_headers import DTYPE_BYTES, INDEX_NAME, read_header, read_index, shard_paths
 from localq.formats.checkpoint import DTYPES, open_checkpoint
@@ -197,13 +199,75 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
 # ---- links and special files
 
 
-def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
-    save_file({"a": torch.ones(2)}, tmp_path / "elsewhere.safetensors")
+@pytest.mark.parametrize("target", ["../elsewhere.safetensors", f"../{'ab' * 32}", f"../{'0f' * 20}"])
+def test_links_of_the_user_lead_out_of_a_folder_and_those_of_a_repository_do_not(tmp_path: Path, target: str) -> None:
+    """Weights on another disk, or in a cache that names content by its hash."""
     folder = tmp_path / "m"
     folder.mkdir()
-    (folder / "model.safetensors").symlink_to("../elsewhere.safetensors")
-    with pytest.raises(LocalqError, match="link that points outside"):
+    save_file({"a": torch.ones(2)}, folder / target)
+    (folder / "model.safetensors").symlink_to(target)
+    with open_checkpoint(files_of(folder)) as checkpoint:
+        assert checkpoint.read("a").tolist() == [1.0, 1.0]
+    (folder / ".git").mkdir()
+    with pytest.raises(LocalqError, match=r"link that points outside.*or remove \.git") as caught:
         open_checkpoint(files_of(folder))
+    assert target in str(caught.value)
+
+
+def test_a_folder_of_links_into_a_cache_is_read_as_its_files_are(tmp_path: Path) -> None:
+    """As older downloads into a folder left it; and links behind links, and a folder on the way that is a link."""
+    real, store = tmp_path / "disk", tmp_path / "store"
+    real.mkdir()
+    store.symlink_to(real)
+    folder = tmp_path / "m"
+    folder.mkdir()
+    contents = {
+        "config.json": json.dumps({"model_type": "llama"}),
+        "generation_config.json": "{}",
+        "chat_template.jinja": "{{ 1 }}",
+    }
+    for index, (name, content) in enumerate(contents.items()):
+        (real / f"{index:040x}").write_text(content)
+        (folder / name).symlink_to(store / f"{index:040x}")
+    save_file({"a": torch.ones(2)}, real / "w.safetensors")
+    (real / "again.safetensors").symlink_to("w.safetensors")
+    (folder / "model.safetensors").symlink_to(store / "again.safetensors")
+    files = open_model(folder)
+    assert (files.config["model_type"], files.chat_template) == ("llama", "{{ 1 }}")
+    with open_checkpoint(files) as checkpoint:
+        assert checkpoint.read("a").tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize("target", ["id_rsa", "passwd.txt", "0f.cache", "ab" * 31])
+def test_a_link_to_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, target: str) -> None:
+    (tmp_path / target).write_text("{}")
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / target)
+    with pytest.raises(LocalqError, match="a symbolic link to a file that is no") as caught:
+        inside(folder, name)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+    assert target in str(caught.value)
+
+
+def test_blobs_of_a_cache_may_lie_on_another_disk(tmp_path: Path) -> None:
+    repo, disk = tmp_path / "hub" / "models--org--name", tmp_path / "disk"
+    snapshot = repo / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    disk.mkdir()
+    (repo / "blobs").symlink_to(disk)
+    save_file({"a": torch.ones(2)}, disk / "etag")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/etag")
+    with open_checkpoint(files_of(snapshot)) as checkpoint:
+        assert checkpoint.read("a").tolist() == [1.0, 1.0]
+
+
+def test_a_broken_link_names_its_target(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("/no/such/disk/w.safetensors")
+    with pytest.raises(LocalqError, match=r"the link is broken \(to /no/such/disk/w\.safetensors\)") as caught:
+        shard_paths(tmp_path)
+    assert "Restore what the link points to" in caught.value.next_step
 
 
 @pytest.mark.parametrize("target", ["nowhere", "model.safetensors", "/dev/zero"])
