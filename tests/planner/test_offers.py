@@ -54,19 +54,19 @@ def test_a_70b_on_24_gb_is_vptq_until_its_vq2_is_made(monkeypatch):
 
 
 def test_more_room_is_no_reason_to_quantize_here(monkeypatch):
-    """gemma-3-27b in NF4 leaves less than 16k tokens on 16 GB; bcq would leave them."""
+    """gemma-3-27b in NF4 leaves less than 16k tokens on 16 GB; vq2 would leave them."""
     choice = chosen("gemma-3-27b", "16")
     assert choice.taken.offer.format == "nf4"
     assert memory_plan.USABLE_CONTEXT < choice.taken.plan.ctx < memory_plan.COMFORTABLE_CONTEXT
-    assert next(each for each in choice.candidates if each.offer.format == "bcq").roomy
-    put_here(monkeypatch, "gemma-3-27b@bcq")
+    assert next(each for each in choice.candidates if each.offer.format == "vq2").roomy
+    put_here(monkeypatch, "gemma-3-27b@vq2")
     choice = chosen("gemma-3-27b", "16")
-    assert choice.taken.offer.format == "bcq"
+    assert choice.taken.offer.format == "vq2"
     assert f"nf4 leaves only {choice.candidates[0].plan.ctx:,} tokens" in choice.why
 
 
 def test_more_room_is_no_reason_for_a_slower_format():
-    choice = chosen("llama-3.3-70b", "36")
+    choice = chosen("llama-3.3-70b", "35.3")
     assert (choice.taken.offer.format, choice.taken.plan.ctx < memory_plan.COMFORTABLE_CONTEXT) == ("nf4", True)
     assert next(each for each in choice.candidates if each.offer.format == "vptq").roomy
 
