@@ -1,6 +1,7 @@
 """JSON schemas as llguidance takes them: what it lacks is rewritten, noted or refused by keyword and path.
 
 - objects are closed (`schema_objects`); `unevaluatedProperties: false` then says nothing more
+- `propertyNames` with a list of names or a pattern is written as properties
 - a `format` that llguidance does not check is an annotation, as JSON Schema has it: it is removed, with a note
 - a keyword that llguidance does not have is refused; with `"x-guidance": {"lenient": true}` at the top it is removed,
   with a note. Where a value makes it say nothing (`uniqueItems: false`), it is removed
@@ -49,6 +50,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "$recursiveRef": (),
     "$recursiveAnchor": (False,),
 }
+_ANNOTATIONS = ("title", "description", "examples", "default", "$comment")
 _WITHOUT = {"minContains": "contains", "maxContains": "contains", "then": "if", "else": "if"}  # nothing without these
 
 
@@ -72,6 +74,7 @@ def prepare(schema: Any) -> PreparedSchema:
     """The schema for llguidance. Raises UnsupportedKeyword, and RecursionError for one that is nested too deeply."""
     schema, found = copy.deepcopy(schema), _Found(_is_lenient(schema))
     for path, node in _nodes(schema):
+        _translate_names(schema, node)
         found.visit(path, node)
     return PreparedSchema(close_objects(schema), tuple(found.notes()))
 
@@ -148,6 +151,25 @@ def _inner(path: str, node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for keyword in _TABLES:
         if isinstance(node.get(keyword), dict):
             yield from ((f"{path}/{keyword}/{_pointer(name)}", each) for name, each in node[keyword].items())
+
+
+def _translate_names(schema: Any, node: dict[str, Any]) -> None:
+    """`propertyNames` as properties or a pattern, where the object has no others: a table with an enum as key."""
+    names = node.get("propertyNames")
+    if isinstance(names, dict) and "$ref" in names and not names.keys() - {"$ref", *_ANNOTATIONS}:
+        names = resolve(schema, names["$ref"])
+    if not isinstance(names, dict) or {"properties", "patternProperties"} & node.keys():
+        return
+    said = names.keys() - {"type", *_ANNOTATIONS}
+    value = node.get("additionalProperties", True)
+    if said == {"pattern"} and isinstance(names["pattern"], str):
+        node["patternProperties"] = {names["pattern"]: value}
+    elif said == {"enum"} and isinstance(names["enum"], list):
+        node["properties"] = {name: value for name in names["enum"] if isinstance(name, str)}
+    else:
+        return
+    node["additionalProperties"] = False
+    del node["propertyNames"]
 
 
 def _translate_unevaluated(node: dict[str, Any]) -> None:

@@ -122,6 +122,27 @@ def test_a_schema_is_closed_in_time_whatever_its_references():
     assert time.process_time() - started < 5
 
 
+COLOURS = {"enum": ["red", "blue"], "title": "Colour", "type": "string"}
+NAMED = {
+    "an enumeration": {"propertyNames": COLOURS, "additionalProperties": A, "type": "object"},
+    "an enumeration elsewhere": {
+        "$defs": {"C": COLOURS}, "propertyNames": {"$ref": "#/$defs/C"}, "additionalProperties": A, "type": "object",
+    },
+    "a pattern": {"propertyNames": {"pattern": "^(red|blue)$"}, "additionalProperties": A, "type": "object"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_of_properties_may_be_listed_or_have_a_pattern(name):
+    """As pydantic writes a dictionary whose keys are an enumeration."""
+    schema = of({"type": "object", "properties": {"tons": NAMED[name]}, "$defs": NAMED[name].get("$defs", {})})
+    assert check(schema) == []
+    assert matches(schema, '{"tons": {"red": 1, "blue": 2}}')
+    assert matches(schema, '{"tons": {}}')
+    assert not matches(schema, '{"tons": {"green": 1}}')
+    assert not matches(schema, '{"tons": {"red": "x"}}')
+
+
 # ---- what is not enforced
 
 
@@ -148,7 +169,7 @@ def test_a_format_at_many_places_is_one_note():
 
 
 VALUES = {
-    "not": A, "uniqueItems": True, "contains": A, "propertyNames": {"pattern": "^a"}, "dependentRequired": {"a": ["b"]},
+    "not": A, "uniqueItems": True, "contains": A, "propertyNames": {"minLength": 2}, "dependentRequired": {"a": ["b"]},
     "dependentSchemas": {"a": A}, "dependencies": {"a": ["b"]}, "$dynamicRef": "#a", "$dynamicAnchor": "a",
     "$recursiveRef": "#", "$recursiveAnchor": True,
 }  # fmt: skip
