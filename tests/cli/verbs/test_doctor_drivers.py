@@ -24,7 +24,7 @@ STATES = {
     (803, 13000): ("different versions, which happens after an update; the kernel module is 570.86.15", "Restart the machine"),
     (209, 13000): ("it does not support this GPU", "Update the driver"),
     (100, 13000): ("it finds no GPU", "nvidia-smi"),
-    (999, 13000): ("driver or GPU failed", "nvidia_uvm"),
+    (999, 13000): ("the driver or the GPU failed", "nvidia_uvm"),
     (46, 13000): ("in exclusive use", "nvidia-smi"),
     (34, 13000): ("the stub of a CUDA toolkit", "LD_LIBRARY_PATH"),
     (802, 13000): ("fabric is not ready", "fabric manager"),
