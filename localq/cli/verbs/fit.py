@@ -84,7 +84,8 @@ def fit(
     settings = options.load_settings(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
     ctx, vram = options.flag_or_environment("ctx", ctx), options.flag_or_environment("vram", vram)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
-    desktop = options.flag_or_environment("desktop", desktop)
+    if vram or gpu:  # on the card of this machine only the flag replaces what is measured
+        desktop = options.flag_or_environment("desktop", desktop)
     looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserve_bytes(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card) for each in candidates]

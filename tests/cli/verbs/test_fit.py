@@ -42,6 +42,11 @@ def shipped_catalogue_only(tmp_path, monkeypatch):
     monkeypatch.setattr(planner_card, "measure_bandwidth", lambda: None)  # it would start a process
 
 
+def fit_notes(capsys, *arguments: str) -> str:
+    assert execute(["fit", *arguments]) == ExitCode.OK
+    return capsys.readouterr().err
+
+
 def fit_json(capsys, *arguments: str) -> dict:
     assert execute(["fit", "--json", *arguments]) == ExitCode.OK
     out = capsys.readouterr().out
@@ -288,6 +293,13 @@ def test_the_card_in_this_machine_is_asked_when_none_is_named(capsys, monkeypatc
     body = fit_json(capsys)
     assert (body["vram_bytes"], body["desktop_bytes"]) == (12_280 * MIB, 1280 * MIB)
     assert fit_json(capsys, "--desktop", "2")["desktop_bytes"] == 2 * 2**30
+    monkeypatch.setenv("LOCALQ_DESKTOP", "1")
+    assert fit_json(capsys)["desktop_bytes"] == 1280 * MIB  # measured
+    assert fit_json(capsys, "--vram", "12")["desktop_bytes"] == 2**30
+    monkeypatch.delenv("LOCALQ_DESKTOP")
+    assert fit_json(capsys, "--vram", "12")["desktop_bytes"] == 700_000_000  # assumed, and said
+    assert "less 668 MiB for the desktop (assumed; --desktop 0" in fit_notes(capsys, "--vram", "12")
+    assert "1,280 MiB used by other programs" in fit_notes(capsys)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb,0")
     assert fit_json(capsys)["vram_bytes"] == 1228 * MIB
 
