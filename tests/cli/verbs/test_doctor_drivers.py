@@ -21,11 +21,14 @@ PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Mon Jan 13 20
 STATES = {
     (35, 12040): ("supports CUDA 12.4, but torch needs 13.0", "Update the driver"),
     (35, 13000): ("it is too old for the CUDA version of torch", "Update the driver"),
-    (803, 13000): ("different versions, which happens after an update; the kernel module is 570.86.15", "Restart the machine"),
+    (803, 13000): (
+        "different versions, which happens after an update; the kernel module is 570.86.15",
+        "Restart the machine",
+    ),
     (209, 13000): ("it does not support this GPU", "Update the driver"),
     (100, 13000): ("it finds no GPU", "nvidia-smi"),
     (999, 13000): ("the driver or the GPU failed", "nvidia_uvm"),
-    (46, 13000): ("in exclusive use", "nvidia-smi"),
+    (46, 13000): ("using the GPU exclusively", "nvidia-smi"),
     (34, 13000): ("the stub of a CUDA toolkit", "LD_LIBRARY_PATH"),
     (802, 13000): ("fabric is not ready", "fabric manager"),
     (804, 13000): ("compatibility libraries do not support this GPU", "cuda-compat"),
