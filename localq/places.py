@@ -31,8 +31,8 @@ def expand(path: str | Path, what: str = "") -> Path:
         user = Path(path).parts[0][1:]
         about = f"{what}={path}" if what.isupper() else f"{what} {path}".strip()
         if not user:
-            raise usage_error(about, _NO_HOME, "Set HOME, or give the full path.") from error
-        step = f"Give the full path; for a file of that name in this folder, ./{path}."
+            raise usage_error(about, _NO_HOME, "Set HOME, or use the full path.") from error
+        step = f"Use the full path; for a file of that name in this folder, use ./{path}."
         raise usage_error(about, f"there is no user {user}", step) from error
 
 

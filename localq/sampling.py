@@ -154,7 +154,7 @@ def stated_values(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         shown = f"the model's default {name} {str(value)[:40]}"
         if field == "top_p" and value == 0 and read is not None:
             found["temperature"] = 0.0
-            notes.append(f"{shown} keeps only the most likely token: greedy")
+            notes.append(f"{shown} keeps only the most likely token (greedy)")
         elif field == "top_k" and read is not None and value < 0:
             notes.append(f"{shown} means off")
         elif read is None:

@@ -16,13 +16,16 @@ _REASONS = {
     "a summary, /clear starts over",
     "length": "stopped at the limit of {tokens} tokens (max_tokens)",
     DEFAULT_LENGTH: f"stopped at the default length of {ANSWER_TOKENS:,} tokens",
-    REPETITION: "stopped: the last {period} tokens repeat {blocks} times",
+    REPETITION: "stopped: the last {period} tokens were repeated {blocks} times",
     "cancelled": "stopped",
 }
 _ADVICE = {  # reason -> in a chat, elsewhere
-    "length": ("; /continue goes on", ""),
-    DEFAULT_LENGTH: ("; /continue goes on, /set max_tokens changes it", "; -n TOKENS or -n max changes it"),
-    REPETITION: ("; /continue goes on, /set loop_guard off ignores it", "; --no-loop-guard ignores it"),
+    "length": ("; /continue resumes", ""),
+    DEFAULT_LENGTH: ("; /continue resumes, /set max_tokens changes the limit", "; change it with -n TOKENS or -n max"),
+    REPETITION: (
+        "; /continue resumes, /set loop_guard off disables this check",
+        "; --no-loop-guard disables this check",
+    ),
 }
 MEASURED = "measured"  # reason of a measurement, which has no text
 _ENDED = "the reply ended"

@@ -15,7 +15,7 @@ from localq.errors import usage_error
 WAIT_S = 2.0  # a pipe that a parent process left open sends nothing and has no end
 MOST_CHARACTERS = 8 * 2**20  # more than any model's context holds
 _PIECE = 2**16
-_SKIP = "`</dev/null` skips it"
+_SKIP = "use `</dev/null` to skip this"
 
 
 def read() -> str:
@@ -50,8 +50,8 @@ def read_line(first: bool) -> str:
 
 def _check_size(characters: int) -> None:
     if characters > MOST_CHARACTERS:
-        why = f"it has more than {MOST_CHARACTERS:,} characters, more than any context holds"
-        raise usage_error("stdin", why, "Pipe a part of it.")
+        why = f"longer than {MOST_CHARACTERS:,} characters, which no context can hold"
+        raise usage_error("stdin", why, "Pipe in less text.")
 
 
 @contextlib.contextmanager
@@ -80,4 +80,4 @@ def _read_errors() -> Iterator[None]:
         yield
     except OSError as error:
         why = f"cannot read it ({error.strerror or error})"
-        raise usage_error("stdin", why, "Redirect a text file or a pipe, or `</dev/null`.") from error
+        raise usage_error("stdin", why, "Redirect stdin from a text file, a pipe or /dev/null.") from error

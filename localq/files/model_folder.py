@@ -126,13 +126,13 @@ def no_model_error(path: Path) -> LocalqError:
     why, step = f"no such {'file' if is_file else 'folder'}", "Check the path."
     if path.is_symlink() and not path.exists():
         why = f"a broken link to {os.readlink(path)}"
-        step = "Restore its target, or give another path."
+        step = "Restore the target of the link, or use another path."
     elif path.is_file():
-        why, step = "a file, not a model folder", "Give a model folder or a .gguf file."
+        why, step = "a file, not a model folder", "Use a model folder or a .gguf file."
         if _starts_as_gguf(path):
-            step = "It is a GGUF file: give it a name that ends in .gguf."
+            step = "This is a GGUF file; rename it so that its name ends in .gguf."
         elif (path.parent / "config.json").exists():
-            step = f"Give the folder that holds it: {path.parent}"
+            step = f"Use the folder that contains it: {path.parent}"
     elif path.exists():
         why = "neither a folder nor a file"
     return LocalqError(str(path), why, step, code)

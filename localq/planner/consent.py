@@ -65,7 +65,7 @@ class OpenCost:
         free = min(disk.free_bytes(folder) for folder in self.folders)
         where = " and ".join(map(str, self.folders))
         found.append(f"disk: {human_bytes(self.disk)} in {where} ({human_bytes(free)} free)")
-        return [*found, *([f"instead: {self.alternative}"] if self.alternative else [])]
+        return [*found, *([f"alternative: {self.alternative}"] if self.alternative else [])]
 
 
 class ConsentError(LocalqError):
@@ -73,8 +73,8 @@ class ConsentError(LocalqError):
 
     def __init__(self, cost: OpenCost) -> None:
         self.cost = cost
-        why = f"it needs your consent: {cost.title.partition(': ')[2].rstrip('?')}"
-        super().__init__(cost.name, why, "Add --yes to start it.", ExitCode.USAGE)
+        why = f"confirmation required: {cost.title.partition(': ')[2].rstrip('?')}"
+        super().__init__(cost.name, why, "Add --yes to start.", ExitCode.USAGE)
 
 
 def declined(name: str) -> LocalqError:
@@ -85,7 +85,7 @@ def declined(name: str) -> LocalqError:
 def needs_yes(cost: OpenCost) -> LocalqError:
     """The error without a terminal (exit 2)."""
     takes = cost.title.partition(": ")[2].rstrip("?")
-    why = f"its weights are not published in this format, so this would {takes}, and there is no terminal to ask at"
+    why = f"these weights are not published, so this would {takes}, but there is no terminal in which to confirm"
     return usage_error(cost.name, why, f"Add --yes{f', or use {cost.alternative}' if cost.alternative else ''}.")
 
 

@@ -37,7 +37,7 @@ class Room:
     def text(self, settings: Settings) -> str:
         """This memory for people, such as "24,564 MiB (--vram 24), less 668 MiB for the desktop (assumed; ...)"."""
         if isinstance(self.budget, Ram):
-            return f"{wording.human_bytes(self.budget.bytes)} of RAM free (no GPU: on the CPU, in {self.budget.dtype})"
+            return f"{wording.human_bytes(self.budget.bytes)} of RAM free (no GPU; on the CPU in {self.budget.dtype})"
         if self.budget is None:
             return "unknown"
         limit = f" (--vram {settings.vram})" if settings.vram else ""

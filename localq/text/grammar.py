@@ -40,7 +40,7 @@ _CALLED = {
     "regex": "the regular expression",
 }
 ANY_JSON = "{}"
-_LENIENT = 'Remove it, or add "x-guidance": {"lenient": true} at the top, which ignores it.'
+_LENIENT = 'Remove the keyword, or add "x-guidance": {"lenient": true} at the top level to ignore it.'
 _BOM = "\ufeff"  # begins texts that some editors write
 
 

@@ -81,7 +81,7 @@ def prepare(schema: Any) -> PreparedSchema:
 
 def one_of_note(schema: Any) -> str:
     """The note for a schema whose `oneOf` is read as `anyOf`."""
-    return f'"oneOf" ({_places([path for path, node in _nodes(schema) if "oneOf" in node])}) is read as "anyOf"'
+    return f'"oneOf" ({_places([path for path, node in _nodes(schema) if "oneOf" in node])}) is treated as "anyOf"'
 
 
 class _Found:

@@ -93,7 +93,7 @@ SAMPLED = Sampling(temperature=1.0, top_k=50)
         ({"top_k": 2.5}, {}, "top_k 2.5 is ignored (allowed: 0 or more)"),
         ({"top_k": [5]}, {}, "top_k [5] is ignored"),
         ({"top_k": None, "top_p": None, "temperature": None}, {}, None),
-        ({"top_p": 0.0}, {"temperature": 0.0}, "top_p 0.0 keeps only the most likely token: greedy"),
+        ({"top_p": 0.0}, {"temperature": 0.0}, "top_p 0.0 keeps only the most likely token (greedy)"),
         ({"top_p": 0, "temperature": 0.7}, {"temperature": 0.0}, "greedy"),
         ({"top_p": 1.0}, {"top_p": 1.0}, None),
         ({"top_p": 1.5}, {}, "top_p 1.5 is ignored"),

@@ -43,7 +43,9 @@ def test_an_answer_ends_at_the_default_length_and_continue_goes_on():
     text, reply, told = streamed(session.ask("Tell a long story."))
     assert text == reply.text == prose(ANSWER_TOKENS + 50)[:ANSWER_TOKENS]
     assert (reply.reason, reply.stats.generated_tokens) == ("default_length", ANSWER_TOKENS)
-    assert told == ["stopped at the default length of 4,096 tokens; /continue goes on, /set max_tokens changes it"]
+    assert told == [
+        "stopped at the default length of 4,096 tokens; /continue resumes, /set max_tokens changes the limit"
+    ]
     assert session.client.cancelled.is_set()
     assert not session.messages[-1].complete
     _, reply, told = streamed(session.continue_reply())
@@ -115,8 +117,8 @@ def test_prose_that_repeats_is_stopped(name, in_thought):
     repeated = len(kept) - len(before)
     needed = max(PROSE.tokens, PROSE.blocks * len(block))
     assert needed - len(block) <= repeated <= needed + 2 * len(block) + 2 * reply_limits.CHECK_EVERY
-    assert f"stopped: the last {len(block)} tokens repeat" in told[-1]
-    assert "/set loop_guard off ignores it" in told[-1]
+    assert f"stopped: the last {len(block)} tokens were repeated" in told[-1]
+    assert "/set loop_guard off disables this check" in told[-1]
     assert ("while the model was thinking" in told[-1]) == in_thought
     assert not session.messages[-1].complete
 
@@ -190,7 +192,10 @@ def test_the_guard_can_be_switched_off():
 
 
 def test_outside_a_chat_the_notices_name_options():
-    for text, said in (("the " * 2000, "--no-loop-guard ignores it"), (prose(5000), "-n TOKENS or -n max changes it")):
+    for text, said in (
+        ("the " * 2000, "--no-loop-guard disables this check"),
+        (prose(5000), "change it with -n TOKENS or -n max"),
+    ):
         session = chat([text])
         session.in_chat = False
         assert streamed(session.ask("x"))[2][0].endswith(said)

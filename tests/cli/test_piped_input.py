@@ -56,7 +56,7 @@ def at_the_note(monkeypatch: pytest.MonkeyPatch, act) -> list[str]:
 def test_a_pipe_that_does_not_end_is_named_and_waited_for(pipe, monkeypatch):
     notes = at_the_note(monkeypatch, lambda: (pipe.send("late\n"), pipe.close()))
     assert options.read_prompt(["sum", "up"], "localq run", "x").text == "late\n\nsum up"
-    assert notes == ["localq: reading stdin until it ends; `</dev/null` skips it"]
+    assert notes == ["localq: reading stdin until it ends; use `</dev/null` to skip this"]
 
 
 def test_a_pipe_that_stays_open_after_some_text_is_named_too(pipe, monkeypatch):
@@ -95,7 +95,7 @@ def test_what_no_context_holds_is_refused_while_it_comes(read, monkeypatch):
 
     monkeypatch.setattr(piped_input, "MOST_CHARACTERS", 100_000)
     monkeypatch.setattr(sys, "stdin", Endless())
-    with pytest.raises(LocalqError, match=r"^stdin: it has more than 100,000 characters") as caught:
+    with pytest.raises(LocalqError, match=r"^stdin: longer than 100,000 characters") as caught:
         read()
     assert caught.value.exit_code == ExitCode.USAGE
     assert sys.stdin.taken < 300_000
@@ -117,7 +117,7 @@ def test_the_line_chat_says_once_that_it_waits_for_messages(pipe, monkeypatch):
     reader = Reader()
     assert reader() == "one\ntwo"
     assert reader() == "three"
-    assert notes == ["localq: waiting for messages on stdin; `</dev/null` skips it"]
+    assert notes == ["localq: waiting for messages on stdin; use `</dev/null` to skip this"]
     pipe.close()
     with pytest.raises(EOFError):
         reader()
@@ -132,5 +132,5 @@ def test_a_command_says_that_it_reads_stdin(verb, tmp_path: Path):
     )  # fmt: skip
     with child:
         assert child.stderr is not None
-        assert child.stderr.readline() == "localq: reading stdin until it ends; `</dev/null` skips it\n"
+        assert child.stderr.readline() == "localq: reading stdin until it ends; use `</dev/null` to skip this\n"
         child.terminate()

@@ -220,11 +220,11 @@ def test_a_name_that_means_nothing_is_exit_4_with_a_way_on(typed, words):
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("model/config.json", ["a file, not a model folder", "Give the folder that holds it: model"]),
-        ("model/weights.safetensors", ["a file, not a model folder", "Give the folder that holds it: model"]),
+        ("model/config.json", ["a file, not a model folder", "Use the folder that contains it: model"]),
+        ("model/weights.safetensors", ["a file, not a model folder", "Use the folder that contains it: model"]),
         ("model/missing.safetensors", ["no such file"]),
         ("blobs/sha256-1", ["a file", "a name that ends in .gguf"]),
-        ("notes", ["a file, not a model folder", "Give a model folder or a .gguf file."]),
+        ("notes", ["a file, not a model folder", "Use a model folder or a .gguf file."]),
         ("model/gone", ["a broken link to /nowhere/at-all"]),
         ("model/pipe", ["neither a folder nor a file"]),
     ],

@@ -28,9 +28,9 @@ def test_the_link_is_made_once_and_removed(program, folder, monkeypatch):
     assert make_link(program, folder) == [f"{folder}/localq is linked to {program}."]
     assert (folder / "localq").resolve() == program
     assert "already" in make_link(program, folder)[0]
-    assert "is removed" in remove_link(program, folder)[0]
+    assert "Removed" in remove_link(program, folder)[0]
     assert not os.path.lexists(folder / "localq")
-    assert remove_link(program, folder) == [f"There is no {folder}/localq."]
+    assert remove_link(program, folder) == [f"{folder}/localq does not exist."]
 
 
 def test_a_folder_outside_path_is_said_with_the_line_that_adds_it(program, folder, monkeypatch):
@@ -59,9 +59,9 @@ def test_what_is_not_of_this_clone_stays(program, folder, make):
     link = folder / "localq"
     make(link)
     before = os.lstat(link)
-    with pytest.raises(LinkError, match="not of this clone"):
+    with pytest.raises(LinkError, match="does not belong to this clone"):
         make_link(program, folder)
-    with pytest.raises(LinkError, match="left as it is"):
+    with pytest.raises(LinkError, match="leaving it unchanged"):
         remove_link(program, folder)
     assert os.lstat(link) == before
 

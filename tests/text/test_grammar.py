@@ -31,7 +31,7 @@ WRONG = [
     ("json_schema", "[]", "schema must be an object or boolean"),
     ("json_schema", "false", "Unsatisfiable"),
     ("json_schema", '{"type": "bogus"}', "Invalid type: bogus"),
-    ("json_schema", '{"not": {}}', '"not" at # is not supported. Remove it, or add "x-guidance": {"lenient": true} at'),
+    ("json_schema", '{"not": {}}', '"not" at # is not supported. Remove the keyword, or add "x-guidance": '),
     ("json_schema", '{"type": "string", "minLength": 5, "maxLength": 2}', "minLength (5) is greater than maxLength"),
     ("json_schema", '{"allOf": [{"type": "string"}, {"type": "integer"}]}', "incompatible types"),
     ("json_schema", '{"enum": []}', "Unsatisfiable"),

@@ -221,7 +221,7 @@ def test_every_unsupported_keyword_is_one_that_llguidance_does_not_have():
 
 def test_one_of_is_read_as_any_of_with_a_note_where_branches_may_overlap():
     overlap = {"oneOf": [{"type": "object", "properties": {name: B}} for name in "ab"]}
-    assert check(of(overlap)) == ['"oneOf" (at #) is read as "anyOf"']
+    assert check(of(overlap)) == ['"oneOf" (at #) is treated as "anyOf"']
     assert matches(of(overlap), '{"a": "x"}')
     kinds = {"oneOf": [{"type": "object", "properties": {"t": {"const": t}}, "required": ["t"]} for t in "ab"]}
     assert check(of(kinds)) == []

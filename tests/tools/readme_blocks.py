@@ -118,7 +118,7 @@ def main() -> None:
     """Rewrite every block."""
     for page, name in BLOCKS:
         if name in WITHOUT_GPU and has_gpu():
-            print(f"{page}: {name} is left as it is: it is made on a machine without a GPU", file=sys.stderr)
+            print(f"{page}: {name} is leaving it unchanged: it is made on a machine without a GPU", file=sys.stderr)
             continue
         old, new = current(page, name), PAGES[page][name]()
         text = (ROOT / page).read_text()

@@ -144,7 +144,7 @@ def test_what_is_cut_says_so_and_is_gone_on_with_to_its_end(session):
 def test_what_is_cut_where_it_could_end_is_whole(session):
     session.max_tokens = 6
     reply = answer(session, regex("[a-z]+"), Sampling(temperature=1.0, seed=1))
-    said = "stopped at the limit of 6 tokens (max_tokens); /continue goes on"
+    said = "stopped at the limit of 6 tokens (max_tokens); /continue resumes"
     assert (reply.reason, reply.notices) == ("length", (said,))
 
 

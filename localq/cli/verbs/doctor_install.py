@@ -47,13 +47,13 @@ def installation(prefix: Path | None = None, origin: dict[str, Any] | None = Non
     first = f"git -C {path} pull && " if source else ""  # a package index has no part in it
     if (prefix / "pipx_metadata.json").is_file():
         update = f"{first}pipx install --force {path}" if source else "pipx upgrade localq"
-        return Provenance(f"by pipx, in {prefix}", update, "pipx uninstall localq")
+        return Provenance(f"with pipx, in {prefix}", update, "pipx uninstall localq")
     if (prefix / "uv-receipt.toml").is_file():
         update = f"{first}uv tool install --reinstall-package localq {path}" if source else "uv tool upgrade localq"
-        return Provenance(f"by uv tool, in {prefix}", update, "uv tool uninstall localq")
+        return Provenance(f"with uv tool, in {prefix}", update, "uv tool uninstall localq")
     pip = f"{shlex.quote(str(prefix / 'bin/python'))} -m pip"
     update = f"{first}{pip} install {path}" if source else f"{pip} install --upgrade localq"
-    return Provenance(f"by pip, in {prefix}", update, f"{pip} uninstall localq")
+    return Provenance(f"with pip, in {prefix}", update, f"{pip} uninstall localq")
 
 
 def _in_clone(source: Path, prefix: Path) -> Provenance:
@@ -96,7 +96,7 @@ def leftovers() -> list[KeptFiles]:
     shared = "the Hugging Face cache, shared with other programs"
     found = [
         KeptFiles("downloaded models", places.hub_cache(), _size(places.hub_cache()), shared),
-        KeptFiles("models made here", own[0], _size(own[0])),
+        KeptFiles("models quantized here", own[0], _size(own[0])),
         KeptFiles("embedded model", own[1], _size(own[1])),
         KeptFiles("conversations", sessions, sum(map(_size, conversations))),
         KeptFiles("settings", places.config_file(), _size(places.config_file()) + _size(places.user_models_file())),
@@ -137,7 +137,7 @@ def lines() -> list[tuple[str, str]]:
         rows.append((title, f"{each.what}: {human_bytes(each.bytes)} in {each.path}{remark}"))
         title = ""
     if why := kernels.host_why_not():
-        rows.append(("vq2", f"can be read, not made: {why}"))
+        rows.append(("vq2", f"can be loaded but not quantized: {why}"))
     return rows
 
 

@@ -56,7 +56,7 @@ def layout(checkpoint: Checkpoint, prefix: str, method: str) -> Layout:
     named = said.get("quant_method")
     if not said:
         files = " or ".join(("config.json", *quantization_files.NAMES[:2]))
-        why = f"its weights are packed as {method.upper()}, but no file describes the quantization ({files})"
+        why = f"the weights are packed as {method.upper()}, but no file describes the quantization ({files})"
         raise bad_file(prefix, why, "Download the model with all of its .json files.")
     sure(
         named == method,

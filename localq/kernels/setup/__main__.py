@@ -36,7 +36,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nInterrupted. The same command goes on where this one stopped.", file=sys.stderr)
+        print("\nInterrupted. Run the same command to resume.", file=sys.stderr)
         return 128 + signal.SIGINT
     for line in lines:
         print(line)
@@ -48,11 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("verb", choices=("chat", "test", "install", "uninstall", "next"))
     parser.add_argument("--venv", default=".venv")
     parser.add_argument("--torch", default="torch>=2.8", help="requirement")
-    parser.add_argument("--torch-index", default="", help="another index to look at for torch")
+    parser.add_argument("--torch-index", default="", help="additional package index for torch")
     parser.add_argument("--driver", default="", help="files that show an NVIDIA driver; empty = none")
-    parser.add_argument("--nvidia-smi", default="", help="program that names the cards")
-    parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: even where one is installed")
-    parser.add_argument("--bin-dir", default="~/.local/bin", help="where `install` links localq")
+    parser.add_argument("--nvidia-smi", default="", help="program that lists the GPUs")
+    parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: even if one is installed")
+    parser.add_argument("--bin-dir", default="~/.local/bin", help="folder in which `install` links localq")
     return parser
 
 
@@ -62,7 +62,7 @@ def _install(given: argparse.Namespace, venv: Path) -> None:
     usable = steps.is_usable(venv)
     if not usable:
         if (venv / "pyvenv.cfg").exists():
-            print(f"{venv} does not work (moved, or its Python was removed); it is made again.")
+            print(f"{venv} does not work (it was moved, or its Python was removed); recreating it.")
             shutil.rmtree(venv)
         (venv / "setup").mkdir(parents=True, exist_ok=True)
     record = SetupRecord.read(venv / "setup/record.json")
@@ -108,11 +108,14 @@ def next_lines(program: Path, folder: Path, driver: bool) -> list[str]:
     name = "localq" if short else str(program)
     lines = ["", f"localq is {program}."]
     if not short:
-        lines.append(f"`make install` links it into {folder}, so that `localq` alone is enough.")
+        lines.append(f"`make install` links it into {folder}, so that you can run just `localq`.")
     commands = [
-        ("fit" if driver else "fit --vram 24", "what fits this card" if driver else "what fits a card with 24 GB"),
-        ("chat", "full-screen chat"),
-        ("doctor", "checks GPU, driver and kernels; how to update"),
+        (
+            "fit" if driver else "fit --vram 24",
+            "list what fits this card" if driver else "list what fits a card with 24 GB",
+        ),
+        ("chat", "chat in full-screen mode"),
+        ("doctor", "check GPU, driver and kernels; show how to update"),
     ]
     return [*lines, "Next:", *(f"  {f'{name} {arguments}':<{len(name) + 16}} {what}" for arguments, what in commands)]
 

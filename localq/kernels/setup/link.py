@@ -14,12 +14,12 @@ def make_link(program: Path, folder: Path) -> list[str]:
     """Link `folder`/localq to `program`; lines for the user. Raises LinkError where another file is in the way."""
     link = folder / "localq"
     if _is_ours(link, program):
-        lines = [f"{link} is linked to {program} already."]
+        lines = [f"{link} is already linked to {program}."]
     else:
         if os.path.lexists(link):
-            other = f"it leads to {os.readlink(link)}" if link.is_symlink() else "it is not a link"
+            other = f"it points to {os.readlink(link)}" if link.is_symlink() else "it is not a link"
             raise LinkError(
-                f"{link} exists and is not of this clone ({other}); it is left as it is.\n"
+                f"{link} exists but does not belong to this clone ({other}); leaving it unchanged.\n"
                 f"Remove it, or choose another folder: make install BIN_DIR=FOLDER"
             )
         try:
@@ -27,7 +27,7 @@ def make_link(program: Path, folder: Path) -> list[str]:
             link.symlink_to(program)
         except OSError as error:
             raise LinkError(
-                f"{link} cannot be made ({error.strerror}). Another folder: make install BIN_DIR=FOLDER"
+                f"{link} cannot be created ({error.strerror}). To use another folder: make install BIN_DIR=FOLDER"
             ) from None
         lines = [f"{link} is linked to {program}."]
     if not is_on_path(folder):
@@ -42,11 +42,11 @@ def remove_link(program: Path, folder: Path) -> list[str]:
     """Remove the link that `make_link` made; lines for the user. Raises LinkError for a file of another origin."""
     link = folder / "localq"
     if not os.path.lexists(link):
-        return [f"There is no {link}."]
+        return [f"{link} does not exist."]
     if not _is_ours(link, program):
-        raise LinkError(f"{link} is not a link to this clone; it is left as it is.")
+        raise LinkError(f"{link} is not a link to this clone; leaving it unchanged.")
     link.unlink()
-    return [f"{link} is removed. `localq doctor` of the clone lists what else is on the disk; the clone itself stays."]
+    return [f"Removed {link}. `localq doctor` in the clone lists what else is on disk; the clone itself is kept."]
 
 
 def is_on_path(folder: Path) -> bool:

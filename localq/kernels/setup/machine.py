@@ -75,19 +75,22 @@ def build_for_this_machine(no_cuda: str, driver: bool, listed: Sequence[str], sm
     if not driver:
         if cxx_compiler(os.environ) is None:
             return BuildChoice(
-                NOTHING, why="no NVIDIA driver and no C++ compiler (g++): nothing is compiled, vq2 is read only"
+                NOTHING,
+                why="no NVIDIA driver and no C++ compiler (g++): nothing is compiled, and vq2 is load-only",
             )
         return BuildChoice(HOST, why="no NVIDIA driver: no CUDA kernels")
     capabilities = compute_capabilities(smi)
     if not capabilities:
-        return BuildChoice(KERNELS, why="nvidia-smi names no card: CUDA kernels for all supported cards")
+        return BuildChoice(KERNELS, why="nvidia-smi lists no card: CUDA kernels for all supported cards")
     wanted = sorted({each for each in (nearest(one, listed) for one in capabilities) if each}, key=int)
     cards = ", ".join(sorted(set(capabilities), key=float))
     if not wanted:
         return BuildChoice(
-            HOST, why=f"compute capability {cards} is too old, 8.0 is the oldest supported: no CUDA kernels"
+            HOST, why=f"compute capability {cards} is too old (8.0 or higher is needed): no CUDA kernels"
         )
-    return BuildChoice(KERNELS, tuple(wanted), f"CUDA kernels for the cards here (compute capability {cards})")
+    return BuildChoice(
+        KERNELS, tuple(wanted), f"CUDA kernels for the cards in this machine (compute capability {cards})"
+    )
 
 
 def compute_capabilities(smi: str = "") -> list[str]:
@@ -122,11 +125,11 @@ def find_nvcc(environment: Mapping[str, str], own: Path) -> Nvcc:
     places += [shutil.which("nvcc", path=environment.get("PATH", "")) or "", "/usr/local/cuda/bin/nvcc", str(own)]
     found = next((Path(each) for each in places if each and os.access(each, os.X_OK)), None)
     if found is None:
-        return Nvcc(None, "no nvcc here")
+        return Nvcc(None, "nvcc not found")
     version = nvcc_version(found)
     if version < OLDEST_NVCC:
         number = ".".join(map(str, version))
-        return Nvcc(None, f"{found} is of CUDA {number}, 12.8 or newer is needed")
+        return Nvcc(None, f"{found} is of CUDA {number}, but 12.8 or newer is needed")
     return Nvcc(found)
 
 

@@ -132,7 +132,7 @@ class Installation:
         elif step.optional:
             self.display.line(f"  {step.title:<34} failed: {step.optional} ({running.log})")
         else:
-            raise SetupError(f"{step.title} failed. The end of {running.log}:\n{_tail(running.log)}")
+            raise SetupError(f"{step.title} failed. Last lines of {running.log}:\n{_tail(running.log)}")
         self.done[step.name] = took
 
     def _show(self) -> None:

@@ -180,7 +180,7 @@ def _torch(request: SetupRequest) -> SetupStep:
 def _nvcc(request: SetupRequest) -> SetupStep:
     folder = request.own_nvcc.parents[3]
     command = request.pip("--upgrade", "--target", str(folder), *NVCC)
-    failed = "nvcc cannot be had from pip"
+    failed = "nvcc could not be installed with pip"
     return SetupStep(
         "nvcc", "nvcc, the CUDA compiler", lambda: (command, {}), "\n".join(NVCC), needs=("environment",),
         seconds=SECONDS["nvcc"], optional=failed,

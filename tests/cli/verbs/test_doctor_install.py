@@ -98,7 +98,7 @@ def test_what_an_uninstall_leaves_has_sizes_and_paths(used, capsys):
     left = json.loads(capsys.readouterr().out)["installation"]["uninstall_leaves"]
     assert {each["what"]: (each["bytes"], each["path"]) for each in left} == {
         "downloaded models": (4_000_000, f"{used}/hub"),
-        "models made here": (3_000_000, f"{used}/data/quantized"),
+        "models quantized here": (3_000_000, f"{used}/data/quantized"),
         "embedded model": (2_000_000, f"{used}/data/embedded"),
         "conversations": (2200, f"{used}/data/sessions.db"),
         "settings": (50, f"{used}/config/config.toml"),
@@ -121,4 +121,4 @@ def test_nothing_is_left_where_nothing_was_used(monkeypatch, tmp_path, capsys):
 def test_a_missing_compiled_part_is_said(monkeypatch, capsys):
     monkeypatch.setattr(kernels, "host_why_not", lambda: "localq was installed without its compiled part")
     execute(["doctor"])
-    assert "can be read, not made: localq was installed without its compiled part" in capsys.readouterr().out
+    assert "can be loaded but not quantized: localq was installed without its compiled part" in capsys.readouterr().out

@@ -177,7 +177,7 @@ CODES = torch.zeros(66, 12, 2, dtype=torch.int8)
 DAMAGED: dict[str, tuple[Held, str]] = {
     "no codebooks": (stored(codebooks=None), r"lacks a\.q_proj\.codebooks"),
     "no scales": (stored(scales=None), r"lacks a\.q_proj\.scales"),
-    "codes of floats": (stored(codes=CODES.half()), "codes are float16, not int8 or int16"),
+    "codes of floats": (stored(codes=CODES.half()), "codes are float16, expected int8 or int16"),
     "codes of 32 bits": (stored(codes=CODES.int()), "codes are int32"),
     "unsigned codes": (stored(codes=CODES.to(torch.uint8)), "codes are uint8"),
     "codes of two sizes": (stored(codes=CODES[..., 0]), "three and four dimensions"),
