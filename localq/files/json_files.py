@@ -66,7 +66,7 @@ def _check_link(folder: Path, path: Path, resolved: Path) -> None:
     elif (root / ".git").exists():
         raise bad_file(str(path), why, f"{step[:-1]}, or remove .git if you made the link.")
     elif resolved.suffix != path.suffix and not _CONTENT_NAME.fullmatch(resolved.name):
-        raise bad_file(str(path), f"a symbolic link to a file that is no {path.suffix} file ({_target(path)})", step)
+        raise bad_file(str(path), f"a symbolic link to a file without the suffix {path.suffix} ({_target(path)})", step)
 
 
 def _target(path: Path) -> str:

@@ -20,7 +20,9 @@ from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, read_heade
 MAX_CONFIG_BYTES = 8 * 2**20  # a VPTQ config, with one block per Linear, has 300 kB
 MAX_TOKENIZER_CONFIG_BYTES = 16 * 2**20
 MAX_TEMPLATE_BYTES = 2**20  # `text.template` limits more tightly what it renders
-OWN_HEAD = "config.json says that the embedding is also the output head, but the files hold another head: it is used"
+OWN_HEAD = (
+    "config.json says that the embedding is also the output head, but the files contain a separate head, which is used"
+)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 IGNORED = (*PICKLES, ".py", ".zip", ".tar", ".gz", ".7z", ".h5", ".msgpack", ".onnx")
 

@@ -75,7 +75,7 @@ def check_can_make(format: str, source: str = "") -> None:
 
 def cannot_search(format: str, why: str) -> LocalqError:
     """The error (exit 7) for a format that needs the compiled search. why: why there is none."""
-    ways = "Install localq again where there is a C++ compiler (for a GPU also nvcc), or use --format nf4."
+    ways = "Reinstall localq with a C++ compiler (and nvcc for a GPU), or use --format nf4."
     return LocalqError(
         f"--format {format}", f"quantizing to it needs compiled code, but {why}", ways, ExitCode.NO_DEVICE
     )

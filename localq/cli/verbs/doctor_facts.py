@@ -193,7 +193,7 @@ def lines(facts: SystemFacts) -> list[tuple[str, str]]:
         free = "" if folder.free is None else f" ({human_bytes(folder.free)} free)"
         rows.append((name, f"{folder.path}{free}"))
     rows += [
-        ("embedded", f"{name}: {'present' if there else f'not on this machine; `localq pull {name}` fetches it'}")
+        ("embedded", f"{name}: {'present' if there else f'not on this machine; `localq pull {name}` downloads it'}")
         for name, there in facts.embedded.items()
     ]
     if facts.settings is not None:

@@ -129,7 +129,7 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
     sources = {f"{path}.weight" for path in assignment.quantized} | {*assignment.dense, *assignment.stacks}
     if missing := [parameter for parameter in wanted if parameter not in sources]:
         if missing == [f"{HEAD}.weight"]:
-            why = "config.json says that the output head is not the embedding, but the files hold no head"
+            why = "config.json specifies an output head separate from the embedding, but the files contain none"
             raise bad_file(name, why, 'If the model shares them, set "tie_word_embeddings" to true in config.json.')
         raise bad_file(name, f"{len(missing)} weights are missing (first: {missing[0]!r})", _AGAIN)
     if unknown := [source for source in sorted(sources) if source not in wanted]:

@@ -62,13 +62,13 @@ def _fault(value: str) -> tuple[str, str] | None:
     address = value if "://" in value else f"http://{value}"
     scheme = address.partition("://")[0].casefold()
     if not value.isprintable() or scheme != scheme.strip():
-        return "it has spaces or control characters at a place where no address has them", _NEEDS
+        return "it contains spaces or control characters", _NEEDS
     if scheme not in _SCHEMES:
-        return f"{scheme}:// is not a kind of proxy that localq can use", _NEEDS
+        return f"{scheme}:// proxies are not supported", _NEEDS
     try:
         parts = urlsplit(address)
         if not parts.hostname or parts.port == 0:
-            return "it has no host", _NEEDS
+            return "it has no host name", _NEEDS
     except ValueError:
         return "it is not a valid address", _NEEDS
     if scheme in _SOCKS and importlib.util.find_spec("socksio") is None:

@@ -137,7 +137,7 @@ def find(name: str) -> Card:
             step = "localq needs an NVIDIA GPU with compute capability 8.0 or newer: RTX 30, 40, 50, A100 and later."
             raise usage_error("--gpu", f"{name!r} is {reason}, which localq does not support", step)
         names = ", ".join(dict.fromkeys(card.name for card in CARDS))
-        raise usage_error("--gpu", f"{name!r} is not a known card", f"Use --vram and --bandwidth, or one of: {names}.")
+        raise usage_error("--gpu", f"{name!r} is not a known GPU", f"Use --vram and --bandwidth, or one of: {names}.")
     return card
 
 

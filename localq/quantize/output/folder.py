@@ -114,8 +114,8 @@ def _lock(out: Path) -> IO[str]:
                 return file
         except BlockingIOError as error:
             file.close()
-            why = "another localq is quantizing into this folder"
-            raise LocalqError(str(out), why, "Wait for it to finish.", ExitCode.FAILURE) from error
+            why = "another localq process is quantizing into this folder"
+            raise LocalqError(str(out), why, "Wait until it has finished.", ExitCode.FAILURE) from error
         file.close()  # its owner has ended and deleted it
 
 

@@ -55,11 +55,11 @@ def test_no_proxy_excludes_the_hub(server, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("HTTP_PROXY", "socks4://h:1", "socks4:// is not a kind of proxy"),
-        ("https_proxy", "ftp://h:1", "ftp:// is not a kind of proxy"),
+        ("HTTP_PROXY", "socks4://h:1", "socks4:// proxies are not supported"),
+        ("https_proxy", "ftp://h:1", "ftp:// proxies are not supported"),
         ("ALL_PROXY", "http://h:port", "not a valid address"),
         ("HTTPS_PROXY", "http://[::1", "not a valid address"),
-        ("all_proxy", "://", ":// is not a kind of proxy"),
+        ("all_proxy", "://", ":// proxies are not supported"),
         ("ALL_PROXY", "http://h\x01:1", "control characters"),
         ("http_proxy", " http://h:1", "spaces"),
     ],
