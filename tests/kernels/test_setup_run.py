@@ -72,6 +72,20 @@ def test_a_failure_ends_the_others_and_shows_the_end_of_its_log(install, tmp_pat
     assert record.keys == {}
 
 
+def test_of_a_build_that_fails_the_error_is_shown_without_what_pip_adds(install):
+    said = [
+        "-- Found Threads",
+        "CMake Error at CMakeLists.txt:11:",
+        "  no nvcc",
+        "error: subprocess-exited-with-error",
+        "x",
+    ]
+    with pytest.raises(SetupError) as caught:
+        install(step("build", f"print({chr(10).join(said)!r}); raise SystemExit(1)"))
+    shown = str(caught.value).splitlines()[1:]
+    assert shown == ["  | CMake Error at CMakeLists.txt:11:", "  |   no nvcc"]
+
+
 def test_an_optional_step_may_fail_and_is_tried_again(install, tmp_path):
     broken = step("extra", "raise SystemExit(1)", optional="some tests are skipped")
     after = step("after", writes(tmp_path / "log", "x"), "extra")

@@ -75,9 +75,12 @@ def _install(given: argparse.Namespace, venv: Path) -> None:
         return
     expected = installation.seconds_left()
     print(f"localq setup: {request.build.why}.")
-    print(f"{len(missing)} steps, about {about(expected)}; logs in {venv / 'setup'}", flush=True)
+    count = f"{len(missing)} step{'s' if len(missing) > 1 else ''}"
+    print(f"{count}, about {about(expected)}; logs in {venv / 'setup'}", flush=True)
     installation.run()
     print(f"Installed in {about(installation.elapsed)}.", flush=True)
+    if given.verb == "chat":
+        print(f"Starting {steps.MODEL}; the first start takes about {about(steps.FIRST_START_S)}.", flush=True)
 
 
 def _request(given: argparse.Namespace, venv: Path) -> SetupRequest:

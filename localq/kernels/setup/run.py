@@ -20,6 +20,7 @@ from localq.kernels.setup.steps import SetupRecord, SetupStep, environment_of
 LOOK_S = 0.25
 TAIL_LINES = 25  # of the log of a step that failed
 GRACE_S = 5.0
+_PIP_ENDS = "error: subprocess-exited-with-error"  # what follows says nothing of the cause
 
 
 class SetupError(Exception):
@@ -149,7 +150,10 @@ class Installation:
 def _tail(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     kept = [line for line in lines if "is ignored: it is neither a file nor a directory" not in line]
-    return "\n".join(f"  | {line}" for line in kept[-TAIL_LINES:])
+    end = next((i for i, line in enumerate(kept) if _PIP_ENDS in line), len(kept))
+    last = kept[max(0, end - TAIL_LINES) : end] or kept[-TAIL_LINES:]
+    start = next((i for i, line in enumerate(last) if "CMake Error" in line), 0)
+    return "\n".join(f"  | {line}".rstrip() for line in last[start:])
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
