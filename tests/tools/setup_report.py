@@ -4,10 +4,10 @@
 
 Two choices, one after the other: "cpu", a machine without an NVIDIA driver, and "cards", one with a pretended driver
 and a pretended nvidia-smi that names cards of --capability (comma-separated), with nvcc from pip (--nvcc "": the one
-that is installed) and torch for the CPU. Each clones the commit that is checked out here into OUT, with folders for settings,
-data and caches of its own. Packages come from where pip is configured to look. Prints seconds of each stage, processor
-seconds, and the load of the machine; writes OUT/setup_report.json. Stages run side by side: their sum is more than the
-whole. Exit code 1 where there is no right answer, or "cpu" takes longer than --most (120).
+that is installed) and torch for the CPU. Each clones the commit that is checked out here into OUT, with folders for
+settings, data and caches of its own. Packages come from where pip is configured to look. Prints seconds of each stage,
+processor seconds, and the load of the machine; writes OUT/setup_report.json. Stages run side by side: their sum is more
+than the whole. Exit code 1 where there is no right answer, or "cpu" takes longer than --most (120).
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ def main() -> int:
     """Run what the command line asks for; returns the exit code."""
     given = _parser().parse_args()
     out = Path(given.out).resolve()
-    found = [measure(each, out, given) for each in ([given.only] if given.only else CHOICES)]
-    for each in found:
-        print("\n".join(lines(each)))
-    out.joinpath("setup_report.json").write_text(json.dumps([asdict(each) for each in found], indent=1))
+    found: list[SetupTimes] = []
+    for choice in [given.only] if given.only else CHOICES:
+        found.append(measure(choice, out, given))
+        print("\n".join(lines(found[-1])), flush=True)
+        out.joinpath("setup_report.json").write_text(json.dumps([asdict(each) for each in found], indent=1))
     late = any(each.choice == "cpu" and each.whole_s > given.most for each in found)
     return int(late or not all(each.answered for each in found))
 
