@@ -18,6 +18,7 @@ from tests.support.cli.terminal_localq import environment
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 40.0
+HEADLINE = "smollm2-135m · "  # of a reply: its model, and what follows
 SERVERS = itertools.count()
 TRIES, AGAIN_S = 5, 3.0  # to send a message, and how long it may take
 
@@ -92,7 +93,7 @@ class Pane:
     def answered(self, question: str) -> None:
         """Until what follows the question is a reply, and nothing goes on or is drawn any more."""
         shown, before, end = "", None, time.monotonic() + WAIT_S
-        while shown != before or "Reply" not in shown.rpartition(question)[2] or not self.is_ready(shown):
+        while shown != before or HEADLINE not in shown.rpartition(question)[2] or not self.is_ready(shown):
             assert time.monotonic() < end, f"no reply to {question!r}, but\n{shown}"
             time.sleep(0.3)
             before, shown = shown, self.text
@@ -116,7 +117,8 @@ class Pane:
         assert len(lines) == self.size[1], self.tmux("display", "-p", "#{window_width}x#{window_height}") + self.text
         assert all(len(line) <= self.size[0] for line in lines)
         assert lines[-1].strip().startswith(("ready", "answering", "reading", "thinking")), lines[-1]
-        assert lines[-2].partition("▏")[0].strip("─ ") == "", lines[-2]  # the frame of the message, nothing over it
+        frame = lines[-2].partition("▏")[0].strip()
+        assert (frame[0], frame[-1]) == ("╰", "╯"), lines[-2]  # the frame of the message, nothing over it
         return "\n".join(lines)
 
     def keep(self, name: str) -> None:
@@ -142,6 +144,6 @@ def picture(shown: str, columns: int) -> str:
 
 
 def _reply_lines(shown: str) -> list[str]:
-    """What stands under the last "Reply" and above the message."""
-    below = shown.rpartition("Reply")[2].rstrip().split("\n")[1:-4]
+    """What stands under the last headline of a reply and above the message."""
+    below = shown.rpartition(HEADLINE)[2].rstrip().split("\n")[1:-4]
     return [line for line in below if line.strip()]

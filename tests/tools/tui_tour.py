@@ -116,18 +116,18 @@ def look_around(pane: Pane) -> None:
     pane.keys("F1")
     pane.until("Name one ship", but="Anywhere")
     if pane.size[0] >= 120:
-        pane.until("Memory of this machine")
+        pane.until("Memory ──")
         return
     pane.keys("F2")
-    pane.until("W weights", "Name one ship")
+    pane.until("weights ", "Name one ship")
     pane.still()
     pane.keep("strip")
     pane.keys("F2")
-    pane.until("Memory of this machine", but="Name one ship")
+    pane.until("Memory ──", but="Name one ship")
     pane.still()
     pane.keep("instruments")
     pane.keys("F2")
-    pane.until("Name one ship", but="Memory of this machine")
+    pane.until("Name one ship", but="Memory ──")
 
 
 def other_conversation(pane: Pane) -> None:

@@ -30,7 +30,7 @@ _LEAST_TITLE = 20  # cells of a title before its command is left out
 
 
 @dataclass(frozen=True)
-class Entry:
+class PaletteEntry:
     """A line of the palette: title, command with its arguments, key ("" for none), and what it runs."""
 
     title: str
@@ -54,15 +54,15 @@ class Entry:
         return Content.assemble(shown, " " * max(1, width - shown.cell_length - right.cell_length), right)
 
 
-def entries(app: ChatApp, screen: Screen[Any]) -> list[Entry]:
+def entries(app: ChatApp, screen: Screen[Any]) -> list[PaletteEntry]:
     """Entries for `screen`: its key actions, the themes, then, in a chat, the other slash commands."""
     usages = completion.command_usages() if isinstance(screen, ChatScreen) else {}
     of_keys = list(_of_keys(app, screen, usages))
-    theme = Entry("Theme: choose one", "", "", app.action_change_theme)
+    theme = PaletteEntry("Theme: choose one", "", "", app.action_change_theme)
     return [*of_keys, theme, *_of_commands(screen, usages, {each.usage.partition(" ")[0] for each in of_keys})]
 
 
-def _of_keys(app: ChatApp, screen: Screen[Any], usages: Mapping[str, tuple[str, str]]) -> Iterator[Entry]:
+def _of_keys(app: ChatApp, screen: Screen[Any], usages: Mapping[str, tuple[str, str]]) -> Iterator[PaletteEntry]:
     known = keymap.bindings(app.settings.keys)
     bound = {each.binding.id for each in screen.active_bindings.values()}
     places = {known[name].where for name in bound if name in known}
@@ -73,10 +73,10 @@ def _of_keys(app: ChatApp, screen: Screen[Any], usages: Mapping[str, tuple[str, 
         node = next((each for each in nodes if hasattr(each, action)), None)
         if node is not None and name not in ("palette", "stop", *elsewhere):
             usage = usages.get(SAME.get(name, ""), ("", ""))[0]
-            yield Entry(_title(name, key.what), usage, first_key(key), getattr(node, action))
+            yield PaletteEntry(_title(name, key.what), usage, first_key(key), getattr(node, action))
 
 
-def _of_commands(screen: Screen[Any], usages: Mapping[str, tuple[str, str]], taken: set[str]) -> Iterator[Entry]:
+def _of_commands(screen: Screen[Any], usages: Mapping[str, tuple[str, str]], taken: set[str]) -> Iterator[PaletteEntry]:
     if not isinstance(screen, ChatScreen):
         return
     by_title: dict[str, list[tuple[str, str]]] = {}  # commands of one description are one entry
@@ -86,7 +86,7 @@ def _of_commands(screen: Screen[Any], usages: Mapping[str, tuple[str, str]], tak
     for title, found in by_title.items():
         name, usage = found[0]
         beside = ", ".join(usage for _, usage in found)
-        yield Entry(title, beside, "", partial(screen.take_command, name, usage == name))
+        yield PaletteEntry(title, beside, "", partial(screen.take_command, name, usage == name))
 
 
 def _title(name: str, what: str) -> str:

@@ -61,7 +61,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
                             yield Static(group, markup=False, classes="group")
                             for name in GROUPS[group]:
                                 yield from self._rows(name, sanitize(texts[name]))
-            yield Static("", id="about", markup=False)
+            yield Static(_about(NAMES[0], self._defaults), id="about", markup=False)
             yield Static("", id="notice", markup=False)
             with Horizontal(id="buttons"):
                 yield Button(f"Apply {active_key(self, 'settings_apply')}", id="apply", compact=True)

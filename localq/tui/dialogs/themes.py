@@ -15,7 +15,7 @@ from localq import settings, settings_file
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
 from localq.tui.dialogs import palette_lines
-from localq.tui.dialogs.palette_lines import Entry
+from localq.tui.dialogs.palette_lines import PaletteEntry
 from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.terminal.terminal_app import TerminalScreen
 
@@ -80,7 +80,7 @@ class Actions(Provider):
     def _width(self) -> int:
         return max(1, min(WIDTH, self.app.size.width) - 2 * PADDING - 1)
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[PaletteEntry]:
         return palette_lines.entries(cast("ChatApp", self.app), self.screen)
 
     async def discover(self) -> Hits:

@@ -93,7 +93,7 @@ def test_what_stands_in_brackets_is_shown(words, line):
 
 @pytest.mark.parametrize("width", [30, 60, 110])
 def test_an_entry_is_one_line_with_its_command_and_its_key_at_the_right(width):
-    line = palette_lines.Entry("Begin a new conversation", "/new", "Ctrl-N", lambda: None).line(width)
+    line = palette_lines.PaletteEntry("Begin a new conversation", "/new", "Ctrl-N", lambda: None).line(width)
     assert line.cell_length == width
     assert line.plain.endswith("   Ctrl-N")
     assert line.plain.startswith("Begin a")
