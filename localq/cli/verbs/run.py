@@ -98,8 +98,7 @@ def run(
     if dry_run:
         return _plan(settings, model is not None, format, json, force)
     stops = stop_strings.validate(stop or ())
-    wanted = reply_options.parse_grammar(json_schema, grammar, regex)
-    wish = OpenOptions(format, force, agreed=yes)
+    wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
     attached = tuple(map(read_attachment, file or ()))
     named, stages = model is not None, stats is True
     request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stages)
