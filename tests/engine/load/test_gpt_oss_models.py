@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a scale that is no number": (nan_scale, "NaN"),
     "scales of other experts": (put("down_proj_scales", torch.zeros(3, 128, 6, dtype=torch.uint8)), "damaged MXFP4"),
     "blocks of a Linear": (put("down_proj_blocks", torch.zeros(128, 6, 16, dtype=torch.uint8)), "damaged MXFP4"),
-    "both layouts": (put("down_proj", torch.zeros(4, 192, 128)), "two tensors would become"),
+    "both layouts": (put("down_proj", torch.zeros(4, 192, 128)), "another tensor both map to"),
     "a stray stack": (lambda tensors: tensors.update({f"{EXPERTS}.odd_proj_blocks": torch.zeros(4, 8, 1, 16)}), "odd"),
 }
 

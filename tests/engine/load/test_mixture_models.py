@@ -177,19 +177,19 @@ def drop_last(held: dict[str, Tensor], kind: str) -> None:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "one matrix missing": (drop("2.GATE.weight"), "no gate_proj of expert 2"),
-    "the last expert missing": (drop_last, r"have shape \[\d, "),
+    "one matrix missing": (drop("2.GATE.weight"), "missing gate_proj of expert 2"),
+    "the last expert missing": (drop_last, r"has shape \[\d, "),
     "an expert too many": (put("9.GATE.weight", torch.zeros(64, 128)), "of expert"),
     "an expert of a large number": (put("99999999999.GATE.weight", torch.zeros(64, 128)), "do not belong to this arch"),
     "a number with a zero": (put("01.GATE.weight", torch.zeros(64, 128)), "do not belong to this arch"),
     "another size": (put("1.GATE.weight", torch.zeros(64, 64)), "another expert"),
-    "no matrix": (put("1.GATE.weight", torch.zeros(64)), "not that of a matrix"),
-    "an empty matrix": (put("1.GATE.weight", torch.zeros(0, 128)), "not that of a matrix"),
-    "integers": (put("1.GATE.weight", torch.zeros(64, 128, dtype=torch.int32)), "dtype int32 is not supported"),
+    "no matrix": (put("1.GATE.weight", torch.zeros(64)), "not a matrix"),
+    "an empty matrix": (put("1.GATE.weight", torch.zeros(0, 128)), "not a matrix"),
+    "integers": (put("1.GATE.weight", torch.zeros(64, 128, dtype=torch.int32)), "unsupported dtype int32"),
     "a bias": (put("1.GATE.bias", torch.zeros(64)), "do not belong to this arch"),
     "both layouts": (
         lambda held, kind: held.update({"model.layers.0.mlp.experts.down_proj": torch.zeros(4, 128, 192)}),
-        "two tensors would become",
+        "another tensor both map to",
     ),
 }
 

@@ -203,7 +203,7 @@ DAMAGED = {
     "codes of another type": (put(f"{Q}.codes", torch.zeros(128, 16, 2)), "codes are float32"),
     "fewer columns": (put(f"{Q}.codes", torch.zeros(128, 15, 2, dtype=torch.int8)), r"has shape \[128, 120\], not"),
     "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "another tensor both map to 'layers.0"),
-    "a quantized norm": (put("model.norm.codes", torch.zeros(8, 8, 2, dtype=torch.int8)), "two tensors would become"),
+    "a quantized norm": (put("model.norm.codes", torch.zeros(8, 8, 2, dtype=torch.int8)), "another tensor both map to"),
     "a stray codebook": (put(f"{UP}.codebooks", torch.zeros(2, 256, 1, 8)), "do not belong to this architecture"),
 }  # fmt: skip
 

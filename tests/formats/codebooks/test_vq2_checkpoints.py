@@ -108,7 +108,7 @@ def halves(*shape: int) -> Tensor:
 DAMAGED: dict[str, tuple[Stored, str]] = {
     "no scales": (stored(scales=None), r"lacks .*q_proj\.scales"),
     "no codebook": (stored(codebook=None), r"lacks .*q_proj\.codebook, and no enclosing module has one"),
-    "no second codebook": (stored(codebook_2=None), r"lacks .*q_proj\.codebook_2, and modules"),
+    "no second codebook": (stored(codebook_2=None), r"lacks .*q_proj\.codebook_2, and no enclosing module"),
     "no second codes": (stored(codes_2=None), r"lacks .*q_proj\.codes_2, but contains its codebook"),
     "signed codes": (stored(codes=bytes_of(67, 40).view(torch.int8)), r"codes is int8 \[67, 40\], not uint8"),
     "signed second codes": (stored(codes_2=bytes_of(67, 20).short()), r"codes_2 is int16 \[67, 20\], not uint8"),
@@ -140,9 +140,9 @@ DAMAGED: dict[str, tuple[Stored, str]] = {
     "no columns": (stored(CONFIG | {"hidden_size": 0}), "67 x 0 weights"),
     "other columns": (stored(CONFIG | {"hidden_size": 480}), r"codes is uint8 \[67, 40\], not uint8 for 67 x 480"),
     "signs of other columns": (stored(CONFIG | {"hidden_size": 320}), r"signs is uint8 \[20\], not uint8 \[40\]"),
-    "a module not known": (stored(prefix="model.layers.3.router"), "does not tell how many columns"),
+    "a module not known": (stored(prefix="model.layers.3.router"), "does not specify the number of columns"),
     "half a configuration": (stored({"model_type": "llama"}), r"the number of columns is unknown \(config.json"),
-    "neither": (stored(None, signs=None), "does not tell how many columns"),
+    "neither": (stored(None, signs=None), "does not specify the number of columns"),
 }  # fmt: skip
 
 

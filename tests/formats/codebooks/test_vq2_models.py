@@ -221,7 +221,7 @@ DAMAGED = {
     "too few columns": (put(f"{Q}.codes", bytes_of(128, 31)), r"codes is uint8 \[128, 31\]"),
     "too few rows": (put(f"{Q}.codes", bytes_of(120, 32)), r"_proj' has shape \[120, 128\], not \[128, 128\]"),
     "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "another tensor both map to 'layers.0"),
-    "a quantized norm": (put("model.norm.codes", bytes_of(8, 8)), "two tensors would become"),
+    "a quantized norm": (put("model.norm.codes", bytes_of(8, 8)), "another tensor both map to"),
     "a stray codebook": (put("model.layers.1.mlp.up_proj.codebook", torch.zeros(256, 16)), "do not belong to this"),
     "a codebook that nothing reads": (put("model.layers.codebook_3", torch.zeros(256, 16)), "do not belong to this"),
 }  # fmt: skip

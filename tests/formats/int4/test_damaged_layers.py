@@ -43,21 +43,30 @@ BOTH: dict[str, tuple[Damage, str]] = {
     "no zero points": (gone(".qzeros"), "lacks P.qzeros"),
     "no scales": (gone(".scales"), "lacks P.scales"),
     "codes of 64 bits": (as_(".qweight", lambda t: t.long()), "qweight has dtype int64, expected int32"),
-    "codes of floats": (as_(".qweight", lambda t: t.float()), "qweight holds float32"),
-    "codes of bytes": (as_(".qweight", lambda t: t.view(torch.uint8)), "qweight holds uint8"),
+    "codes of floats": (as_(".qweight", lambda t: t.float()), "qweight has dtype float32"),
+    "codes of bytes": (as_(".qweight", lambda t: t.view(torch.uint8)), "qweight has dtype uint8"),
     "codes of one size": (
         as_(".qweight", lambda t: t.flatten()),
         r"has shape \[768\], expected two dimensions|packed as",
     ),
-    "no codes": (as_(".qweight", lambda t: t[:0]), "not of two sizes"),
+    "no codes": (as_(".qweight", lambda t: t[:0]), "expected two dimensions"),
     "codes cut": (as_(".qweight", lambda t: t[:, :-1]), "not|packed as"),
-    "codes transposed": (as_(".qweight", lambda t: t.T.contiguous()), "is .*, not|packed as|do not come"),
+    "codes transposed": (
+        as_(".qweight", lambda t: t.T.contiguous()),
+        "has shape .*, expected|packed as|cannot be packed",
+    ),
     "zero points of floats": (as_(".qzeros", lambda t: t.half()), "qzeros has dtype float16, expected int32"),
-    "zero points cut": (as_(".qzeros", lambda t: t[:, :-1]), r"qzeros is \[2, 5\], not \[2, 6\]"),
-    "a group of zero points more": (as_(".qzeros", lambda t: t.repeat(2, 1)), r"qzeros is \[4, 6\], not \[2, 6\]"),
-    "scales of integers": (as_(".scales", lambda t: t.int()), "scales holds int32, not float16"),
-    "scales of one size": (as_(".scales", lambda t: t.flatten()), "scales is .* not of two sizes|packed as"),
-    "a scale that is NaN": (last(".scales", float("nan")), "scales hold NaN"),
+    "zero points cut": (as_(".qzeros", lambda t: t[:, :-1]), r"qzeros has shape \[2, 5\], expected \[2, 6\]"),
+    "a group of zero points more": (
+        as_(".qzeros", lambda t: t.repeat(2, 1)),
+        r"qzeros has shape \[4, 6\], expected \[2, 6\]",
+    ),
+    "scales of integers": (as_(".scales", lambda t: t.int()), "scales has dtype int32, expected float16"),
+    "scales of one size": (
+        as_(".scales", lambda t: t.flatten()),
+        "scales has shape .* expected two dimensions|packed as",
+    ),
+    "a scale that is NaN": (last(".scales", float("nan")), "scales contain NaN"),
     "a scale that is infinite": (last(".scales", float("inf")), "scales contain NaN or infinity"),
     "other groups": (said(group_size=32), "2 groups for 128 columns do not match the group size in config.json, 32"),
     "one group": (said(group_size=-1), "2 groups for 128 columns do not match"),
@@ -72,13 +81,13 @@ OF_GPTQ: dict[str, tuple[Damage, str]] = {
     "a group beyond the last": (last(".g_idx", 2), "g_idx contains values from 0 to 2, but there are 2 groups"),
     "a group below the first": (last(".g_idx", -1), "g_idx contains values from -1 to"),
     "a vast group": (last(".g_idx", 2**31 - 1), "g_idx contains values from 0 to 2147483647"),
-    "groups of other sizes": (as_(".g_idx", lambda t: torch.zeros_like(t)), "does not give each group 64 columns"),
+    "groups of other sizes": (as_(".g_idx", lambda t: torch.zeros_like(t)), "does not assign 64 columns to each group"),
     "g_idx cut": (as_(".g_idx", lambda t: t[:-1]), r"g_idx has shape \[127\], expected \[128\]"),
     "g_idx a number": (as_(".g_idx", lambda t: t[0]), r"g_idx has shape \[\], expected \[128\]"),
     "g_idx of floats": (as_(".g_idx", lambda t: t.float()), "g_idx has dtype float32"),
     "rows that are no words": (
         lambda made, config: made.update({".qweight": made[".qweight"][:, :44], ".scales": made[".scales"][:, :44]}),
-        "44 rows of 128 columns do not come in words",
+        "44 x 128 codes cannot be packed into words",
     ),
     "awq's name": (said(quant_method="awq"), "but the tensors are packed as for gptq"),
 }
@@ -114,7 +123,11 @@ def test_awq_under_the_name_of_gptq():
 
 
 def test_awq_of_broken_groups():
-    refused(AWQ, lambda made, config: [made.__setitem__(".qweight", made[".qweight"][:120])], "are no whole groups")
+    refused(
+        AWQ,
+        lambda made, config: [made.__setitem__(".qweight", made[".qweight"][:120])],
+        "are not a multiple of the group size",
+    )
 
 
 def test_layers_may_have_groups_of_their_own_where_config_json_says_so():
