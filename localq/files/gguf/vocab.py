@@ -54,6 +54,11 @@ _RULES: dict[str, str | None] = {
     "tekken": _cased("", r"\p{N}"),
     "gpt-4o": _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
 }
+# (architectures, tokens that the vocabulary has) -> the rule of files from before rules were named.
+_IMPLIED = {
+    (frozenset({"qwen2", "qwen3"}), frozenset({"<|endoftext|>", "<|im_start|>"})): "qwen2",
+    (frozenset({"llama"}), frozenset({"<|begin_of_text|>", "<|start_header_id|>"})): "llama-bpe",
+}
 _SINGLE_DIGITS = frozenset({"smollm"})
 _NFC = frozenset({"qwen2", "deepseek-r1-qwen"})
 _ADDS_BOS = frozenset(
@@ -127,20 +132,38 @@ def _adds(container: Container, end: str) -> bool:
     if isinstance(stated, bool):
         return stated
     by_kind = container.values.get("tokenizer.ggml.model") == "llama"
-    return end == "bos" and (by_kind or container.values.get("tokenizer.ggml.pre") in _ADDS_BOS)
+    return end == "bos" and (by_kind or _rule(container) in _ADDS_BOS)
+
+
+def _rule(container: Container) -> str:
+    """The pre-tokenizer's name; of a file without one that of its model, where the vocabulary leaves no doubt."""
+    stated = container.values.get("tokenizer.ggml.pre")
+    if stated not in (None, "default"):
+        return stated if isinstance(stated, str) else ""
+    tokens = container.values.get("tokenizer.ggml.tokens")
+    known = {token for token in tokens if isinstance(token, str)} if isinstance(tokens, list) else set()
+    architecture = container.values.get("general.architecture")
+    return next((rule for (of, marks), rule in _IMPLIED.items() if architecture in of and known >= marks), "")
+
+
+def _rule_error(container: Container) -> LocalqError:
+    """A wrong guess would split text wrongly without an error, so an unnamed rule is refused as an unknown one is."""
+    stated = container.values.get("tokenizer.ggml.pre")
+    why = f"the pre-tokenizer {str(stated)[:40]!r} is not supported"
+    step = "Use another file, or the model's safetensors files."
+    if stated in (None, "default"):
+        value = "is missing" if stated is None else "is 'default'"
+        why = f"it names no rule for splitting text (the key tokenizer.ggml.pre {value})"
+        step = "Convert the model again with a current llama.cpp, or use its safetensors files."
+    return LocalqError(str(container.path), why, step, ExitCode.FAILURE)
 
 
 def _byte_level(container: Container, tokens: list[str]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers  # start-up cost
 
-    rule = container.values.get(
-        "tokenizer.ggml.pre"
-    )  # old files lack it; a wrong guess would split text wrongly without an error
-    if not isinstance(rule, str) or rule not in _RULES:
-        why = f"the pre-tokenizer {str(rule)[:40]!r} is not supported"
-        raise LocalqError(
-            str(container.path), why, "Use another file, or the model's safetensors files.", ExitCode.FAILURE
-        )
+    rule = _rule(container)
+    if rule not in _RULES:
+        raise _rule_error(container)
     merges = container.values.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
         raise _malformed_error(container, "the merges are missing or malformed")

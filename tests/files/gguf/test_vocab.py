@@ -10,6 +10,7 @@ import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from localq.errors import ExitCode, LocalqError
 from localq.files.gguf.vocab import build_tokenizer, special_tokens
 from tests.support.files.real_model import smollm2
 from tests.support.text import tiny_tokenizers
@@ -114,6 +115,40 @@ def test_byte_level_ids_are_those_of_the_published_rule(tmp_path, rule):
     path = write(tmp_path / "m.gguf", "llama", "gpt2", tokens, kinds(tokens), tokenizer_pre=rule,
                  token_merges=[" ".join(pair) for pair in merges])  # fmt: skip
     same(build_tokenizer(path), reference)
+
+
+def unnamed(path, architecture: str, marks: list[str], stated: str | None, alone: bool = False):
+    """A file without the name of its rule whose vocabulary has `marks`, `alone` or not; the tokenizer of the rule."""
+    reference = published("qwen2" if architecture == "qwen2" else "llama-bpe")
+    reference.add_special_tokens(marks)
+    tokens, merges = parts(reference)
+    if alone:
+        tokens = [f"<{token}>" if token in {*QWEN, *LLAMA} - {*marks} else token for token in tokens]
+    types = [CONTROL if token in marks else kind for token, kind in zip(tokens, kinds(tokens), strict=True)]
+    more = {} if stated is None else {"tokenizer_pre": stated}
+    more["token_merges"] = [" ".join(pair) for pair in merges]
+    return write(path, architecture, "gpt2", tokens, types, **more), reference
+
+
+QWEN, LLAMA = ["<|endoftext|>", "<|im_start|>"], ["<|begin_of_text|>", "<|start_header_id|>"]
+
+
+@pytest.mark.parametrize("stated", [None, "default"])
+@pytest.mark.parametrize(("architecture", "marks"), [("qwen2", QWEN), ("llama", LLAMA)])
+def test_a_file_from_before_rules_were_named_has_that_of_its_model(tmp_path, architecture, marks, stated):
+    path, reference = unnamed(tmp_path / "m.gguf", architecture, marks, stated)
+    same(build_tokenizer(path), reference)
+    assert special_tokens(path)["add_bos"] is (architecture == "llama")
+
+
+@pytest.mark.parametrize("stated", [None, "default"])
+@pytest.mark.parametrize(("architecture", "marks"), [("llama", QWEN), ("qwen2", LLAMA), ("llama", LLAMA[:1])])
+def test_a_vocabulary_that_leaves_a_doubt_is_refused_with_the_reason(tmp_path, architecture, marks, stated):
+    path, _ = unnamed(tmp_path / "m.gguf", architecture, marks, stated, alone=True)
+    with pytest.raises(LocalqError, match="names no rule for splitting text") as caught:
+        build_tokenizer(path)
+    assert caught.value.exit_code == ExitCode.FAILURE
+    assert "again with a current llama.cpp" in caught.value.next_step
 
 
 def test_the_rules_differ_on_these_texts():
