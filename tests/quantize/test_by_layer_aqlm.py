@@ -181,7 +181,7 @@ def test_weights_beyond_float16_are_named(tmp_path):
 def test_what_float16_cannot_compute_is_refused(tmp_path):
     """gemma multiplies its embedding, whose weights float16 can hold."""
     source = scaled(tmp_path, "gemma2", "model.embed_tokens.weight", 3e5)
-    with pytest.raises(LocalqError, match=r"layer 0 computes values.*outside the range of float16.*vq2") as caught:
+    with pytest.raises(LocalqError, match=r"layer 0 produces values.*outside the range of float16.*vq2") as caught:
         convert(request(source, tmp_path / "out"))
     assert caught.value.exit_code == ExitCode.USAGE
 

@@ -265,7 +265,7 @@ def test_arrays_larger_than_any_vocabulary_are_refused(tmp_path):
     at = data.index(name) + len(name)
     count = binary.MAX_VALUES + 1
     path.write_bytes(data[:at] + struct.pack("<IQ", 0, count) + bytes(count) + data[at + 12 + 64 :])
-    with pytest.raises(LocalqError, match=f"claims {count} array values") as caught:
+    with pytest.raises(LocalqError, match=f"array values: {count}") as caught:
         read_header(path)
     assert caught.value.exit_code == ExitCode.BAD_FILE
 

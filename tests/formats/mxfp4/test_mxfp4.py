@@ -224,8 +224,8 @@ def test_damaged_checkpoints_are_refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("weight", "said"),
     [
-        (torch.ones(2, 48), "multiple of 32"),
-        (torch.ones(64), "multiple of 32"),
+        (torch.ones(2, 48), "divisible by 32"),
+        (torch.ones(64), "divisible by 32"),
         (torch.ones(2, 64, dtype=torch.int32), "floats"),
         (torch.tensor([[1.0] * 31 + [math.nan]]), "NaN"),
         (torch.tensor([[1.0] * 31 + [-math.inf]]), "infinity"),

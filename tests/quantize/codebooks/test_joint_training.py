@@ -153,7 +153,7 @@ def test_values_that_are_no_numbers_or_too_large_end_it(tmp_path) -> None:
         (1e7, torch.float16, ExitCode.USAGE),
     ):
         broken = replace(texts, first=lambda i, factor=factor: texts.first(i) * factor, dtype=dtype, name="tiny")
-        with pytest.raises(LocalqError, match="layer 0 computes") as caught:
+        with pytest.raises(LocalqError, match="layer 0 produces") as caught:
             joint_training.train(layers, broken, ending(model), Tuning(2, 3), 3, kept, lambda *_: None)
         assert (caught.value.exit_code, caught.value.what) == (code, "tiny")
     assert not list(tmp_path.iterdir())
