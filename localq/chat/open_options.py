@@ -6,6 +6,10 @@ A module of its own so that a front end can draw before `open_model` is imported
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localq.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -22,3 +26,12 @@ class OpenOptions:
     force: bool = False
     agreed: bool = False
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What to open: settings with the name of the model, options, and a notice of why this model."""
+
+    settings: Settings
+    wanted: OpenOptions
+    notice: str = ""

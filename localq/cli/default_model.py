@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from localq import settings as settings_module
-from localq.chat.open_options import OpenOptions
+from localq.chat.open_options import Opening, OpenOptions
 from localq.cli import agree
 from localq.cli.output import note
 from localq.settings import Settings
 
 if TYPE_CHECKING:
     from localq.planner.recommend import Recommendation
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The settings with the model to open, and the options to open it with."""
-
-    settings: Settings
-    wanted: OpenOptions
 
 
 def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: bool, quiet: bool = False) -> Opening:
@@ -38,9 +32,10 @@ def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: b
 
     found = recommend.best_here(settings)
     if found is not None:
-        if not quiet:
-            note(f"{found.why}; to use another: localq chat MODEL")
-        return _opening(given, found)
+        opening = _opening(given, found, notice=f"{found.why}; to use another: localq chat MODEL")
+        if not quiet and not on_screen:
+            note(opening.notice)
+        return opening
     is_offline = settings.offline or hub_client.is_offline()
     if is_offline or not (on_screen or (sys.stdin.isatty() and sys.stderr.isatty())):
         return given
@@ -60,6 +55,13 @@ def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: b
     return given
 
 
+def chooser(settings: Settings, wanted: OpenOptions, *, named: bool) -> Callable[[], Opening] | None:
+    """`choose` for the full screen, which calls it after its first frame; None if the user named a model."""
+    if named or is_named():
+        return None
+    return partial(choose, settings, wanted, named=False, on_screen=True)
+
+
 def planned(settings: Settings, *, named: bool) -> Settings:
     """The settings with the model that `choose` would open, for --dry-run: nothing is asked."""
     if named or is_named():
@@ -75,6 +77,6 @@ def is_named() -> bool:
     return settings_module.origins()["model"].source != "built-in"
 
 
-def _opening(given: Opening, found: Recommendation, why: str = "") -> Opening:
+def _opening(given: Opening, found: Recommendation, why: str = "", notice: str = "") -> Opening:
     wanted = replace(given.wanted, format=given.wanted.format or found.format, why=why)
-    return Opening(given.settings.replace(model=found.name), wanted)
+    return Opening(given.settings.replace(model=found.name), wanted, notice)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +19,7 @@ from textual.screen import Screen
 
 from localq import keymap
 from localq.chat.open_conversation import Start, resumed_settings
-from localq.chat.open_options import OpenOptions
+from localq.chat.open_options import Opening, OpenOptions
 from localq.chat.terminal import editor, input_history
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.planner.consent import ConsentError
@@ -47,7 +47,8 @@ class LocalqApp(ChatApp):
     start    new or resumed conversation
     wanted   options for opening the model, whose name is `settings.model`
     session  an open session, instead of opening the model
-    pick     show the model picker first
+    choose   finds the model to open, after the first frame; else it is `settings.model`
+    pick     show the model picker first, or where `choose` finds none
     """
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
@@ -61,20 +62,21 @@ class LocalqApp(ChatApp):
         start: Start | None = None,
         wanted: OpenOptions | None = None,
         session: ChatSession | None = None,
+        choose: Callable[[], Opening] | None = None,
         pick: bool = False,
     ) -> None:
         super().__init__(ansi_color="NO_COLOR" in os.environ)
         self.settings, self.start_with, self.wanted = settings, start or Start(), wanted
         self.use_command_palette = True
         self.model = None if session is None else ModelHandle.for_session(session)
-        self._pick = pick
+        self._pick, self._choose = pick, choose
         self.error: LocalqError | None = None  # why no model is open
         self._opening: Job[ReadyModel] | None = None
         self._leaving: int | None = None
         self._switching = False
         remember = self.start_with.store is not None and input_history.is_enabled()
         self.history = input_history.InputHistory(_history_file() if remember else None)
-        self.chat = ChatScreen(self.history, self.start_with.record, empty=pick and session is None)
+        self.chat = ChatScreen(self.history, self.start_with.record, empty=pick and choose is None and session is None)
         self._set(settings)
 
     async def on_mount(self) -> None:
@@ -82,11 +84,13 @@ class LocalqApp(ChatApp):
         if not self.is_headless:
             signals.install(self.leave)
         await self.push_screen(self.chat)
-        if self.model is None and self._pick:
+        if self.model is None and self._pick and self._choose is None:
             self.action_models()
             return
         if self.model is not None:
             self.call_later(self.use_model, self.model)
+        elif (choose := self._choose) is not None:
+            self.call_after_refresh(self.chat.begin, lambda: self._open_choice(choose))
         else:
             self.call_after_refresh(self.chat.begin, lambda: self.open(self.settings.model, self.wanted))
         self.call_after_refresh(self._import_the_rest)
@@ -103,6 +107,24 @@ class LocalqApp(ChatApp):
             preload.tune_garbage_collection()
 
     # ---- a model
+
+    @work(exclusive=True, group="models")
+    async def _open_choice(self, choose: Callable[[], Opening]) -> None:
+        """Open the model that is chosen for this machine; show the list if there is none."""
+        self.chat.status(doing="choosing a model")
+        try:
+            opening = await asyncio.to_thread(choose)
+        except LocalqError as error:
+            await self.chat.conversation.transcript.notice(str(error), failed=True)
+            opening = Opening(self.settings, self.wanted or OpenOptions())
+        if self._pick and opening.settings.model == self.settings.model:
+            self.chat.status(doing="no model")
+            self._pick_model()
+            return
+        if opening.notice:
+            await self.chat.conversation.transcript.notice(opening.notice)
+        self.settings, self.wanted = opening.settings, opening.wanted
+        self.open(self.settings.model, self.wanted)
 
     def open(self, name: str, wanted: OpenOptions | None) -> None:
         """Open a model in a thread; the chat screen shows progress."""

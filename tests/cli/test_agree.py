@@ -86,7 +86,7 @@ def test_the_cost_of_a_download_and_of_a_quantization(card):
     assert made.make_s is not None
     assert made.title.startswith("llama-3.3-70b@vq2: download 141.1 GB and quantize for about ")
     assert made.alternative == "llama-3.3-70b@vptq, which is published: 21.9 GB to download"
-    assert [line.partition(":")[0] for line in made.lines()] == ["download", "quantize", "disk", "instead"]
+    assert [line.partition(":")[0] for line in made.lines()] == ["download", "quantize", "disk", "alternative"]
     assert not cost_of("qwen3-0.6b").is_large
     assert open_cost.of(catalog.resolve("qwen3-32b"), Settings(offline=True)) is None
 

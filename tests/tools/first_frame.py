@@ -5,8 +5,8 @@
 Starts `localq` in a pty, by itself, behind one start of each kind that is not counted: where nothing is kept yet, where
 10,000 turns lie in 100 conversations, and going on with a conversation of 10,000 turns. The time counts from the fork
 to the bytes that make the frame whole (its lowest rows are there); what the program writes is kept with the time it
-came and drawn afterwards. Where a conversation is gone on with, also to the bytes that show its newest turn; in the
-list of models, to those of the line of keys. Processor time is that of the program up to the frame, all its threads.
+came and drawn afterwards. Where a conversation is gone on with, also to the bytes that show its newest turn.
+Processor time is that of the program up to the frame, all its threads.
 Asserts nothing; last line: one JSON object, with the load and the processor time of starting Python with some of its
 library, which says how fast the machine is (`pace`).
 """
@@ -87,18 +87,6 @@ def is_chat(terminal: Terminal) -> bool:
     return EMPTY in terminal.text and rows[-2].startswith("╰") and rows[-2].rstrip().endswith("╯") and below
 
 
-def is_picker(terminal: Terminal) -> bool:
-    """The table, and the line about its first row below it."""
-    rows = terminal.text.split("\n")
-    return "VERDICT" in terminal.text and any(row.startswith("────") and rows[place + 1].strip() for place, row in
-                                              enumerate(rows[:-2]))  # fmt: skip
-
-
-def is_footer(terminal: Terminal) -> bool:
-    """The line of keys."""
-    return "open" in terminal.text.split("\n")[-1]
-
-
 def is_newest(terminal: Terminal) -> bool:
     """The end of the conversation."""
     return NEWEST in terminal.text
@@ -106,9 +94,9 @@ def is_newest(terminal: Terminal) -> bool:
 
 CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], dict[str, Sees]]] = {
     "chat, nothing kept": (nothing, ("chat", MODEL), {"frame_s": is_chat}),
-    "tui, nothing kept": (nothing, ("tui",), {"frame_s": is_picker, "keys_s": is_footer}),
+    "tui, nothing kept": (nothing, ("tui",), {"frame_s": is_chat}),
     "chat, 100 conversations": (many, ("chat", MODEL), {"frame_s": is_chat}),
-    "tui, 100 conversations": (many, ("tui",), {"frame_s": is_picker, "keys_s": is_footer}),
+    "tui, 100 conversations": (many, ("tui",), {"frame_s": is_chat}),
     "chat --continue": (long, ("chat", "--continue"), {"frame_s": is_chat, "newest_s": is_newest}),
 }
 

@@ -58,7 +58,7 @@ execute(sys.argv[2:])
 
 @pytest.mark.parametrize(
     ("screen", "arguments"),
-    [("ChatScreen", ["chat"]), ("PickerScreen", ["tui"]), ("ChatScreen", ["chat", "--continue"])],
+    [("ChatScreen", ["chat"]), ("ChatScreen", ["tui"]), ("ChatScreen", ["chat", "--continue"])],
     ids=["chat", "tui", "continue"],
 )
 def test_the_first_frame_is_there_before_torch_and_within_600_ms(tmp_path, screen, arguments):

@@ -137,13 +137,13 @@ def start_chat(
     named   the user named the model; else the best for this machine is chosen
     """
     on_screen = not plain and not quiet and _on_full_screen(settings)
-    opening = default_model.choose(settings, wanted, named=named, on_screen=on_screen, quiet=quiet)
     if on_screen:
         from localq.cli.verbs.tui import run_app
 
-        return run_app(opening.settings, start, opening.wanted)
+        return run_app(settings, start, wanted, default_model.chooser(settings, wanted, named=named))
     from localq.cli.line.line_chat import converse
 
+    opening = default_model.choose(settings, wanted, named=named, on_screen=False, quiet=quiet)
     return converse(opening.settings, start, quiet, opening.wanted, first)
 
 

@@ -13,7 +13,10 @@ from localq.cli.output import has_screen, note
 from localq.errors import ExitCode, usage_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from localq.chat.open_conversation import Start
+    from localq.chat.open_options import Opening
     from localq.settings import Settings
 
 
@@ -29,19 +32,24 @@ def tui(model: options.Model = None) -> int:
     options.note_project({"model": model})
     if model is not None:
         catalog.resolve(model)  # a wrong name fails before the screen is taken
-    named = model is not None or default_model.is_named()
-    opening = default_model.choose(settings, OpenOptions(), named=named, on_screen=True, quiet=True)
-    pick = not named and opening.settings.model == settings.model  # none was found: the list is shown
-    return run_app(opening.settings, open_conversation.start(None, settings, None, note), opening.wanted, pick=pick)
+    choose = default_model.chooser(settings, OpenOptions(), named=model is not None)
+    start = open_conversation.start(None, settings, None, note)
+    return run_app(settings, start, choose=choose, pick=choose is not None)
 
 
-def run_app(settings: Settings, start: Start, wanted: OpenOptions | None = None, pick: bool = False) -> int:
+def run_app(
+    settings: Settings,
+    start: Start,
+    wanted: OpenOptions | None = None,
+    choose: Callable[[], Opening] | None = None,
+    pick: bool = False,
+) -> int:
     """Run the app, restore the terminal, and name the saved conversation."""
     gc.disable()  # until the first frame: nearly all objects made before it stay
     from localq.chat import open_conversation  # start-up cost, not for --help
     from localq.tui.app import LocalqApp
 
-    app = LocalqApp(settings, start, wanted, pick=pick)
+    app = LocalqApp(settings, start, wanted, choose=choose, pick=pick)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     code = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from localq.chat.open_options import OpenOptions
+from localq.chat.open_options import Opening, OpenOptions
 from localq.errors import LocalqError
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
@@ -57,6 +57,43 @@ def test_yes_starts_the_download(server):
 
     drive(app, script, size=(100, 30))
     assert server.requests
+
+
+def test_the_model_is_chosen_after_the_first_frame_then_asked_about():
+    chosen = Opening(Settings(model="smollm3-3b"), OpenOptions(why=WHY), "because")
+    app = LocalqApp(Settings(), choose=lambda: chosen, pick=True)
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: isinstance(app.screen, ConsentScreen))
+        assert app.settings.model == "smollm3-3b"
+        assert "because" in [str(each.render()).strip("· ") for each in app.chat.query("Notice")]
+        await pilot.press("n")
+        await until(pilot, lambda: isinstance(app.screen, PickerScreen))
+
+    drive(app, script, size=(100, 30))
+
+
+def test_where_none_is_chosen_the_list_is_shown():
+    app = LocalqApp(Settings(), choose=lambda: Opening(Settings(), OpenOptions()), pick=True)
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: isinstance(app.screen, PickerScreen) and "smollm3-3b" in screen_text(app))
+
+    drive(app, script, size=(100, 30))
+
+
+def test_a_failed_choice_is_shown():
+    def fail() -> Opening:
+        raise LocalqError("models.toml", "cannot be read", "Install localq again.")
+
+    app = LocalqApp(Settings(), choose=fail, pick=True)
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: isinstance(app.screen, PickerScreen) and "smollm3-3b" in screen_text(app))
+        notices = [str(each.render()) for each in app.chat.query("Notice")]
+        assert any("cannot be read" in each for each in notices), notices
+
+    drive(app, script, size=(100, 30))
 
 
 @pytest.mark.parametrize(("key", "asked_hub"), [("y", True), ("n", False)])
