@@ -18,6 +18,7 @@ from localq.worker.messages import Load
 @pytest.fixture(autouse=True)
 def no_own_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.delenv("LOCALQ_DTYPE", raising=False)
 
 
 def test_nothing_said_leaves_everything_to_the_planner():

@@ -156,7 +156,7 @@ def test_the_cpus_plan_is_refused_where_the_ram_is_short(capsys, monkeypatch):
     assert sum(body["ledger_bytes"].values()) > 131 * 10**9
     assert execute(["chat", "qwen3-32b", "--dry-run", *in_f32]) == ExitCode.DOES_NOT_FIT
     captured = capsys.readouterr()
-    assert "23.0 GB of RAM free (no GPU; running on the CPU in float32)" in captured.out
+    assert "23.0 GB of RAM free (no GPU; on the CPU in float32)" in captured.out
     assert "needs 131.7 GB of RAM in float32" in captured.err
     monkeypatch.setattr("sys.stdin", None)
     assert execute(["run", "qwen3-32b", "hi"]) == ExitCode.DOES_NOT_FIT  # before anything is fetched
