@@ -44,7 +44,9 @@ def fit(session: ChatSession, argument: str, host: Host) -> str:
     known = settings.load()
     notices: list[str] = []
     wishes = placement.Wishes(known.ctx, known.kv_bits, known.embed, known.head)
-    looked = card.planning_card(notices.append, known.vram, None, None, None, budget.reserve_bytes(known))
+    looked = card.planning_card(
+        notices.append, known.vram, "0" if known.vram else None, None, None, budget.reserve_bytes(known)
+    )
     offers = fit_rows.of_model(argument or session.record.model, None, known.offline)
     found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card) for each in offers]
     rows = [
