@@ -78,7 +78,7 @@ def _messages(line: str, number: int, path: Path, option: str) -> tuple[Message,
     except LocalqError as error:
         raise usage_error(option, f"{path}, line {number}: {error.why}", _FORM) from None
     if not isinstance(found, list) or not found or not all(map(_is_message, found)):
-        why = f"{path}, line {number}: `messages` must be a list of objects with `role` and `content` strings"
+        why = f"{path}, line {number}: messages must be a list of objects with role and content strings"
         raise usage_error(option, why, _FORM)
     return tuple({"role": each["role"], "content": each["content"]} for each in found)
 
