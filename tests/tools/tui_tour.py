@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 from tests.support.cli.terminal_localq import environment  # noqa: E402
 from tests.support.files.real_model import smollm2  # noqa: E402
+from tests.support.tui.tui_pilot import screen_text  # noqa: E402
 from tests.tools import tui_screens  # noqa: E402
 from tests.tools.tmux_pane import Pane  # noqa: E402
 
@@ -191,7 +192,7 @@ async def shoot(folder: Path) -> list[Path]:
     chosen = settings.load()
     app = LocalqApp(chosen, open_conversation.start(None, chosen, None, print), pick=True)
     async with app.run_test(size=(110, 30)) as pilot:
-        await until(app, pilot, lambda: "smollm2" in app.export_screenshot())
+        await until(app, pilot, lambda: "● on the CPU" in screen_text(app))
         await pilot.pause(1.0)
         keep(app, "models")
     app = LocalqApp(chosen, open_conversation.start(None, chosen, None, print))

@@ -11,7 +11,7 @@ from textual.widgets import TextArea
 
 from localq.chat.terminal.input_history import InputHistory
 from localq.sanitize import sanitize
-from localq.tui.key_line import content
+from localq.tui.key_line import chosen_keys, content, hints
 from localq.tui.keys import bindings
 from localq.tui.terminal.input_priority import TakesInputFirst, is_typed
 from localq.tui.terminal.terminal_app import InputPriorityScreen
@@ -66,7 +66,7 @@ class Composer(TakesInputFirst, TextArea):
             highlight_cursor_line=False,
         )
         self.past = past
-        self.completing = False  # a list of completions is open
+        self._completing = False
         self._word = ""
         self._keys: list[tuple[str, str, str]] = []
 
@@ -75,6 +75,17 @@ class Composer(TakesInputFirst, TextArea):
         self.placeholder = PLACEHOLDER if event.size.width > 9 else ""
         self._draw_keys()
 
+    @property
+    def completing(self) -> bool:
+        """Whether a list of completions is open; its keys are shown then."""
+        return self._completing
+
+    @completing.setter
+    def completing(self, is_open: bool) -> None:
+        if is_open != self._completing:
+            self._completing = is_open
+            self._draw_keys()
+
     def show_keys(self, found: list[tuple[str, str, str]]) -> None:
         """Show keys, from `key_line.hints`, in the lower border."""
         if found != self._keys:
@@ -82,7 +93,10 @@ class Composer(TakesInputFirst, TextArea):
             self._draw_keys()
 
     def _draw_keys(self) -> None:
-        self.border_subtitle = content(self._keys, self.size.width - 2, clickable=False)
+        of_list = hints(chosen_keys(self.app), ("send", "stop"), send="choose", stop="close the list")
+        self.border_subtitle = content(
+            of_list if self._completing else self._keys, self.size.width - 2, clickable=False
+        )
 
     # ---- typing
 

@@ -202,8 +202,11 @@ def test_the_list_is_moved_in_and_closed_by_keys_and_taken_by_a_click():
         await pilot.press(*"/s", "down", "tab")
         assert app.chat.composer.text == f"{found[1]} "
         app.chat.composer.put("")
-        await pilot.press(*"/s", "escape")
+        await pilot.press(*"/s")
+        await until(pilot, lambda: "Enter choose  Esc close the list" in screen_text(app))
+        await pilot.press("escape")
         assert not app.chat.query_one(Completions).display
+        await until(pilot, lambda: "Enter send" in screen_text(app))
         assert app.chat.composer.text == "/s"
         await pilot.press("a")
         await until(pilot, lambda: app.chat.query_one(Completions).display)
