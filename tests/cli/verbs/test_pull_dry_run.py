@@ -78,9 +78,9 @@ def test_what_does_not_fit_is_refused_behind_the_plan(server, capsys):
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert lines[0] == f"{REPO}: {REPO} at {fake_hub.COMMIT}"
-    assert lines[1].split() == ["FILE", "SIZE", "TO", "FETCH"]
+    assert lines[1].split() == ["FILE", "SIZE", "TO", "DOWNLOAD"]
     assert lines[-2].split()[0] == "total"
-    assert "will not fit" in lines[-1]
+    assert "does not fit" in lines[-1]
     assert captured.err.startswith("localq: ")
     assert "\x1b" not in captured.out + captured.err
 
@@ -131,6 +131,6 @@ def test_what_is_made_here_names_its_base_and_the_time(server, capsys, monkeypat
     monkeypatch.setattr(prepare, "check_can_make", lambda format, source="": None)
     monkeypatch.setattr(packaged_model, "installed_path", lambda source: "here")
     (ready,) = plan(capsys, "smollm2-135m@vq2")
-    assert "layers that localq includes" in ready["made_here"]
+    assert "layers included with localq" in ready["made_here"]
     assert ready["fetch_bytes"] == 0
     assert server.requests == []
