@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,6 +137,7 @@ class _CommonArguments:
     force: bool
     quiet: bool
     yes: bool
+    ctx: int | None
 
 
 def bench(
@@ -181,37 +183,30 @@ def bench(
 
     Compares it with fp16, transformers and the memory bandwidth. The last line on stdout is a JSON object.
     """
-    modes = (kernels, profile, crossover, patched, quantize, bcq, formats, write is not None)
-    flags = dict(zip(MODES, modes, strict=True))
-    arguments = _CommonArguments(model, synthetic, "json" if json else output, plot, force, quiet, yes)
-    mode = _mode(flags, arguments, context)
     ctx = options.flag_or_environment("ctx", ctx)
+    arguments = _CommonArguments(model, synthetic, "json" if json else output, plot, force, quiet, yes, ctx)
+    flags = (kernels, profile, crossover, patched, quantize, bcq, formats, write is not None)
+    mode = _mode([name for name, is_chosen in zip(MODES, flags, strict=True) if is_chosen], arguments, context)
     settings = options.load_settings(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )
-    if write is not None:
-        bench_write.run(arguments.model, write, settings, seed, arguments.output == "json", quiet)
-        return
     if mode in PARTS:
-        PARTS[mode](mode, arguments, settings, seed, only)
-        return
+        return PARTS[mode](mode, arguments, settings, seed, only)
     from localq.bench.models import plan as plans  # torch-free, as is all before `_request`
 
     plan = plans.make(prompt, generate, depth, repetitions, seed)
+    if write is not None:
+        return bench_write.run(model, write, settings, seed, quiet, as_json=arguments.output == "json")
     if mode == "formats":
-        table = bench_formats.Arguments(**vars(arguments), ctx=ctx, make=make, windows=max_windows)
-        bench_formats.run(table, plan, settings)
-        return
-    rivals = plans.rivals(against or (), () if no_baseline else ("transformers",))
-    _measure(_request(arguments, settings, plan, rivals, not no_baseline, ctx), mode, arguments)
+        return bench_formats.run(bench_formats.of(arguments, make, max_windows), plan, settings)
+    return _measure(_request(arguments, settings, plan, against or (), not no_baseline), mode, arguments)
 
 
-def _mode(flags: dict[str, bool], arguments: _CommonArguments, context: Any) -> str:
-    """The mode from `MODES`, "" for a whole model. Raises LocalqError (exit 2) for options that clash."""
+def _mode(chosen: list[str], arguments: _CommonArguments, context: Any) -> str:
+    """The mode among `chosen` of `MODES`, "" for a whole model. Raises LocalqError (exit 2) for options that clash."""
     from localq.bench import plot
     from localq.bench.models import report
 
-    chosen = [name for name, wanted in flags.items() if wanted]
     if len(chosen) > 1:
         raise usage_error("bench", f"--{chosen[0]} and --{chosen[1]} are separate benchmarks", "Run them separately.")
     if arguments.output not in report.FORMATS:
@@ -306,11 +301,13 @@ def _request(
     arguments: _CommonArguments,
     settings: Settings,
     plan: BenchPlan,
-    against: tuple[str, ...],
+    against: Sequence[str],
     baseline: bool,
-    ctx: int | None,
 ) -> BenchRequest:
     """The benchmark of the model: its files, found or fetched, or random weights."""
+    from localq.bench.models import plan as plans
+
+    rivals = plans.rivals(against, ("transformers",) if baseline else ())
     vram, reserved = budget.vram_limit(settings), budget.reserve_bytes(settings)
     name, synthetic, path = arguments.model, arguments.synthetic, None
     if name is None:
@@ -336,8 +333,8 @@ def _request(
         files, opened = from_files(path)
         if not Path(name).exists():
             files = replace(files, name=name)  # the name given, not that of the file
-    loading = replace(budget.load_options(settings, files.name, force=arguments.force), ctx=ctx)
-    return BenchRequest(files, opened, loading, plan, against, baseline)
+    loading = replace(budget.load_options(settings, files.name, force=arguments.force), ctx=arguments.ctx)
+    return BenchRequest(files, opened, loading, plan, rivals, baseline)
 
 
 def _measure(request: BenchRequest, mode: str, arguments: _CommonArguments) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +42,11 @@ class Arguments:
     ctx: int | None
     make: str
     windows: int | None
+
+
+def of(common: Any, make: str, windows: int | None) -> Arguments:
+    """The arguments of `bench` with those of the mode."""
+    return Arguments(**vars(common), make=make, windows=windows)
 
 
 def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:

@@ -165,7 +165,7 @@ def test_too_little_host_memory_names_the_smaller_type(
 
 def test_progress_counts_every_byte(published: Path) -> None:
     told: list[tuple[int, int]] = []
-    load(open_model(published), CPU, lambda stage, done, total: told.append((done, total)))
+    load(open_model(published), CPU, lambda stage, done, total: told.append((done, total)) if total else None)
     assert told[-1][0] == told[-1][1] == sum(each.nbytes for each in read(published).values())
 
 
