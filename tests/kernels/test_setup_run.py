@@ -199,7 +199,7 @@ def test_the_time_left_is_that_of_the_longest_chain_at_the_pace_so_far():
     ]
     assert seconds_left(chain, {}, {}) == 30
     assert seconds_left(chain, {}, {"a": 20.0}) == 40  # twice as slow as expected
-    assert seconds_left(chain, {"b": (30.0, 0.75)}, {"a": 10.0}) == 10  # by what it has done
+    assert seconds_left(chain, {"b": (30.0, 0.75)}, {"a": 10.0}) == 0.25 * 7.5 + 0.75 * 10  # by what it has done
     assert seconds_left(chain, {}, {"a": 10.0, "b": 20.0, "c": 5.0}) == 0
     assert seconds_left(chain, {"b": (100.0, 0.0)}, {"a": 10.0, "c": 5.0}) > 0  # late, and not over
 

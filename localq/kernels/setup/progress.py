@@ -18,7 +18,6 @@ _INSTALLING = re.compile(r"Installing collected packages: (.+)")
 _COLLECTING = re.compile(r"Collecting (\S+)")
 _UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
 _LEAST_BYTES = 5_000_000  # of a download that is counted
-_LEAST_FRACTION = 0.05  # of a step, before its own speed says how long the rest takes
 
 
 @dataclass
@@ -84,8 +83,8 @@ def seconds_left(
         elif step.name in running:
             elapsed, fraction = running[step.name]
             left = max(step.seconds * pace - elapsed, elapsed / 4, 1.0)
-            if fraction >= _LEAST_FRACTION:
-                left = elapsed * (1 - fraction) / fraction
+            if fraction:  # its own speed counts the more the further it is: the longest files are compiled first
+                left = (1 - fraction) * left + fraction * (elapsed * (1 - fraction) / fraction)
         else:
             left = step.seconds * pace
         ends[step.name] = start + left
