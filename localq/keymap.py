@@ -1,6 +1,7 @@
 """Key bindings of the full screen: their names in `[keys]` of config.toml, default keys and actions.
 
-A new key is a line in `KEYS`, its name in the `BINDINGS` of the screen or widget, and a method `action_NAME` there.
+A new key is a line in `KEYS`, its name in the `BINDINGS` of the screen or widget, and a method `action_NAME` there; a
+name that begins with its place drops it (`picker_open` runs `action_open`).
 Data without Textual, so that settings can be checked. Keys have Textual's names: "ctrl+x", "f2", "shift+enter";
 commas separate several.
 """

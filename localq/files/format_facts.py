@@ -1,7 +1,7 @@
 """Facts of each format without its code: one record per format, in display order. Torch-free.
 
 A new format is a record in `_RECORDS` and a module in `localq.formats.FORMATS`. Catalogue, planner, `localq quantize`
-and benchmarks read these records; no other module lists names of formats.
+and benchmarks read these records.
 """
 
 from __future__ import annotations

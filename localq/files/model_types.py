@@ -19,7 +19,7 @@ def dense_layers(text: dict[str, Any], layers: int) -> int:
     """
     named, step = text.get("mlp_only_layers", []), text.get("decoder_sparse_step", 1)
     if type(step) is not int or step < 1 or not isinstance(named, list) or any(type(each) is not int for each in named):
-        why = f"mlp_only_layers {str(named)[:40]} and decoder_sparse_step {str(step)[:40]} do not specify layers"
+        why = f"mlp_only_layers ({str(named)[:40]}) or decoder_sparse_step ({str(step)[:40]}) is invalid"
         raise bad_file("config.json", why, "Download the model again.")
     return len({layer for layer in range(layers) if (layer + 1) % step} | ({*named} & {*range(layers)}))
 

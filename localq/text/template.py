@@ -45,7 +45,7 @@ def _marks(template: str) -> re.Pattern[str] | None:
 
 
 MAX_TEMPLATE_BYTES = 64 * 1024
-MAX_OUTPUT_BYTES = 2**20
+MAX_OUTPUT_BYTES = 2**20  # the limit of the child, which imports nothing from here
 MAX_CONVERSATION_BYTES = MAX_OUTPUT_BYTES * 3 // 4  # some models' templates add a frame to every message
 WALL_SECONDS = 2.5  # the child's own limit is 2 to 3 s of processor time; this is also for one that sleeps or swaps
 

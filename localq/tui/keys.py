@@ -16,7 +16,7 @@ _SHOWN = {
 
 
 def bindings(*names: str, priority: bool = False, of: str = "") -> list[Binding]:
-    """Bindings with these names; `name` and, in the picker, `picker_name` run `action_name`.
+    """Bindings with these names: `name` runs `action_name`, and `picker_name` too if its place is the picker.
 
     priority: before the focused widget. of: "screen." for an action of the screen.
     """

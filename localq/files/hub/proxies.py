@@ -35,7 +35,7 @@ def setup_error(error: Exception) -> LocalqError:
             why, step = found
             return LocalqError(name, why, step, ExitCode.NETWORK)
     if isinstance(error, OSError) and "SSL_CERT_FILE" in os.environ:  # an ssl.SSLError is an OSError
-        why = "no certificates in this file" if isinstance(error, ssl.SSLError) else f"{error.strerror or error}"
+        why = "the file contains no certificates" if isinstance(error, ssl.SSLError) else f"{error.strerror or error}"
         return LocalqError("SSL_CERT_FILE", why, "Set it to a file of PEM certificates, or unset it.", ExitCode.NETWORK)
     why = f"the HTTP library does not start ({type(error).__name__})"
     return LocalqError("network", why, "Check HTTPS_PROXY, ALL_PROXY and NO_PROXY.", ExitCode.NETWORK)

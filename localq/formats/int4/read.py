@@ -104,7 +104,7 @@ def grouped_order(checkpoint: Checkpoint, prefix: str, of: Layout) -> Tensor | N
     )
     counts, full = torch.bincount(groups, minlength=of.groups), torch.full((of.groups,), of.group)
     full[-1] = of.columns - (of.groups - 1) * of.group
-    sure(torch.equal(counts, full), f"g_idx does not assign {of.group} columns to each group")
+    sure(torch.equal(counts, full), f"g_idx does not assign {of.group} columns to every full group")
     return torch.argsort(groups, stable=True)
 
 
@@ -126,7 +126,7 @@ def _group(said: Mapping[str, Any], columns: int, groups: int, sure: Callable[[b
     possible = (stated, -1, *SIZES) if said.get("dynamic") else (stated,)
     sizes = [columns if each == -1 else min(each, columns) for each in possible]
     found = next((size for size in sizes if -(-columns // size) == groups), 0)
-    sure(found > 0, f"{groups} groups for {columns} columns do not match the group size in config.json, {stated}")
+    sure(found > 0, f"{groups} groups for {columns} columns do not match the group size of {stated} in config.json")
     return found
 
 
