@@ -92,7 +92,8 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         name = self.focused.id if self.focused is not None else None
         if name not in NAMES or not self.query("#fields"):  # none while the screen is closing
             return
-        self.query_one("#about", Static).update(_about(name, self._defaults))
+        for about in self.query("#about").results(Static):
+            about.update(_about(name, self._defaults))
         fields = self.query_one("#fields")
         for each in (f"wrong-{name}", f"heading-{name}", name):
             for widget in self.query(f"#{each}").results(Widget):
