@@ -106,7 +106,8 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
         self._lines: list[str] = []
 
     def compose(self) -> ComposeResult:
-        with ScrollableContainer(classes="dialog", id="facts"):
+        with ScrollableContainer(classes="dialog", id="facts") as shown:
+            shown.border_subtitle = f"{active_key(self, 'details_leave')} back"
             yield Static("Reading files", id="lines", markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(f"Back ({active_key(self, 'details_leave')})", id="back", compact=True)
