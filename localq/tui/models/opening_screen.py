@@ -33,6 +33,7 @@ from localq.tui.terminal.terminal_app import TerminalScreen
 T = TypeVar("T")
 TICK_S = 0.5  # between two updates of a stalled transfer
 SPIN_S = 0.1  # between two frames of the spinner
+SCROLLBAR_CELLS = 2  # which may take its place after the bar is drawn
 
 
 class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
@@ -173,7 +174,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
             ("notices", "\n".join(self._notices)), ("error", _words(self.error)),
         ):  # fmt: skip
             self._show(name, text)
-        cells = max(4, min(BAR_CELLS, self.query_one("#job").content_size.width - PERCENT_CELLS))
+        cells = max(4, min(BAR_CELLS, self.query_one("#job").content_size.width - PERCENT_CELLS - SCROLLBAR_CELLS))
         self._show("bar", Content() if failed else bar(lines.share, cells))
         self.query_one("#leave", Button).label = f"{'Back' if failed else 'Stop'} ({leave})"
         self.query_one("#again", Button).display = failed

@@ -88,7 +88,7 @@ def test_a_load_shows_stages_and_bytes_and_hands_over_what_is_open(client, size)
         await until(pilot, lambda: "Loading: reading weights" in screen_text(host))
         await pilot.pause()
         assert "3.0 MB of 12.0 MB" in screen_text(host)
-        assert "-  25%" in screen_text(host)
+        assert "─  25%" in screen_text(host)
         assert "too large[31m" in str(host.screen.query_one("#notices", Static).content)
         assert_sound(host.screen)
         await pilot.press("enter")  # the second of two where it was chosen

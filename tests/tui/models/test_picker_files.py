@@ -48,7 +48,7 @@ def test_fetching_from_the_list_stops_and_goes_on_in_the_same_row(server):
         assert host.picker._rows[0].verdict == "incomplete"
         await pilot.press(*"tiny", "down", "p")
         await stopped(pilot, host)
-        await until(pilot, lambda: "Resume: p" in screen_text(host))
+        await until(pilot, lambda: "To resume: p" in screen_text(host))
         await until(pilot, lambda: "MB on disk" in host.picker._rows[0].place)
         server.slow_after = None
         await pilot.press("p")
