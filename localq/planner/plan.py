@@ -42,7 +42,7 @@ CARD_RESERVE = 1 / 2048  # other cards: the share that the driver keeps back on 
 
 @dataclass(frozen=True)
 class Ledger:
-    """Component -> bytes on the device, in the order of `costs.COMPONENTS`."""
+    """Component -> bytes on the device, in the order of `costs.COMPONENTS`; on the CPU also those of the "process"."""
 
     components: dict[str, int]
 

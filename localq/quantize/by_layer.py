@@ -148,7 +148,7 @@ class _LayerwiseConversion:
     def place(self) -> None:
         """Decide what waits on the host, and limit the allocator of a GPU.
 
-        Raises LocalqError (exit 3) where a layer does not fit.
+        Raises LocalqError (exit 3) where a layer does not fit: on a GPU, or in RAM with the windows of the text.
         """
         request, model = self._request, self._model
         if not (request.layers is None or self._settings.joint_tuning.steps):

@@ -101,7 +101,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Loading:
-    """Progress of a load: its stage in words ("reading weights", "capturing graphs"), bytes done and in total."""
+    """Progress of a load: its stage in words ("loading weights", "capturing graphs"), bytes done and in total."""
 
     stage: str
     done_bytes: int = 0

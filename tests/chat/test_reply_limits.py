@@ -181,7 +181,8 @@ def test_a_list_in_json_is_judged_by_what_repeats():
         session.grammar = Grammar("json_schema", "{}")
         _, reply, _ = streamed(session.ask("x"))
         assert reply.reason == reason
-        with pytest.raises(LocalqError, match="stopped because of repetition" if reason == "repetition" else "cut after 4096"):
+        cause = "stopped because of repetition" if reason == "repetition" else "cut after 4096"
+        with pytest.raises(LocalqError, match=cause):
             check_complete(reply)
 
 

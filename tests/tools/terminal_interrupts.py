@@ -187,7 +187,7 @@ def load_interrupted(face: Line, place: Place, rng: random.Random, report: Repor
     place.says(Script(load_s=30))
     with face.start(place) as terminal:
         try:
-            terminal.until("reading weights")
+            terminal.until("loading weights")
             Life(face, place, rng, report).pause(terminal, rng.uniform(0.0, 0.3))
             for press in range(face.presses_while_loading):
                 if press:

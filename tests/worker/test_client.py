@@ -56,7 +56,7 @@ def collect(client: EngineClient, request: Generate, seen: list[int]) -> None:
 def test_load_reports_progress_and_facts(client):
     events = []
     loaded = client.load(Load("tiny"), events.append)
-    assert events == [Loading("reading weights", 5, 10)]
+    assert events == [Loading("loading weights", 5, 10)]
     assert (loaded.context_size, loaded.ledger, loaded.notes) == (100, {"weights": 10}, ["a note"])
 
 

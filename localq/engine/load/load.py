@@ -124,7 +124,7 @@ def _load(
         assignment,
         checkpoint,
         Destinations(device, dtype, plan.placement, sizes),
-        lambda done, total: on_progress("reading weights", done, total),
+        lambda done, total: on_progress("loading weights", done, total),
     )
     on_progress("allocating the KV cache", 0, 0)
     free_memory()  # temporaries of reading

@@ -78,7 +78,7 @@ def phase(status: Status) -> str:
 
 
 def transfer_text(what: str, done: int, total: int) -> str:
-    """Progress such as "reading weights 35% of 98.4 MB"; without a share where bytes are not counted."""
+    """Progress such as "loading weights 35% of 98.4 MB"; without a share where bytes are not counted."""
     return f"{what} {done / total:.0%} of {human_bytes(total)}" if total else what
 
 

@@ -83,7 +83,7 @@ def test_experts_one_by_one_and_as_a_whole_give_the_logits_of_transformers(kind,
 def test_quantized_experts_give_the_logits_of_their_dequantized_weights(format, kind, sources, tmp_path):
     packed, plain = quantized(tmp_path, sources[kind], format, routers=format == "nf4")
     told: list[tuple[int, int]] = []
-    loaded = load(open_model(packed), CPU, lambda stage, done, total: told.append((done, total)))
+    loaded = load(open_model(packed), CPU, lambda stage, done, total: told.append((done, total)) if total else None)
     assert loaded.format == format.split()[0]
     stored = sum(each.nbytes for name, each in read(packed).items() if not name.endswith(".bias"))  # they are idle
     assert told[-1] == (stored, stored)

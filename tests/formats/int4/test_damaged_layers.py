@@ -81,7 +81,7 @@ OF_GPTQ: dict[str, tuple[Damage, str]] = {
     "a group beyond the last": (last(".g_idx", 2), "g_idx contains values from 0 to 2, but there are 2 groups"),
     "a group below the first": (last(".g_idx", -1), "g_idx contains values from -1 to"),
     "a vast group": (last(".g_idx", 2**31 - 1), "g_idx contains values from 0 to 2147483647"),
-    "groups of other sizes": (as_(".g_idx", lambda t: torch.zeros_like(t)), "does not assign 64 columns to every full group"),
+    "groups of other sizes": (as_(".g_idx", lambda t: torch.zeros_like(t)), "64 columns to every full group"),
     "g_idx cut": (as_(".g_idx", lambda t: t[:-1]), r"g_idx has shape \[127\], expected \[128\]"),
     "g_idx a number": (as_(".g_idx", lambda t: t[0]), r"g_idx has shape \[\], expected \[128\]"),
     "g_idx of floats": (as_(".g_idx", lambda t: t.float()), "g_idx has dtype float32"),

@@ -83,7 +83,7 @@ class ScriptedBackend:
         self.ids = {byte: vocab[letter] for byte, letter in letters().items()}
         start = time.monotonic()
         while (spent := time.monotonic() - start) < script.load_s:
-            on_progress("reading weights", int(spent * 1e9), int(script.load_s * 1e9))
+            on_progress("loading weights", int(spent * 1e9), int(script.load_s * 1e9))
             time.sleep(TICK_S)
         if script.load_fails:
             raise LocalqError(request.options.name, script.load_fails, "Try other weights.", ExitCode.BAD_FILE)

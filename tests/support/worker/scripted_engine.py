@@ -78,7 +78,7 @@ class ScriptedBackend:
             raise LocalqError(request.path, "no such file", "", ExitCode.UNKNOWN_MODEL)
         if request.path == "slow":
             time.sleep(60)
-        on_progress("reading weights", 5, 10)
+        on_progress("loading weights", 5, 10)
         return Loaded(request.path, "cpu", "CPU", "float32", "dense", 100, 50, False, 0.5, {"weights": 10}, ["a note"])
 
     def unload(self) -> None:

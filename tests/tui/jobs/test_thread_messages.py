@@ -24,7 +24,7 @@ def test_lines_and_stages_are_posted_sanitized():
     assert isinstance(said, WatcherNotice)
     assert said.text == "made]0;x here"
     assert isinstance(stage, LoadingStage)
-    assert (stage.stage, stage.done, stage.total) == ("reading weights", 3, 7)
+    assert (stage.stage, stage.done, stage.total) == ("loading weights", 3, 7)
 
 
 def test_bytes_are_posted_file_by_file():
@@ -65,7 +65,7 @@ def test_stopping_ends_the_thread_at_its_next_progress(where):
             if where == "after":
                 watcher.stop()
         watcher.stop()
-        watcher.loading(Loading("reading weights"))
+        watcher.loading(Loading("loading weights"))
 
     with pytest.raises(StoppedError) as caught:
         work()

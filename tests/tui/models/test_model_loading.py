@@ -29,7 +29,7 @@ from tests.support.tui.tui_pilot import drive, screen_text, until
 class SlowClient:
     """An engine that says one stage of its load and then nothing until it is closed or let go on."""
 
-    def __init__(self, says: str = "reading weights") -> None:
+    def __init__(self, says: str = "loading weights") -> None:
         self.closed, self.going, self.says = threading.Event(), threading.Event(), says
         self.alive = True
 
@@ -85,7 +85,7 @@ def test_a_load_shows_stages_and_bytes_and_hands_over_what_is_open(client, size)
     host = Host(OpeningScreen("a-model", SETTINGS, OpenOptions()))
 
     async def script(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: "Loading: reading weights" in screen_text(host))
+        await until(pilot, lambda: "Loading: loading weights" in screen_text(host))
         await pilot.pause()
         assert "3.0 MB of 12.0 MB" in screen_text(host)
         assert "─  25%" in screen_text(host)

@@ -48,7 +48,7 @@ def opened(monkeypatch):
         if name.startswith("big"):
             raise TOO_LARGE
         watcher.say(f"opening {name} as {wanted.format}")
-        watcher.loading(Loading("reading weights", 1, 2))
+        watcher.loading(Loading("loading weights", 1, 2))
         client = Client([f"{name} says"], [f"{name} again"])
         client.wanted = wanted
         session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer())

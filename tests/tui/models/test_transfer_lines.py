@@ -37,9 +37,9 @@ def test_what_is_not_counted_and_what_is_loaded():
     assert lines.lines(0.0).stage == "Reading files"
     lines.update(Fetching("checking model.safetensors", 0, 0), 0.0)
     assert lines.lines(60.0) == type(lines.lines(0.0))("Checking model.safetensors")
-    lines.update(LoadingStage("reading weights", 1 * MB, 4 * MB), 61.0)
+    lines.update(LoadingStage("loading weights", 1 * MB, 4 * MB), 61.0)
     told = lines.lines(90.0)
-    assert (told.stage, told.share, told.detail) == ("Loading: reading weights", 0.25, "1.0 MB of 4.0 MB")
+    assert (told.stage, told.share, told.detail) == ("Loading: loading weights", 0.25, "1.0 MB of 4.0 MB")
 
 
 def test_bars_and_durations():
