@@ -191,13 +191,13 @@ def test_a_lost_gpu_is_said_at_once_and_nothing_is_restarted():
             error, _ = machine.fails(f"sticky 719 {count % LETTERS}")
             assert time.monotonic() - started < PATIENCE_S
             assert error.exit_code == ExitCode.NO_DEVICE
-            assert "it is lost" in error.why
+            assert "lost because" in error.why
             assert machine.gone in error.why
             assert "re-seat" in error.next_step
             assert "`localq chat --continue` resumes the conversation" in error.next_step
             machine.clock.now += RESTART_S
             error, _ = machine.fails("hello?")
-            assert "it is lost" in error.why
+            assert "lost because" in error.why
             assert machine.client.pid is None
             machine.gone = ""
             machine.says(f"back again, {count}")

@@ -131,7 +131,7 @@ def test_what_is_cut_says_so_and_is_gone_on_with_to_its_end(session):
     assert reply.reason == "length"
     assert reply.notices == (
         "stopped at the limit of 9 tokens (max_tokens); the answer is incomplete and does not match the JSON schema; "
-        "/continue goes on",
+        "/continue resumes",
     )
     with pytest.raises(ValueError, match="line"):
         json.loads(reply.text)

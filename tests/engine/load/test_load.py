@@ -259,7 +259,7 @@ def test_a_head_that_the_files_hold_in_nf4(edit):
 
     files = edit(change)
     assert load(files, CPU).head_bits == "nf4"
-    with pytest.raises(LocalqError, match="store the head in NF4") as caught:
+    with pytest.raises(LocalqError, match="store the head as NF4") as caught:
         load(files, LoadOptions(device="cpu", dtype="float32", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 

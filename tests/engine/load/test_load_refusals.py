@@ -30,9 +30,9 @@ DAMAGED = [
     (drop(NORM), r"1 weights are missing \(first: 'norm\.weight'\)"),
     (put("model.extra.weight", torch.ones(3)), r"do not belong to this architecture \(first: 'extra\.weight'\)"),
     (put("norm.weight", torch.ones(128)), r"another tensor both map to 'norm\.weight'"),
-    (put(NORM, torch.ones(127)), r"'model\.norm\.weight' has shape \[127\], not \[128\]"),
+    (put(NORM, torch.ones(127)), r"'model\.norm\.weight' has shape \[127\], expected \[128\]"),
     (put(UP, torch.ones(192, 128, dtype=torch.int8)), r"up_proj\.weight' has the unsupported dtype int8"),
-    (put(UP, torch.ones(128, 192)), r"has shape \[128, 192\], not \[192, 128\]"),
+    (put(UP, torch.ones(128, 192)), r"has shape \[128, 192\], expected \[192, 128\]"),
 ]
 
 
@@ -48,7 +48,7 @@ def test_quantized_matrix_of_another_shape_is_refused(edit):
         tensors.pop(UP)
         tensors.update(nf4.to_tensors(nf4.quantize(torch.randn(128, 192)), UP.removesuffix(".weight")))
 
-    with pytest.raises(LocalqError, match=r"has shape \[128, 192\], not \[192, 128\]") as caught:
+    with pytest.raises(LocalqError, match=r"has shape \[128, 192\], expected \[192, 128\]") as caught:
         load(edit(change), CPU)
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
@@ -86,8 +86,8 @@ def test_overflow_of_the_computing_type_is_noted(edit, dtype, notes):
     ("config", "why"),
     [
         ({"model_type": "mamba2"}, "the architecture 'mamba2' is not supported"),
-        ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantized by 'hqq'"),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes (8-bit)"),
+        ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantized with 'hqq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, r"bitsandbytes \(8-bit\)"),
     ],
 )
 def test_what_is_not_supported_is_named(edit, config, why):
@@ -97,7 +97,7 @@ def test_what_is_not_supported_is_named(edit, config, why):
 
 
 def test_what_does_not_exist_is_a_usage_error(checkpoint):
-    with pytest.raises(LocalqError, match="'int8' is not a dtype"):
+    with pytest.raises(LocalqError, match="'int8' is not a supported dtype"):
         load(open_model(checkpoint), LoadOptions(device="cpu", dtype="int8"))
     for wrong in ({"kv_bits": 5}, {"embed": "disk"}, {"head": "32"}):
         with pytest.raises(LocalqError) as caught:

@@ -77,7 +77,7 @@ def test_a_reply_is_told_as_its_share_of_what_the_card_allows(monkeypatch):
     rated = replace(roof, bandwidth=Bandwidth(900e9, RATED))
     assert rated.text(stats) == "56% of the limit set by 900 GB/s (rated)"
     assert roof.text(Stats()) == ""
-    assert "50.0 tok/s = 56% of the speed" in stats_line(stats, roof.text(stats))
+    assert "50.0 tok/s = 56% of the limit" in stats_line(stats, roof.text(stats))
     held = Loaded("m", "cuda", "GPU", "bf16", "nf4", 4096, 9, True, 0.0, gpu_uuid="u", reads={"weights": 9, "slot": 1})
     monkeypatch.setattr(roofline, "bandwidth", lambda uuid, name: Bandwidth(900e9, MEASURED))
     assert roofline.model_roof(held) == Roof(Reads(9, 1), Bandwidth(900e9, MEASURED))

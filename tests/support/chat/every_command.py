@@ -48,7 +48,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("/undo", "removed: hey"),
     (LONG, "=nine"),
     (LONG + "again", "=ten"),
-    ("/compact", "in place of the oldest"),
+    ("/compact", "instead of the oldest"),
     ("/compact off", "the prompt has the original turns again"),
     ("/clear", "cleared"),
     ("/model", "current model: "),

@@ -65,7 +65,8 @@ def built(folder: Path, host: str, kernels: Sequence[str]) -> ctypes.CDLL:
         "-o",
         folder / "vq.so",
     ]
-    command += [ROOT / "tests/support/kernels" / host, "-x", "c++", *(folder / kernel for kernel in kernels)]
+    command += [ROOT / "tests/support/kernels" / host, folder / "common/require.cpp"]
+    command += ["-x", "c++", *(folder / kernel for kernel in kernels)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(folder / "vq.so"))
 
