@@ -33,7 +33,7 @@ def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_pa
     assert "User: c" not in asked
     assert session.client.generated[3].max_tokens == 1024
     assert "oldest 4 messages" in told[0]
-    assert "in place of the oldest 4 messages" in told[-1]
+    assert "instead of the oldest 4 messages" in told[-1]
     assert [m.content for m in session.messages] == ["Be brief.", "a", "1", "b", "2", "c", "3"]
     said(session, "d")
     read = f"<system>Be brief.<user>{with_summary('short', 'c')}<assistant>3<user>d<assistant>"
@@ -63,7 +63,7 @@ def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, la
     for size in (200, 200, last):
         session.conversation.add(Message("assistant", "y" * size), session.conversation.add_user("x" * size))
     _, _, told = streamed(command(session, "/compact"))
-    assert "in place of the oldest 4 messages. Undo" in told[-1]
+    assert "instead of the oldest 4 messages. Undo" in told[-1]
     assert store.find(None).conversation.summaries == [TurnSummary("short", 3, 5)]
 
 
@@ -73,7 +73,7 @@ def test_a_summary_that_was_cut_is_told_of(reason):
     session.client.reason = reason
     _, _, told = streamed(command(session, "/compact"))
     assert told[1].startswith("the summary is incomplete: it reached its limit of 1024 tokens")
-    assert "in place of the oldest 2 messages" in told[2]
+    assert "instead of the oldest 2 messages" in told[2]
     assert session.prompt_messages()[0].content == with_summary("the passw", "b")
 
 
@@ -121,7 +121,7 @@ def test_a_second_summary_takes_the_first_into_account_and_other_branches_do_wit
     said(session, "c", "d")
     streamed(command(session, "/compact"))
     asked = session.client.prompts[-1]
-    assert "summed up already" in asked
+    assert "Summary of what came before it" in asked
     assert "one" in asked
     assert "User: b" in asked
     assert "User: a" not in asked
@@ -168,8 +168,8 @@ def test_what_is_longer_than_the_context_is_summed_up_in_several_passes():
     assert f"pass 1 of {len(asked)}" in told[0]
     assert all(len(each) + 125 <= 1000 for each in asked)
     assert text == "sum"
-    assert "What came before it" not in asked[0]
-    assert all("already (take" in each for each in asked[1:])
+    assert "what came before it" not in asked[0]
+    assert all("Summary of what came before it (include it in your notes)" in each for each in asked[1:])
     assert session.conversation.turns[session.conversation.model_context()[0].upto].message.content == "2"
 
 

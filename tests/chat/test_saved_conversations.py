@@ -193,7 +193,7 @@ def test_a_save_that_fails_is_not_forgotten_over_another_conversation(store, mon
         assert len(session.unsaved) == 2
         told: list[str] = []
         assert not open_conversation.save_at_exit(session, told.append)
-        assert "are not saved" in told[0]
+        assert "were not saved" in told[0]
     assert session.try_save() == ""
     assert session.unsaved == []
     assert store.load(first.id).conversation.messages()[-1].content == "one"

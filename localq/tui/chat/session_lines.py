@@ -26,8 +26,7 @@ def prompt(each: RecordSummary, current: int | None, now_s: float) -> Content:
 
 def day(changed_s: float, now_s: float) -> str:
     """ "Today", "Yesterday", a weekday of the last days, else the month: "October 2026"."""
-    names = {local_time(now_s - back * DAY_S, "%F"): back for back in reversed(range(WEEKDAYS + 1))}
-    back = names.get(local_time(changed_s, "%F"))
+    back = _days_back(changed_s, now_s)
     if back is None:
         return local_time(changed_s, "%B %Y")
     return ("Today", "Yesterday")[back] if back < 2 else local_time(changed_s, "%A")
@@ -43,7 +42,14 @@ def when(changed_s: float, now_s: float) -> str:
     minutes = (now_s - changed_s) / 60
     if 0 <= minutes < 60:
         return "now" if minutes < 1 else f"{minutes:.0f} min ago"
-    return local_time(changed_s, "%H:%M" if 0 <= minutes < (WEEKDAYS + 1) * 24 * 60 else "%F")
+    named = minutes >= 0 and _days_back(changed_s, now_s) is not None  # the line above names the day
+    return local_time(changed_s, "%H:%M" if named else "%F")
+
+
+def _days_back(changed_s: float, now_s: float) -> int | None:
+    """Calendar days before today; None for a day without a name of its own."""
+    names = {local_time(now_s - back * DAY_S, "%F"): back for back in reversed(range(WEEKDAYS + 1))}
+    return names.get(local_time(changed_s, "%F"))
 
 
 def one_line(text: str) -> str:

@@ -23,7 +23,7 @@ from localq.chat.reply import Reply
 from localq.settings import Settings
 from localq.stats import Stats
 from localq.tui.app import LocalqApp
-from localq.tui.chat.session_lines import when
+from localq.tui.chat.session_lines import day, when
 from localq.wording import local_time
 from tests.support.chat.scripted_client import session_over
 from tests.support.tui.tui_pilot import drive_chat, say, screen_text, until
@@ -120,7 +120,8 @@ def test_the_screen_counts_nothing_by_it(store, jumps):
         await say(pilot, "second")
         assert "three" in screen_text(app)
         await pilot.press("ctrl+b")
-        await until(pilot, lambda: app.chat.query_one("#sidebar OptionList", OptionList).option_count == 1)
+        listed = app.chat.query_one("#sidebar OptionList", OptionList)
+        await until(pilot, lambda: listed.option_count == 2)  # the heading of the day, and the conversation
         await pilot.press("ctrl+b")
         app.set_focus(app.chat.composer)
         await pilot.press("escape", "escape")  # twice within two seconds, which no jump makes longer
@@ -132,7 +133,11 @@ def test_times_that_are_none_are_question_marks(store):
     assert local_time(1e300, "%Y-%m-%d") == when(1e300, 0.0) == "????-??-??"
     assert when(float("nan"), 0.0) == "????-??-??"
     assert when(1e9 + 3600, 1e9) == local_time(1e9 + 3600, "%F")  # said ahead of now: the date, no "-60 min ago"
-    assert when(1e9, 1e9 + 86400 * 1.5) in ("yesterday", local_time(1e9, "%F"))
+    assert when(1e9, 1e9 + 86400 * 1.5) == local_time(1e9, "%H:%M")  # its heading names the day
+    for ago in range(0, 9 * 24 + 1):  # the date wherever the heading names no day, whatever the hour
+        said, now = 1e9 - 3600 * ago, 1e9
+        named = day(said, now) != local_time(said, "%B %Y")
+        assert (when(said, now) == local_time(said, "%F")) == (not named)
 
 
 def test_a_rate_is_never_negative():

@@ -176,11 +176,11 @@ def test_what_cannot_be_kept_is_told_and_ends_nothing(keeper, engine, database):
         keeper.record_reply(LONG)
         engine.error = error
         keeper.save(engine)
-        assert keeper.take_notice().startswith("snapshot not kept: ")
+        assert keeper.take_notice().startswith("snapshot not saved: ")
     small = SnapshotKeeper(database, 1000)
     small.restore(engine, Record(id=1), LOADED)
     small.record_reply(LONG)
     engine.since()
     small.save(engine)
-    assert small.take_notice().startswith("snapshot not kept: it takes")
+    assert small.take_notice().startswith("snapshot not saved: it needs")
     assert engine.since() == []

@@ -92,7 +92,7 @@ def test_a_chat_without_a_keeper_leaves_at_once():
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(KeyboardInterrupt(), ""), (DEATH, f"[snapshot not kept: {DEATH}]\n")],
+    [(KeyboardInterrupt(), ""), (DEATH, f"[snapshot not saved: {DEATH}]\n")],
     ids=["Ctrl-C", "a failure"],
 )
 def test_the_line_chat_ends_whatever_becomes_of_the_snapshot(error, told, capsys):

@@ -81,8 +81,8 @@ def test_a_full_disk_is_named_and_the_turns_are_saved_when_there_is_room(store):
     ("version", "ours", "why"),
     [
         (SCHEMA + 1, APPLICATION_ID, "newer localq"),
-        (SCHEMA, 7, "not a conversation database"),
-        (0, 0, "not a conversation database"),
+        (SCHEMA, 7, "not a localq conversation database"),
+        (0, 0, "not a localq conversation database"),
     ],
 )
 def test_a_newer_or_foreign_file_is_refused_and_left_as_it_is(store, version, ours, why):

@@ -49,7 +49,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     (LONG, "=nine"),
     (LONG + "again", "=ten"),
     ("/compact", "instead of the oldest"),
-    ("/compact off", "the prompt has the original turns again"),
+    ("/compact off", "the prompt contains the original turns again"),
     ("/clear", "cleared"),
     ("/model", "current model: "),
     ("/load", "current model: "),

@@ -19,7 +19,7 @@ def test_lines_and_stages_are_posted_sanitized():
     watcher, posted = watched()
     watcher.say("made\x1b]0;x\x07 here")
     watcher.loading(Ready(pid=1))
-    watcher.loading(Loading("reading\x1b weights", 3, 7))
+    watcher.loading(Loading("loading\x1b weights", 3, 7))
     said, stage = posted
     assert isinstance(said, WatcherNotice)
     assert said.text == "made]0;x here"
