@@ -132,7 +132,7 @@ def no_model_error(path: Path) -> LocalqError:
     elif path.is_file():
         why, step = "a file, not a model folder", "Use a model folder or a .gguf file."
         if _starts_as_gguf(path):
-            step = "This is a GGUF file; rename it so that its name ends in .gguf."
+            step = "This is a GGUF file; give it, or a link to it, a name that ends in .gguf."
         elif (path.parent / "config.json").exists():
             step = f"Use the folder that contains it: {path.parent}"
     elif path.exists():

@@ -75,7 +75,7 @@ def test_it_lies_between_the_users_file_and_the_environment(project, tmp_path):
 @pytest.mark.parametrize("name", sorted(set(settings.DESCRIPTIONS) - {*project_file.MAY_SET, *settings.SAMPLING}))
 def test_what_is_about_machine_data_or_screen_is_refused(project, name):
     write(project, f"{name} = true")
-    with pytest.raises(LocalqError, match=f"{name} in .*may not set this") as caught:
+    with pytest.raises(LocalqError, match=f"{name} in .*a project file cannot set this, because") as caught:
         settings.load({})
     assert caught.value.exit_code == ExitCode.USAGE
     assert settings.load({"LOCALQ_NOPROJECT": "1"}) == settings.Settings()
@@ -93,7 +93,7 @@ def test_a_model_is_a_name_of_the_catalogue(project, monkeypatch, model):
     monkeypatch.chdir(project)
     (project / "here").mkdir()
     write(project, f'model = "{model}"')
-    with pytest.raises(LocalqError, match="may only name catalogue models"):
+    with pytest.raises(LocalqError, match="a project file can only select catalogue models"):
         settings.load({})
 
 
@@ -142,4 +142,4 @@ def test_what_it_decides_is_said_unless_a_flag_wins_or_quiet(project, capsys):
     execute(["chat", "no-such-model", "--seed", "4"])
     assert f"(top_k: set by {path})\n" in capsys.readouterr().err
     execute(["chat", "no-such-model", "-q"])
-    assert "says" not in capsys.readouterr().err
+    assert "set by" not in capsys.readouterr().err

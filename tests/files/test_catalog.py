@@ -249,6 +249,16 @@ def test_what_exists_here_is_never_taken_for_a_repository(tmp_path, monkeypatch,
     assert str(opened.value) == str(raised.value)
 
 
+def test_a_link_gives_a_gguf_file_the_name_it_lacks(tmp_path):
+    (tmp_path / "sha256-1").write_bytes(b"GGUF\3")
+    with pytest.raises(LocalqError, match=r"give it, or a link to it, a name that ends in \.gguf"):
+        catalog.resolve(str(tmp_path / "sha256-1"))
+    link = tmp_path / "model.gguf"
+    link.symlink_to("sha256-1")
+    found = catalog.resolve(str(link))
+    assert (found.kind, found.path) == ("gguf", link)
+
+
 def test_an_empty_name_is_a_usage_error():
     with pytest.raises(LocalqError) as raised:
         catalog.resolve("  ")

@@ -155,7 +155,7 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's limit, -1 without one
         if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
             raise
-        why = f"the hub reports {file.size:,} bytes for {file.name}, more than this file system supports ({error})"
+        why = f"the hub reports {file.size:,} bytes for {file.name}, more than this file system supports"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 
 

@@ -30,7 +30,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left(hub, tmp_path):
     mine = tmp_path / "out.source" / "thesis.tex"
     mine.parent.mkdir()
     mine.write_text("years")
-    with pytest.raises(LocalqError, match="did not create this folder") as caught:
+    with pytest.raises(LocalqError, match="already exists and was not created by localq") as caught:
         hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
     assert caught.value.exit_code == ExitCode.USAGE
     assert mine.read_text() == "years"
@@ -60,7 +60,9 @@ def test_a_size_that_no_file_has(hub, tmp_path, monkeypatch, size):
     assert shards is not None
     file = shards._listing.files[shards.names[0]]
     monkeypatch.setattr(hub_client, "first_bytes", lambda listing, asked, count: b"\x02" + bytes(7) + b"{}")
-    with pytest.raises(LocalqError, match="more than a file can have here"):
+    with pytest.raises(
+        LocalqError, match=rf"{size:,} bytes for {file.name}, more than this file system supports\. Use another"
+    ):
         shards._header(hub_client.RemoteFile(file.name, size, file.sha256, file.git_sha1))
     shards.close(done=True)
 
