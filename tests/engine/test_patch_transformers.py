@@ -247,7 +247,7 @@ def state(**changes: object) -> SimpleNamespace:
         ({"quant_type": "fp4"}, "the weights are FP4, not NF4"),
         ({"blocksize": 128}, "its block size is 128"),
         ({"shape": torch.Size([6, 96])}, "its shape is [6, 96], not [out, in] with in % 64 == 0"),
-        ({"state2": SimpleNamespace(blocksize=512)}, "its scales are quantized in blocks of 512, not 256"),
+        ({"state2": SimpleNamespace(blocksize=512)}, "its scales are quantized in blocks of 512, expected 256"),
     ],
 )
 def test_what_the_kernels_read(changes, why):

@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_written_is_one_note(memory):
     memory.parent.write_text("a file where the folder belongs")
     checks = Kernels()
     (note,) = checks.ensure()
-    assert "self-test cannot be kept" in note
+    assert "result of the kernel self-test cannot be saved in " in note
     checks.ensure()
     assert checks.ran == 6
 

@@ -80,8 +80,8 @@ def test_write_refuses_rows_with_gaps_and_16_bit(bits):
 
 def test_shapes_that_kernels_serve():
     assert attention.why_not(9, 3, 64) == ""
-    assert "head_dim of 100" in attention.why_not(8, 8, 100)
-    assert "head_dim of 264" in attention.why_not(8, 8, 264)
+    assert "supports head_dim 100 " in attention.why_not(8, 8, 100)
+    assert "supports head_dim 264 " in attention.why_not(8, 8, 264)
 
 
 @pytest.mark.parametrize(("bits", "slot"), [(16, 512), (8, 272), ("k8v4", 208), (4, 144)])

@@ -164,7 +164,7 @@ def test_packed_linears_give_the_same_logits(folder, monkeypatch):
     assert_near(logits_of(model, plain, ids), expected)
     model.half()
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
-    assert fused.why_not(model) == "no kernel reads a Linear in AQLM of 128 columns"
+    assert fused.why_not(model) == "no kernel supports a Linear in AQLM of 128 columns"
 
 
 @pytest.mark.cuda
@@ -176,7 +176,7 @@ def test_a_reply_on_the_gpu(tmp_path, name):
     write(tmp_path, LAYOUTS[name], num_hidden_layers=2)
     files = open_model(tmp_path)
     engine = Engine(load(files, LoadOptions(device="cuda")))
-    slow = [note for note in engine.notes if "no kernel reads a Linear in AQLM" in note]
+    slow = [note for note in engine.notes if "no kernel supports a Linear in AQLM" in note]
     assert bool(slow) == (name == "8x8g32")
     assert list(engine.generate(prompt_of(50), GREEDY))
     exact, loaded, ids = load(files, CPU), engine.model, prompt_of(50)

@@ -245,9 +245,9 @@ def said(**fields: Any) -> Any:
 
 
 VARIANTS = {
-    "3 bits": ("gptq", said(bits=3), "GPTQ in 3 bits"),
-    "8 bits": ("awq", said(bits=8), "AWQ in 8 bits"),
-    "bits of text": ("awq", said(bits="4"), "AWQ in '4' bits"),
+    "3 bits": ("gptq", said(bits=3), "GPTQ with 3 bits"),
+    "8 bits": ("awq", said(bits=8), "AWQ with 8 bits"),
+    "bits of text": ("awq", said(bits="4"), "AWQ with '4' bits"),
     "no bits": ("gptq", lambda held, config: config.pop("bits"), "GPTQ with an unknown number of bits"),
     "some layers of 8 bits": ("gptq", said(dynamic={"+:.*down.*": {"bits": 8}}), "GPTQ with 8 bits"),
     "gemv": ("awq", said(version="GEMV"), "AWQ in the layout 'gemv'"),
@@ -291,9 +291,10 @@ DAMAGED = {
         "awq", lambda held, config: held.update({O_BIAS: torch.zeros(128)}), "do not belong to this architecture"
     ),
     "plain and quantized": (
-        "awq", lambda held, config: held.update({f"{Q}.weight": torch.zeros(128, 128)}), "two tensors would"
+        "awq", lambda held, config: held.update({f"{Q}.weight": torch.zeros(128, 128)}),
+        rf"'{Q}\.weight' and another tensor both map to",
     ),
-    "the other's name": ("awq", said(quant_method="gptq"), "packed as awq's"),
+    "the other's name": ("awq", said(quant_method="gptq"), "but the tensors are packed as for awq"),
 }  # fmt: skip
 
 

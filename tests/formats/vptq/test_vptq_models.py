@@ -190,8 +190,8 @@ def shorter(tensors: dict[str, Tensor], layers: dict[str, Any]) -> None:
 DAMAGED = {
     "no indices": (drop(f"{Q}.indices"), r"1 weights are missing \(first: 'layers\.0\.self_attn\.q_proj\.weight'"),
     "no centroids": (drop(f"{Q}.centroids.weight"), r"weights are missing \(first: 'layers\.0\.self_attn\.q_proj"),
-    "no block": (lambda tensors, layers: layers.pop(Q), rf"{Q}: .* says nothing about it"),
-    "a block of another name": (renamed, rf"{Q}: .* says nothing about it"),
+    "no block": (lambda tensors, layers: layers.pop(Q), rf"{Q}: .* in config\.json has no entry for it"),
+    "a block of another name": (renamed, rf"{Q}: .* in config\.json has no entry for it"),
     "blocks in each other's place": (swapped, r"'model\.layers\.0\.\S+_proj' has shape"),
     "another shape": (shorter, r"shape \[121, 128\], not \[128, 128\]"),
     "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "another tensor both map to 'layers.0"),
