@@ -57,7 +57,7 @@ class Checkpoint:
 
     For formats whose tensors do not say everything:
     quantization  config.json's quantization_config; {} without one
-    config        config.json; {} without one
+    config        config.json, or what a GGUF header says in its keys; {} without one
     extra         kind -> names of tensors in the files that are left out (`files.extra_tensors`)
     """
 
@@ -113,7 +113,7 @@ class Checkpoint:
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:
     """The weights of `files`; raises LocalqError (exit 8) for anything unsound in a header or in the index."""
-    return _open_gguf(files.path) if files.kind == "gguf" else _open_safetensors(files)
+    return _open_gguf(files) if files.kind == "gguf" else _open_safetensors(files)
 
 
 def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
@@ -281,8 +281,9 @@ class _Gguf:
             self._file = None
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(files: ModelFiles) -> Checkpoint:
     from localq.files.gguf import reader  # see _Gguf.read
 
-    model = reader.read_header(path)
-    return Checkpoint({name: info(torch.float32, part.shape) for name, part in model.tensors.items()}, _Gguf(model))
+    model = reader.read_header(files.path)
+    tensors = {name: info(torch.float32, part.shape) for name, part in model.tensors.items()}
+    return Checkpoint(tensors, _Gguf(model), config=files.config)
