@@ -173,7 +173,7 @@ def test_the_verb_fetches_file_by_file_or_keeps_the_source(hub, tmp_path, capsys
     text.write_text("The way of a word through a model is long. " * 200)
     common = ("quantize", REPO, "--format", "vq2", "--windows", "1", "--calibration", str(text), "--device", "cpu")
     assert cli.execute([*common, "--out", str(tmp_path / "one")]) == 0
-    assert "fetched during quantization" in capsys.readouterr().err
+    assert "downloaded during quantization" in capsys.readouterr().err
     assert hub_cache.find(REPO, "main") is None
     assert cli.execute([*common, "--out", str(tmp_path / "two"), "--keep-source"]) == 0
     assert hub_cache.find(REPO, "main") is not None

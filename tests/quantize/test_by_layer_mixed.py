@@ -119,7 +119,7 @@ def test_going_on_reads_the_choice(
         converted(source, out, bits=wanted)
     monkeypatch.setattr(by_layer, "quantize_layer", real)
     assert {len(schemes) for schemes in json.loads((out / bit_mixture.FILE).read_text())["schemes"]} == {4}
-    with pytest.raises(LocalqError, match="another unfinished conversion"):
+    with pytest.raises(LocalqError, match="a different unfinished conversion"):
         converted(source, out, bits=wanted + 0.1)
     monkeypatch.setattr(by_layer, "sensitivities", lambda *_: pytest.fail("it was measured before"))
     assert digests(converted(source, out, bits=wanted)) == digests(mixed)

@@ -187,7 +187,7 @@ def test_another_text_is_another_conversion(source: Path, tmp_path: Path) -> Non
         by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", text=TEXT), stop)
     other = input_moments.CalibrationText(TEXT.windows[:1], CPU)
     for text in (other, None):
-        with pytest.raises(LocalqError, match="another unfinished conversion") as caught:
+        with pytest.raises(LocalqError, match="a different unfinished conversion") as caught:
             by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", text=text))
         assert caught.value.exit_code is ExitCode.USAGE
     by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", force=True))
@@ -201,7 +201,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys, monkeypatch, weighed:
     arguments = ("quantize", source, "--format", "squeezellm", "--out", tmp_path / "out", *text)
     assert execute([*map(str, arguments)]) == 0
     said = capsys.readouterr().err
-    assert ("weighting errors on 2 windows of 256 tokens" in said) == weighed
+    assert ("weighting errors with 2 windows of 256 tokens" in said) == weighed
     with open_checkpoint(open_model(tmp_path / "out")) as made:
         assert squeezellm.stored_shape(made, "model.layers.0.mlp.up_proj")
 

@@ -83,7 +83,8 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
     if table.stopped:
         raise KeyboardInterrupt
     if table.failures:
-        why = f"{len(table.failures)} formats failed; first failure: {table.failures[0]}"
+        count = "1 format" if len(table.failures) == 1 else f"{len(table.failures)} formats"
+        why = f"{count} failed; first failure: {table.failures[0]}"
         raise LocalqError("bench --formats", why, "Report this as a bug.")
 
 

@@ -65,7 +65,7 @@ def test_a_router_that_chooses_others_is_not_timed(bench, monkeypatch):
         chosen.add_(1)
 
     monkeypatch.setattr(expert_kernel, "router", wrong)
-    with pytest.raises(LocalqError, match="not that of the largest logits"):
+    with pytest.raises(LocalqError, match="does not match the largest logits"):
         expert_rows.router_row(bench, GPT_OSS)
 
 

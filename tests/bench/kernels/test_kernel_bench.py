@@ -176,7 +176,7 @@ def test_the_roof_is_the_best_probe(monkeypatch):
 
 def test_without_a_gpu_it_says_so(bench, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(LocalqError, match="no GPU") as caught:
+    with pytest.raises(LocalqError, match="torch cannot use a GPU here") as caught:
         bench.run(io.StringIO())
     assert caught.value.exit_code == ExitCode.NO_DEVICE
 
@@ -190,7 +190,7 @@ def test_without_kernels_it_says_why(bench, monkeypatch):
 
 
 def test_an_unknown_family_is_named(bench):
-    with pytest.raises(LocalqError, match="'nf5' is no family") as caught:
+    with pytest.raises(LocalqError, match="'nf5' is not a kernel family") as caught:
         bench.run(io.StringIO(), families=["nf4", "nf5"])
     assert caught.value.exit_code == ExitCode.USAGE
 

@@ -95,7 +95,7 @@ def test_every_row_is_measured(bench):
     assert tables.bytes == 83 * (576 // 2 + 16 * 2) + 2 * 8 * (83 + 576)
     ordered = [row for row in rows if row.op == "int4_gemv" and row.what == "48 x 640, g128, ordered"]
     assert [row.bytes for row in ordered] == [48 * 640 // 2 + 48 * 5 * 5 // 2 + 2 * (48 + 640) + 2 * 640]
-    decode = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit" in row.what)
+    decode = next(row for row in rows if row.op == "attention_decode" and row.what.endswith("130, 8-bit"))
     assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
     mixed = next(row for row in rows if row.op == "attention_decode" and "130, 8-bit keys, 4-bit values" in row.what)
     assert mixed.bytes == 130 * 2 * (64 + 32 + 2 * 4) + 2 * 64 * (6 + 4 + 6)

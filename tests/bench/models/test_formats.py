@@ -163,7 +163,7 @@ def test_a_defect_while_one_format_is_made_ends_no_other(model, monkeypatch):
 def test_what_cannot_be_made_is_a_wrong_use():
     assert format_list.to_make("") == ()
     assert format_list.to_make("all") == tuple(format_facts.writable())
-    with pytest.raises(LocalqError, match="cannot make 'awq'") as caught:
+    with pytest.raises(LocalqError, match="cannot quantize to 'awq'") as caught:
         format_list.to_make("nf4,awq")
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -190,7 +190,7 @@ def test_every_format_has_a_line_with_size_speed_and_quality(model, capsys):
     assert plain["kl"] is None
     assert plain["speedup_over_fp16"] is None  # on the CPU all weights are dequantized
     assert rows["awq"]["tok_per_s"] is None
-    assert "dequantizes all" in shown.out.splitlines()[0]
+    assert "the CPU dequantizes every format" in shown.out.splitlines()[0]
     assert "mxfp4: not measured: not quantized yet (localq quantize" in shown.out
     assert "1 window of 512 tokens" in shown.out
     assert "perplexity over weights in MB" in shown.err
@@ -224,7 +224,7 @@ def test_a_defect_of_one_format_is_told_behind_the_table(model, monkeypatch, cap
     assert cli.execute(["bench", "--formats", str(model), *SHORT, "--max-windows", "0"]) == ExitCode.FAILURE
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[-1])["failures"] == ["nf4: RuntimeError: a kernel"]
-    assert "the first: nf4: RuntimeError: a kernel" in shown.err
+    assert "1 format failed; first failure: nf4: RuntimeError: a kernel" in shown.err
 
 
 def test_where_nothing_can_be_measured_the_first_reason_is_told(model, monkeypatch, capsys):
@@ -281,7 +281,7 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
     assert (plain.format, plain.variant, plain.tok_per_s, plain.extrapolated) == (SIXTEEN, "bf16", 50.0, True)
     assert (bcq.speedup_over_fp16, bcq.prefill_tok_per_s, bcq.memory_bytes) == (3.0, 2000.0, 2**30)
     ending = "the speed of bf16 in the same engine (50.0 tok/s at tg4, extrapolated)"
-    assert table.first_line().endswith(f"3.00x bcq {ending}" if fails else ending)
+    assert table.first_line().endswith(f"bcq 3.00x {ending}" if fails else ending)
     assert table.conditions == {"head": "16", "device": "a card"}
 
 
@@ -292,7 +292,7 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
         (["--formats", "x", "--synthetic", "--make", "nf4"], "--make has no effect on random"),
         (["--formats", "x", "--synthetic", "--max-windows", "1"], "--max-windows has no effect on random"),
         (["--formats", "x", "-n", "0"], "at least one decode test"),
-        (["--formats", "x", "--make", "fp8"], "cannot make 'fp8'"),
+        (["--formats", "x", "--make", "fp8"], "cannot quantize to 'fp8'"),
         (["--formats", "--kernels"], "separate benchmarks"),
         (["--formats", "x", "--against", "none"], "--against has no effect with --formats"),
         (["--make", "nf4", "x"], "--make has no effect without --formats"),

@@ -38,7 +38,7 @@ def request(
     folder, tests: plan.BenchPlan, against: tuple[str, ...] = (), device: str = "cpu"
 ) -> model_bench.BenchRequest:
     files, opened = sources.from_files(folder)
-    return model_bench.BenchRequest(files, opened, LoadOptions(device=device), tests, against)
+    return model_bench.BenchRequest(files, opened, LoadOptions(device=device, dtype="float32"), tests, against)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "phi3"])

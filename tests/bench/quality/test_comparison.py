@@ -35,11 +35,13 @@ def nf4(nf4_folder: Path) -> Path:
 
 def asked(*folders: Path, **more: Any) -> list[EvaluationRequest]:
     return [
-        EvaluationRequest(
-            open_model(each), LoadOptions(str(each), "cpu"), TEXT.read_bytes(), "LICENSE", WINDOW, 2, **more
-        )
+        EvaluationRequest(open_model(each), _options(each), TEXT.read_bytes(), "LICENSE", WINDOW, 2, **more)
         for each in folders
     ]
+
+
+def _options(folder: Path) -> LoadOptions:
+    return LoadOptions(str(folder), "cpu", dtype="float32")
 
 
 def compared(*folders: Path, **more: Any) -> tuple[list[dict[str, Any]], list[LocalqError]]:

@@ -34,7 +34,7 @@ def one_thread() -> None:
 
 
 def evaluated(folder: Path, device: str = "cpu", **asked: Any) -> dict[str, Any]:
-    options = LoadOptions(device=device, **asked.pop("options", {}))
+    options = LoadOptions(device=device, **{"dtype": "float32", **asked.pop("options", {})})
     raw = asked.pop("raw", TEXT.read_bytes())
     asked = {"text": "LICENSE", "window": WINDOW, "most": 3, **asked}
     if asked.get("against") not in (None, REFERENCE):
@@ -133,7 +133,7 @@ def test_another_vocabulary_is_refused_by_name(plain, tmp_path):
         ({"raw": b""}, "LICENSE: the text is empty"),
         ({"raw": b" \n\n"}, "LICENSE: the text is empty"),
         ({"raw": b"\xff\xfe" * 400}, "not UTF-8"),
-        ({"raw": b"a few words"}, r"tokens, fewer than one window of 96"),
+        ({"raw": b"a few words"}, r"tokens long, less than one window of 96"),
         ({"options": {"ctx": 95}}, "a context of 95 is too short for a window of 96"),
         ({"window": 513}, "512"),
         ({"decode": 96}, "96 steps"),

@@ -141,7 +141,7 @@ def test_damaged_files_of_a_training_are_made_again(source: Path, finished: Path
 def test_another_training_does_not_go_on(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _stopped(source, out, by_layer.TRAINING, 1)
-    with pytest.raises(LocalqError, match="another unfinished conversion") as caught:
+    with pytest.raises(LocalqError, match="a different unfinished conversion") as caught:
         converted(source, out, **{**SETTINGS, "joint_tuning": Tuning(25, 2)})
     assert caught.value.exit_code == ExitCode.USAGE
 
