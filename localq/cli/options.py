@@ -221,7 +221,7 @@ Reserve = Annotated[
 Desktop = Annotated[
     str | None,
     typer.Option(
-        "--desktop", metavar="SIZE", help="With --vram: memory of other programs (default 700MB).",
+        "--desktop", metavar="SIZE", help="--vram: other programs' memory (default 700MB).",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -229,7 +229,7 @@ ShowStats = Annotated[
     bool | None,
     typer.Option(
         "--stats/--no-stats", "--verbose", "-v",
-        help="Print speed and token counts after a reply; given to run, also the start-up stages.",
+        help="Show speed and tokens; in run, also load stages.",
         show_default=False, rich_help_panel=help_page.OUTPUT,
     ),
 ]  # fmt: skip

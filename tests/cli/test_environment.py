@@ -81,7 +81,7 @@ def test_help_tells_the_commands_of_a_chat(capsys):
     told = body_of(capsys, "help", "commands", "--json")["commands"]
     assert {usage.split()[0] for usage in told} == {*commands.COMMANDS, "/exit"}
     assert told["/export md|json [FILE]"] == "write the conversation to FILE, or print it"
-    assert told["/show prompt|template|info|params"].startswith("the prompt text")
+    assert told["/show prompt|template|info|params"].startswith("show the prompt text")
     assert execute(["help", "commands"]) == 0
     assert "/think [on|off|LEVEL]" in capsys.readouterr().out
 

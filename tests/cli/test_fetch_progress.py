@@ -93,6 +93,6 @@ def test_so_do_bench_and_eval(terminal, monkeypatch, capsys, verb):
         raise LocalqError("tiny", "broken off")
 
     monkeypatch.setattr(prepare, "source_path", half)
-    assert execute([*verb, "tiny"]) == 1
+    assert execute([*verb, "smollm2-135m"]) == 1
     assert "broken off" in capsys.readouterr().err
     assert matches(terminal, SEEN)

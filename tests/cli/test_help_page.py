@@ -9,7 +9,7 @@ from localq.cli import help_page
 from localq.cli.registry import VERBS, Verbs
 
 SCREEN_LINES = 40
-LONGER = {"chat": 64, "run": 64, "bench": 60}  # verbs with more options than a screen has lines
+LONGER = {"chat": 65, "run": 65, "bench": 60}  # verbs with more options than a screen has lines
 
 
 def page(verb: str, monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> list[str]:
@@ -45,7 +45,7 @@ def test_panels_of_chat(monkeypatch):
         "Arguments:", "Model:", "Conversation:", "Sampling:", "Answer format:", "Memory:", "Output:", "Advanced:",
     ]  # fmt: skip
     assert "  -c, --ctx TOKENS            Context size, such as 8k, or max." in lines
-    assert "  -v, --[no-]stats            Print speed and token counts after a reply." in lines
+    assert "  -v, --[no-]stats            Show speed and tokens; in run, also load stages." in lines
 
 
 @pytest.mark.parametrize("columns", [80, 60])

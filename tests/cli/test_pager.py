@@ -87,7 +87,7 @@ def test_ctrl_c_is_the_pagers(screen, monkeypatch, tmp_path):
     assert screen(10).startswith("variable ")
 
 
-@pytest.mark.parametrize("arguments", [["config", "show"], ["fit", "--vram", "24"], ["help", "keys"]])
+@pytest.mark.parametrize("arguments", [["config", "show"], ["fit", "--vram", "24", "--all"], ["help", "keys"]])
 def test_nothing_is_paged_into_a_pipe(monkeypatch, capfd, tmp_path, arguments):
     monkeypatch.setenv("PAGER", "false")
     monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))

@@ -57,7 +57,7 @@ def widened(face: Line, terminal: Terminal) -> None:
     """What is drawn is as wide as the window is now."""
     terminal.resize(101, 30)
     if face.name == "tui":
-        terminal.until("─" * 101)
+        terminal.until(f"╭{'─' * 99}╮")
         terminal.until(lambda: face.is_ready(terminal))
         assert terminal.text.splitlines()[29].strip().startswith("ready")
     else:

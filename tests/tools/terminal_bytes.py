@@ -203,7 +203,7 @@ def strings(home: Path, face: Line, report: Report, count: int, seed: int, **env
     rng = random.Random(seed)
     while report.strings < count and not report.wrong:
         place = Place(home / f"strings {report.strings}")
-        with Watched(face, place, report, "--no-save", **environ) as seen:
+        with Watched(face, place, report, "--no-save", "--max-tokens", "max", **environ) as seen:
             seen.rest()
             for batch in batches(rng, min(count - report.strings, 5 * BATCH)):
                 seen.ask("random strings", "\n".join(batch), step=rng.choice((1, 7, 300)))

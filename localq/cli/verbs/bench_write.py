@@ -13,7 +13,7 @@ from localq.errors import usage_error
 from localq.settings import Settings
 from localq.wording import human_bytes
 
-_WRITE = "--synthetic: write the random weights as a model folder, and measure nothing."
+_WRITE = "--synthetic: write a model folder, measure nothing."
 Write = Annotated[
     str | None,
     typer.Option("--write", metavar="FOLDER", help=_WRITE, show_default=False, rich_help_panel=help_page.MODES),

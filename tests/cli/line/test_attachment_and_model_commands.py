@@ -180,7 +180,7 @@ def test_glob_looks_at_a_limited_number_of_names_and_follows_no_links_to_folders
 def test_a_thought_alone_is_nothing_to_copy():
     session = session_over(["<think>hm"])
     list(session.ask("x"))
-    with pytest.raises(LocalqError, match="has thinking but no answer"):
+    with pytest.raises(LocalqError, match="contains thinking but no answer"):
         command(session, "/copy")
 
 
@@ -225,12 +225,12 @@ def test_model_names_what_is_here_and_wishes_for_another():
 
 
 def test_fit_tells_formats_of_a_card(monkeypatch):
-    with pytest.raises(LocalqError, match="no NVIDIA GPU"):
+    with pytest.raises(LocalqError, match="no usable NVIDIA GPU"):
         command(session_over(), "/fit")
     monkeypatch.setenv("LOCALQ_VRAM", "24")
     told = command(session_over(), "/fit llama-3.1-8b")
     assert "GPU memory 24,564 MiB" in told
-    assert any(line.split()[:2] == ["llama-3.1-8b", "nf4"] and "yes:" in line for line in told.split("\n"))
+    assert any(line.split()[:3] == ["llama-3.1-8b", "nf4", "131,072"] for line in told.split("\n"))
 
 
 # ---- the line chat

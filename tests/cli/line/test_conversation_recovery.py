@@ -117,7 +117,7 @@ def test_at_a_terminal_it_asks_shows_how_it_ended_and_copies(environment, store)
         dimensions=(40, 120),
     )  # fmt: skip
     child.expect("ships")
-    child.expect("which one")
+    child.expect("Resume which conversation[?] ")
     child.sendline("1")
     child.expect(r"ships \(2 messages\)")
     child.expect(r"reply \]0;on ships\r")  # the sequence in it is taken apart

@@ -98,7 +98,7 @@ def test_copy_takes_what_was_written(start, monkeypatch):
     assert "no reply yet" in talk.refuses("/copy")
     talk.says("one")
     talk.says("two")
-    assert talk.says("/copy 2") == ("first\n", "this terminal has no clipboard: printed instead\n")
+    assert talk.says("/copy 2") == ("first\n", "this terminal has no clipboard access; printed instead\n")
     assert talk.says("/copy code")[0] == "last\n"
     for number in ("3", "0", "0000012", "9" * 5000):
         assert "is not a number from 1 to 2" in talk.refuses(f"/copy {number}")

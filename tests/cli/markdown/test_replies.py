@@ -165,7 +165,8 @@ def test_a_note_amid_a_reply_stands_on_rows_of_its_own_and_nothing_is_drawn_over
 
 def test_a_reply_that_is_stopped_while_the_terminal_is_resized_leaves_both_sound(tmp_path):
     face, place = FACES["line"](), Place(tmp_path)
-    place.says(Script(step_s=0.002, step=4, text=latin("**first**\n\nthe **second** " + "goes on and on " * 10_000)))
+    endless = " ".join(f"goes on {number}" for number in range(10_000))  # not a loop, which would be stopped
+    place.says(Script(step_s=0.002, step=4, text=latin(f"**first**\n\nthe **second** {endless}")))
     with face.start(place) as terminal:
         terminal.until(lambda: face.is_ready(terminal))
         face.say(terminal, "say it")

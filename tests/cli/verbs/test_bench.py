@@ -193,8 +193,8 @@ def test_nothing_but_notes_on_stderr_that_is_no_terminal(model, capsys):
 
 def test_the_name_is_the_one_that_was_asked_for(model, monkeypatch, capsys):
     monkeypatch.setattr(prepare, "source_path", lambda name, say, show, offline: Path(model))
-    assert cli.execute(["bench", "tiny@nf4", *SHORT, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"] == "tiny@nf4"
+    assert cli.execute(["bench", "smollm2-135m@nf4", *SHORT, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "smollm2-135m@nf4"
 
 
 def test_unknown_names(capsys):

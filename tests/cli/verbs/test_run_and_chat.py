@@ -266,7 +266,7 @@ def test_a_format_that_nobody_publishes_is_made_once_announced_and_removable(env
 def test_two_bits_of_the_embedded_model_come_with_localq(environment):
     made = localq(environment, "run", "smollm2-135m@vq2", "What is the capital of France?", "-n", "8")
     assert made.returncode == 0, made.stderr
-    assert "localq includes its layers" in made.stderr
+    assert "localq includes its quantized layers" in made.stderr
     assert made.stdout.strip()
     shown = json.loads(localq(environment, "show", "smollm2-135m@vq2", "--json").stdout)
     assert (shown["format"], shown["scheme"]) == ("vq2", "s4l16")

@@ -77,7 +77,7 @@ def test_a_single_answer_of_chat_names_options_where_a_limit_ended_it(answered):
     numbers = " ".join(map(str, range(2000)))
     code, _, err, _ = answered(numbers, "chat", "smollm2-135m", "-p", "count", "--no-stats")
     assert code == 0
-    assert "stopped at the default length of 4,096 tokens; -n TOKENS or -n max changes it" in err
+    assert "stopped at the default length of 4,096 tokens; change it with -n TOKENS or -n max" in err
 
 
 def test_what_is_piped_in_puts_no_files_into_the_prompt(answered, own_folder):
