@@ -219,7 +219,7 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
 def _check(arch: Architecture) -> Architecture:
     """`arch`. Raises LocalqError (exit 8) for inconsistent numbers."""
     if arch.head_dim < 1 or arch.heads % arch.kv_heads:
-        why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns do not fit together"
+        why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns are inconsistent"
         raise bad_file("config.json", why, "Download the model again.")
     if arch.experts_active > arch.experts:
         why = f"{arch.experts_active} experts per token are requested, but the model has only {arch.experts}"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-VALUE_HEAD = "a value head of reinforcement learning"
+VALUE_HEAD = "a reinforcement-learning value head"
 CACHE_SCALES = "scales of an 8-bit KV cache"
-MORE_TOKENS = "layers that predict several tokens at once"
-TABLES = "stored tables of positions and masks"
+MORE_TOKENS = "multi-token prediction layers"
+TABLES = "precomputed position and mask tables"
 
 _PREFIX = r"(?:(?:model|language_model|text_model|transformer|pretrained_model)\.)*"
 _KINDS = {

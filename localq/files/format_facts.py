@@ -313,7 +313,7 @@ def why_unsupported(arch: Architecture, format: str) -> str | None:
             return f"{NO_SEARCH_OF_EXPERTS} ({format})"
         return f"experts of {arch.model_type.replace('_', '-')} are supported in 16-bit and MXFP4 only, not in {format}"
     if arch.experts and own.experts == "no":
-        return f"mixtures of experts are not supported in {format.upper()}"
+        return f"MoE models are not supported in {format.upper()}"
     return None
 
 

@@ -61,7 +61,7 @@ class OpenCost:
             found.append(f"download: {human_bytes(self.download)} from {self.origin}, about {time} at 100 Mbit/s")
         if self.make_s is not None:
             time = making.duration(self.make_s)
-            found.append(f"quantize: about {time} on this machine (estimated)")
+            found.append(f"quantize: about {time} on this machine")
         free = min(disk.free_bytes(folder) for folder in self.folders)
         where = " and ".join(map(str, self.folders))
         found.append(f"disk: {human_bytes(self.disk)} in {where} ({human_bytes(free)} free)")
@@ -85,7 +85,7 @@ def declined(name: str) -> LocalqError:
 def needs_yes(cost: OpenCost) -> LocalqError:
     """The error without a terminal (exit 2)."""
     takes = cost.title.partition(": ")[2].rstrip("?")
-    why = f"these weights are not published, so this would {takes}, but there is no terminal in which to confirm"
+    why = f"these weights are not published, so this would {takes}, but confirming that requires a terminal"
     return usage_error(cost.name, why, f"Add --yes{f', or use {cost.alternative}' if cost.alternative else ''}.")
 
 

@@ -270,7 +270,7 @@ class LocalqApp(ChatApp):
                 except LocalqError as failure:
                     error = failure
         except SuspendNotSupported:
-            error = usage_error("editor", "no terminal in which to edit", otherwise)
+            error = usage_error("editor", "cannot open an editor without a terminal", otherwise)
         if error is not None:
             raise error
         return result

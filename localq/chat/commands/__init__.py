@@ -55,7 +55,7 @@ HELP = """\
 /model [NAME]          list the models on this machine; with NAME, continue this conversation with another model
 /fit [NAME]            show which formats of this or another model fit this GPU, and with how much context
 /bench                 measure prefill and decode speed; the conversation is not changed
-/stats                 show speed of the last reply and the conversation, model, device and memory
+/stats                 show the speed of the last reply and the conversation, plus model, device and memory
 /exit                  quit (also Ctrl-D)
 
 Ctrl-C stops a reply; its text is kept. For a multi-line message, end a line with \\ or put the lines between triple

@@ -51,7 +51,7 @@ def sessions(session: ChatSession, argument: str, host: Host) -> str:
             store.restore(number)
             return f"restored conversation {number}"
         if number == session.record.id:
-            raise usage_error("/sessions rm", "this is the current conversation", "Start another first: /new.")
+            raise usage_error("/sessions rm", "this is the current conversation", "Start a new one first: /new.")
         store.delete(number)
         return f"deleted conversation {number}; /sessions restore {number} undoes it within a day"
     found = store.summaries(argument, SHOWN + 1)

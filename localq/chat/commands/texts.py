@@ -104,7 +104,9 @@ def tokens(session: ChatSession, argument: str, host: Host) -> str:
     path, (summary, turns) = session.conversation.path(), session.conversation.model_context()
     unread = len(turns) + bool(session.system) - read
     if summary is not None:
-        line += f"\nthe oldest {len(path) - len(turns)} messages are replaced by a summary (/compact off undoes it)"
+        line += (
+            f"\nthe oldest {len(path) - len(turns)} messages have been replaced by a summary (/compact off undoes it)"
+        )
     which = "other messages" if summary is not None else "messages"
     left_out = f"\nthe oldest {unread} {which} were left out because the context was full"
     return line + (left_out if unread else "")

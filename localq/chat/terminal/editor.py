@@ -18,7 +18,7 @@ def edit(text: str, otherwise: str) -> str:
     """
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not command or not sys.stdin.isatty():
-        why = "$VISUAL and $EDITOR are not set" if not command else "no terminal in which to edit"
+        why = "$VISUAL and $EDITOR are not set" if not command else "cannot open an editor without a terminal"
         raise usage_error("editor", why, otherwise)
     try:
         descriptor, name = tempfile.mkstemp(prefix="localq-", suffix=".md")  # mode 0600

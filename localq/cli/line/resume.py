@@ -30,7 +30,7 @@ def _choose(store: ConversationStore) -> str:
     if not found:
         raise usage_error("--resume", "no saved conversations", "Start one with `localq chat`.")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise usage_error("--resume", "no terminal in which to choose", "Pass a conversation number or title.")
+        raise usage_error("--resume", "cannot show a picker without a terminal", "Pass a conversation number or title.")
     note(table(found))
     print("Resume which conversation? ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline().strip()

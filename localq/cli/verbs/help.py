@@ -30,7 +30,7 @@ LINE_KEYS = (
 # Variables of other tools that localq honours. Every setting and option also has LOCALQ_<NAME>.
 VARIABLES = (
     ("LOCALQ_<SETTING>, LOCALQ_<OPTION>", "any setting or option, such as LOCALQ_CTX=8k or LOCALQ_THINK_OUT=FILE"),
-    ("LOCALQ_CONFIG, LOCALQ_MODELS", "paths of your config.toml and models.toml"),
+    ("LOCALQ_CONFIG, LOCALQ_MODELS", "paths to your config.toml and models.toml"),
     ("LOCALQ_DATA, LOCALQ_CACHE", "folder for conversations and quantized models; folder for caches"),
     ("LOCALQ_NOHISTORY", "do not save typed messages to the input history"),
     ("LOCALQ_NOPROJECT", "ignore a project's localq.toml"),

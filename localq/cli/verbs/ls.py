@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def ls(json: options.Json = False) -> None:
     """List the models on this machine, most recently used first.
 
-    SHARED: another tool put the model in the Hugging Face cache and may still use it.
+    SHARED: another tool put the model in the Hugging Face cache and may still be using it.
     """
     from localq.files import local_models  # start-up cost: `localq --help` does without it
 

@@ -57,7 +57,9 @@ def prune(
 def _confirm(total: int) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise usage_error(
-            "localq prune", "no terminal in which to confirm", "Use --yes to remove without confirmation."
+            "localq prune",
+            "cannot ask for confirmation without a terminal",
+            "Use --yes to remove without confirmation.",
         )
     return typer.confirm(f"Remove all of this ({human_bytes(total)})?", err=True)
 

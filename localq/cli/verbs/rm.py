@@ -44,7 +44,9 @@ def rm(
 
 def _confirm(models: list[LocalModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise usage_error("localq rm", "no terminal in which to confirm", "Use --yes to remove without confirmation.")
+        raise usage_error(
+            "localq rm", "cannot ask for confirmation without a terminal", "Use --yes to remove without confirmation."
+        )
     from localq.files.local_models import paths_of
 
     for model in models:

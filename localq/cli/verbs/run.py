@@ -92,7 +92,7 @@ def run(
     extract: Extract = False,
     json: options.Json = False,
 ) -> int:
-    """Print the answer to one prompt; without a prompt, chat."""
+    """Print the answer to one prompt, or start a chat if none is given."""
     words, model = _split_words(model, model_named, prompt, prompt_named)
     settings = options.load_reply_settings(options.setting_flags(locals()), quiet)
     if dry_run:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def tui(model: options.Model = None) -> int:
-    """Chat on the full screen; without MODEL, with the best one."""
+    """Chat in full-screen mode (default: the best model)."""
     if not has_screen():
         why = "the full screen needs a UTF-8 terminal"
         raise usage_error("tui", why, "Use `localq chat --plain` for line mode.")

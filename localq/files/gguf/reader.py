@@ -71,9 +71,7 @@ def read_header(path: Path) -> GgufModel:
             str(path), f"the architecture '{facts.architecture}' is not supported", f"Supported: {known}."
         )
     if facts.get("expert_count", int):
-        raise LocalqError(
-            str(path), "GGUF files of mixtures of experts are not supported", "Use the model's safetensors files."
-        )
+        raise LocalqError(str(path), "GGUF files of MoE models are not supported", "Use the model's safetensors files.")
     tensors = _tensors(container, facts.architecture)
     config = _config(facts, tied="lm_head.weight" not in tensors)
     template = facts.values.get("tokenizer.chat_template")

@@ -114,7 +114,7 @@ def translate(error: Exception, repo: str, revision: str, name: str) -> Exceptio
         why = "no such repository on the hub, or it is private"
         return _not_there(repo, why, "Check the name; if the repository is private, run `hf auth login`.")
     if status == 401:
-        return gated_error(repo, "the hub does not accept the access token")
+        return gated_error(repo, "the hub rejected the access token")
     if status == 403:
         return gated_error(repo, "the access token does not grant access, or the licence was not accepted")
     if status == 404:

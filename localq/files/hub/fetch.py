@@ -82,7 +82,7 @@ def fetch_repo(
 def not_here(repo: str) -> LocalqError:
     """The error (exit 6) for an incomplete model while localq is offline."""
     why = "not completely downloaded, and localq is offline"
-    return LocalqError(repo, why, "Run once without --offline and HF_HUB_OFFLINE.", ExitCode.NETWORK)
+    return LocalqError(repo, why, "Run it once without --offline and with HF_HUB_OFFLINE unset.", ExitCode.NETWORK)
 
 
 def local_path(target: Target) -> Path | None:

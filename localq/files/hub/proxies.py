@@ -37,7 +37,7 @@ def setup_error(error: Exception) -> LocalqError:
     if isinstance(error, OSError) and "SSL_CERT_FILE" in os.environ:  # an ssl.SSLError is an OSError
         why = "the file contains no certificates" if isinstance(error, ssl.SSLError) else f"{error.strerror or error}"
         return LocalqError("SSL_CERT_FILE", why, "Set it to a file of PEM certificates, or unset it.", ExitCode.NETWORK)
-    why = f"the HTTP library does not start ({type(error).__name__})"
+    why = f"the HTTP library failed to start ({type(error).__name__})"
     return LocalqError("network", why, "Check HTTPS_PROXY, ALL_PROXY and NO_PROXY.", ExitCode.NETWORK)
 
 

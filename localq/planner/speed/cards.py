@@ -134,7 +134,7 @@ def find(name: str) -> Card:
     card = match_card(name)
     if card is None:
         if reason := why_unsupported(name):
-            step = "localq needs an NVIDIA GPU with compute capability 8.0 or newer: RTX 30, 40, 50, A100 and later."
+            step = "localq needs an NVIDIA GPU with compute capability 8.0 or higher: A100, RTX 30 series or newer."
             raise usage_error("--gpu", f"{name!r} is {reason}, which localq does not support", step)
         names = ", ".join(dict.fromkeys(card.name for card in CARDS))
         raise usage_error("--gpu", f"{name!r} is not a known GPU", f"Use --vram and --bandwidth, or one of: {names}.")
@@ -145,7 +145,7 @@ def why_unsupported(name: str) -> str | None:
     """What a card is that localq does not run on, such as "an AMD GPU"; None if the name does not tell."""
     said = name.casefold()
     other = next((what for pattern, what in _OTHERS if re.search(pattern, said)), None)
-    return other or ("an NVIDIA GPU before compute capability 8.0" if _OLD.search(said) else None)
+    return other or ("an NVIDIA GPU with a compute capability below 8.0" if _OLD.search(said) else None)
 
 
 def of_size(gib: int) -> list[Card]:

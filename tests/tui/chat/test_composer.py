@@ -265,7 +265,7 @@ def test_without_a_terminal_to_edit_at_the_message_stays():
 
     async def script(pilot):
         await pilot.press("h", "i", "ctrl+g")
-        await until(pilot, lambda: "no terminal in which to edit" in screen_text(app))
+        await until(pilot, lambda: "cannot open an editor without a terminal" in screen_text(app))
         assert app.chat.composer.text == "hi"
 
     drive_chat(app, script)
