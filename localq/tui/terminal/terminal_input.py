@@ -195,7 +195,8 @@ class TerminalDriver(LinuxDriver):
                 self._terminal.hang_up()
                 return
             while not self.exit_event.is_set():
-                if selector.select(keys.patience_s):
+                # Asked again after a timeout: on a busy machine this thread may have had no time to see its bytes.
+                if selector.select(keys.patience_s) or selector.select(0):
                     try:
                         data = os.read(self.fileno, CHUNK_BYTES)
                     except OSError:
@@ -203,7 +204,8 @@ class TerminalDriver(LinuxDriver):
                     if not data:
                         self._terminal.hang_up()
                         return
-                    for message in keys.feed(data):
-                        self.process_message(message)
-                for message in keys.tick():
+                    messages = keys.feed(data)
+                else:
+                    messages = keys.tick()
+                for message in messages:
                     self.process_message(message)

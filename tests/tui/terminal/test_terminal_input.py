@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +17,7 @@ from textual.widgets import Input, TextArea
 from localq.chat.terminal.input_history import InputHistory
 from localq.tui.chat.composer import Composer
 from localq.tui.terminal.input_priority import is_typed
-from localq.tui.terminal.terminal_input import TICK_S, InputReader
+from localq.tui.terminal.terminal_input import ESCAPE_S, TICK_S, InputReader, TerminalDriver
 from tests.support.tui.tui_pilot import HostApp, drive, until
 
 PIECES = (
@@ -165,3 +167,29 @@ def test_random_bytes():
     rng = random.Random(5)
     for _ in range(3000):
         keys(b"".join(rng.choices(PIECES, k=rng.randint(1, 8))))
+
+
+def test_a_thread_without_time_takes_no_sequence_for_the_key_esc(monkeypatch):
+    """The rest of a sequence is there when the thread goes on, 0.1 s after its ESC."""
+    read_end, write_end = os.pipe()
+    driver, seen = TerminalDriver.__new__(TerminalDriver), []
+    driver.fileno, driver.exit_event, driver._debug = read_end, threading.Event(), False
+    feed = InputReader.feed
+
+    def feed_slowly(reader, data):
+        yield from feed(reader, data)
+        if data == b"\x1b":
+            os.write(write_end, b"[A")
+            time.sleep(2 * ESCAPE_S)
+
+    def process(message):
+        seen.append(message.key)
+        driver.exit_event.set()
+
+    monkeypatch.setattr(InputReader, "feed", feed_slowly)
+    monkeypatch.setattr(driver, "process_message", process)
+    os.write(write_end, b"\x1b")
+    driver.run_input_thread()
+    os.close(read_end)
+    os.close(write_end)
+    assert seen == ["up"]
