@@ -38,7 +38,7 @@ def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_pa
     said(session, "d")
     read = f"<system>Be brief.<user>{with_summary('short', 'c')}<assistant>3<user>d<assistant>"
     assert session.client.prompts[-1] == read
-    assert "4 messages are replaced by a summary" in command(session, "/tokens")
+    assert "4 messages have been replaced by a summary" in command(session, "/tokens")
     again = store.find(None)
     assert again.conversation.summaries == session.conversation.summaries == [TurnSummary("short", 3, 5)]
     assert ChatSession(session.client, Load("path"), CharTokenizer(), record=again).prompt_messages() == (

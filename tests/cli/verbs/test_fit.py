@@ -175,7 +175,7 @@ def test_a_card_of_another_maker_is_refused_with_the_reason(capsys):
         assert execute(["fit", "--gpu", name]) == ExitCode.USAGE
         said = capsys.readouterr().err
         assert "does not support" in said
-        assert "compute capability 8.0 or newer" in said
+        assert "compute capability 8.0 or higher" in said
     assert fit_json(capsys, "--gpu", "RTX 4060 Ti 8GB")["vram_bytes"] == 8188 * MIB
     assert fit_json(capsys, "--gpu", "RTX PRO 6000 Blackwell")["read_bytes_per_s"] == pytest.approx(1.65e12, rel=0.01)
 
