@@ -31,6 +31,11 @@ CLANG_SOURCES := $(wildcard $(addprefix csrc/*/*.,cu cuh h cpp))
 WORKERS ?= $(if $(DRIVER),0,logical)
 ONE_THREAD := $(if $(filter-out 0,$(WORKERS)),OMP_NUM_THREADS=1)
 
+# `make uninstall clean` cleans even where the link is another program's, and still fails.
+ifneq (,$(filter uninstall,$(MAKECMDGOALS)))
+MAKEFLAGS += -k
+endif
+
 # Tests start hundreds of processes, each of which would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -66,7 +71,7 @@ wheel:
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
 
 readme:
-	@$(SETUP) chat
+	@$(SETUP) build
 	$(BIN)/python -m tests.tools.readme_blocks
 
 clean:

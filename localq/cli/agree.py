@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Do not ask before more than 1 GB.", rich_help_panel=help_page.MODEL),
+    typer.Option("--yes", "-y", help="Skip the question for over 1 GB.", rich_help_panel=help_page.MODEL),
 ]
 
 
@@ -49,13 +49,18 @@ def ask(costs: Sequence[OpenCost], *, named: bool = False) -> bool:
     return typer.confirm(title, default=all(each.make_s is None for each in large), err=True)
 
 
-def check(targets: Sequence[Target], settings: Settings, yes: bool, *, named: bool = False) -> None:
-    """Ask about what is not on this machine, unless `yes`. Raises LocalqError where the user declines, and as `ask`."""
+def check(
+    targets: Sequence[Target], settings: Settings, yes: bool, *, named: bool = False, revision: str | None = None
+) -> None:
+    """Ask about what is not on this machine, unless `yes`. revision: of the targets, instead of their own.
+
+    Raises LocalqError where the user declines, and as `ask`.
+    """
     if yes:
         return
     from localq.planner import consent, open_cost
 
-    costs = [cost for each in targets if (cost := open_cost.of(each, settings)) is not None]
+    costs = [cost for each in targets if (cost := open_cost.of(each, settings, revision=revision)) is not None]
     if not ask(costs, named=named):
         raise consent.declined(", ".join(each.name for each in targets))
 

@@ -27,8 +27,7 @@ def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: b
     given = Opening(settings, wanted)
     if named or is_named():
         return given
-    from localq.files.hub import client as hub_client  # start-up cost: only where no model is named
-    from localq.planner import recommend
+    from localq.planner import recommend  # start-up cost: only where no model is named
 
     found = recommend.best_here(settings)
     if found is not None:
@@ -36,8 +35,7 @@ def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: b
         if not quiet and not on_screen:
             note(opening.notice)
         return opening
-    is_offline = settings.offline or hub_client.is_offline()
-    if is_offline or not (on_screen or (sys.stdin.isatty() and sys.stderr.isatty())):
+    if not _may_fetch(settings, on_screen):
         return given
     found = recommend.best_to_fetch(settings)
     if found is None:
@@ -62,19 +60,29 @@ def chooser(settings: Settings, wanted: OpenOptions, *, named: bool) -> Callable
     return partial(choose, settings, wanted, named=False, on_screen=True)
 
 
-def planned(settings: Settings, *, named: bool) -> Settings:
-    """The settings with the model that `choose` would open, for --dry-run: nothing is asked."""
+def planned(settings: Settings, *, named: bool, on_screen: bool = False) -> tuple[Settings, str | None]:
+    """The settings with the model that `choose` would open, and its format, for --dry-run: nothing is asked."""
     if named or is_named():
-        return settings
+        return settings, None
     from localq.planner import recommend  # start-up cost, as above
 
-    found = recommend.best_here(settings) or recommend.best_to_fetch(settings)
-    return settings if found is None else settings.replace(model=found.name)
+    found = recommend.best_here(settings)
+    if found is None and _may_fetch(settings, on_screen):
+        found = recommend.best_to_fetch(settings)
+    return (settings, None) if found is None else (settings.replace(model=found.name), found.format)
 
 
 def is_named() -> bool:
     """Whether a setting names the model."""
     return settings_module.origins()["model"].source != "built-in"
+
+
+def _may_fetch(settings: Settings, on_screen: bool) -> bool:
+    """Whether a model may be downloaded: with a network, and a user who can be asked."""
+    from localq.files.hub import client as hub_client  # start-up cost, as above
+
+    is_online = not (settings.offline or hub_client.is_offline())
+    return is_online and (on_screen or (sys.stdin.isatty() and sys.stderr.isatty()))
 
 
 def _opening(given: Opening, found: Recommendation, why: str = "", notice: str = "") -> Opening:

@@ -18,14 +18,16 @@ from localq.settings import Settings
 from localq.wording import human_bytes
 
 
-def of(target: Target, settings: Settings, why: str = "") -> OpenCost | None:
+def of(target: Target, settings: Settings, why: str = "", revision: str | None = None) -> OpenCost | None:
     """The cost of opening `target`; None if it is on this machine, or cannot be fetched offline.
+
+    revision   the one to download instead, of which files may be here; its file list is requested
 
     Raises LocalqError as `hub.fetch` for a repository outside the catalogue, whose file list is requested.
     """
-    if settings.offline or hub_client.is_offline() or hub.local_path(target) is not None:
+    if settings.offline or hub_client.is_offline() or (revision is None and hub.local_path(target) is not None):
         return None
-    origin, size = _download(target)
+    origin, size = _download(target) if revision is None else _download_at(target, revision)
     made = _made_bytes(target)
     folders = (places.hub_cache(), *([places.quantized_dir()] if made else []))
     return OpenCost(
@@ -60,19 +62,28 @@ def _download(target: Target) -> tuple[str, int]:
     """Where the files of a target come from, and the bytes that are not here."""
     source = target.source or target.base
     if source is None:
-        return target.repo or target.name, _listed(target) if target.repo is not None else 0
+        if target.repo is None:
+            return target.name, 0
+        return target.repo, _listed(target.repo, target.revision or "main")
     size = 0 if hub.local_source(source) is not None else max(source.bytes - _begun(source), 0)
     return source.repo or source.package, size
 
 
-def _listed(target: Target) -> int:
-    """Bytes to download from a repository outside the catalogue."""
+def _download_at(target: Target, revision: str) -> tuple[str, int]:
+    """As `_download`, of another revision of the repository."""
+    source = target.source
+    repo, files = (source.repo, source.files) if source is not None else (target.repo, ())
+    assert repo is not None, "only a repository has revisions"
+    return repo, _listed(repo, revision, files)
+
+
+def _listed(repo: str, revision: str, files: tuple[str, ...] = ()) -> int:
+    """Bytes to download from a repository at a revision of which the catalogue has no sizes."""
     from localq.files.hub import download
     from localq.files.hub import remote as hub_remote
 
-    assert target.repo is not None
-    listing = hub_client.list_files(target.repo, target.revision or "main")
-    return sum(download.missing_bytes(listing, [each]) for each in hub_remote.to_fetch(listing, ()))
+    listing = hub_client.list_files(repo, revision)
+    return sum(download.missing_bytes(listing, [each]) for each in hub_remote.to_fetch(listing, files))
 
 
 def _begun(source: Source) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -244,3 +245,30 @@ def test_a_script_and_an_offline_machine_get_the_built_in_model(card, terminal):
     assert chosen().settings.model == "smollm2-135m"
     terminal(True)
     assert chosen(Settings(offline=True)).settings.model == "smollm2-135m"
+
+
+def test_a_dry_run_plans_what_a_chat_would_open(card, terminal, monkeypatch):
+    card(24, "NVIDIA GeForce RTX 4090")
+    assert default_model.planned(Settings(), named=False) == (Settings(), None)  # a script: nobody can be asked
+    opening = chosen(on_screen=True)
+    planned = default_model.planned(Settings(), named=False, on_screen=True)
+    assert planned == (opening.settings, opening.wanted.format)
+    terminal(True)
+    assert default_model.planned(Settings(), named=False)[0].model == chosen().settings.model == "gemma-3-27b"
+    assert default_model.planned(Settings(offline=True), named=False)[0].model == "smollm2-135m"
+    here = recommend.Recommendation("qwen3-8b", "vq2", "it is here")
+    monkeypatch.setattr(recommend, "best_here", lambda settings: here)
+    settings, format = default_model.planned(Settings(), named=False)
+    assert (settings.model, format) == ("qwen3-8b", "vq2") == (chosen().settings.model, chosen().wanted.format)
+    assert default_model.planned(Settings(model="phi-4"), named=True) == (Settings(model="phi-4"), None)
+
+
+@pytest.mark.parametrize("verb", ["chat", "run"])
+def test_the_plan_has_the_format_of_the_best_model(card, capsys, monkeypatch, verb):
+    card(24, "NVIDIA GeForce RTX 4090")
+    here = recommend.Recommendation("qwen3-8b", "vq2", "it is here")
+    monkeypatch.setattr(recommend, "best_here", lambda settings: here)
+    for flags, format in (([], "vq2"), (["--format", "bf16"], "bf16")):
+        execute([verb, "--dry-run", "--json", *flags])
+        body = json.loads(capsys.readouterr().out)
+        assert (body["name"].partition("@")[0], body["format"]) == ("qwen3-8b", format)

@@ -61,3 +61,24 @@ def test_it_ends_with_where_localq_is_and_three_commands(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     lines = last("--driver", "/proc/driver/nvidia/version")
     assert [line.split()[:2] for line in lines[2:]] == [["localq", each] for each in ("fit", "chat", "doctor")]
+
+
+def test_clean_follows_an_uninstall_that_fails(tmp_path):
+    (tmp_path / "localq").write_text("another program")
+    (tmp_path / "venv").mkdir()
+    run = subprocess.run(
+        ["make", "uninstall", "clean", f"VENV={tmp_path}/venv", f"BIN_DIR={tmp_path}", f"PYTHON={sys.executable}"],
+        cwd=clone_of_the_makefile(tmp_path), capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert run.returncode
+    assert (tmp_path / "localq").exists()
+    assert not (tmp_path / "venv").exists()
+
+
+def clone_of_the_makefile(tmp_path: Path) -> Path:
+    """A folder in which `make clean` may remove build/."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    shutil.copy(ROOT / "Makefile", clone)
+    (clone / "localq").symlink_to(ROOT / "localq")
+    return clone

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from localq.kernels.setup import __main__ as setup_main
 from localq.kernels.setup import machine, steps
 from localq.kernels.setup.machine import BuildChoice
 from localq.kernels.setup.progress import Display, StepProgress, about, seconds_left
@@ -145,6 +148,58 @@ def test_tests_are_built_for_all_cards(tmp_path):
     assert "cmake.define" not in found["localq"][0]
     assert "build-dir" not in found["localq"][0]
     assert "pytest" in found["test packages"][0]
+
+
+@pytest.mark.parametrize(("installed", "index", "again"), [
+    ("torch-2.13.0+cpu.dist-info", "", True), ("torch-2.13.0.dist-info", "", False),
+    ("torch-2.13.0+cpu.dist-info", "http://127.0.0.1:9/cpu", False), ("torchao-1.0+cpu.dist-info", "", False),
+])  # fmt: skip
+def test_with_a_driver_torch_for_the_cpu_is_replaced(tmp_path, installed, index, again):
+    found = commands(request(tmp_path, BuildChoice(machine.KERNELS), torch_index=index))
+    assert "--force-reinstall" not in found["torch"][0]  # a new environment
+    (tmp_path / "lib/python3.12/site-packages" / installed).mkdir(parents=True)
+    found = commands(request(tmp_path, BuildChoice(machine.KERNELS), torch_index=index))
+    assert ("--force-reinstall" in found["torch"][0]) is again
+    assert found["torch"][0].endswith("torch==2.13.0")
+    assert not any("--force-reinstall" in command for name, (command, _) in found.items() if name != "torch")
+
+
+def test_requirements_are_those_of_the_project_file(tmp_path):
+    (tmp_path / "localq").mkdir()
+    (tmp_path / "localq/__init__.py").touch()
+    wanted = 'dependencies = ["torch~=2.8", "torch-extra>=1", "torchao"]'
+    (tmp_path / "pyproject.toml").write_text(f'[build-system]\nrequires = ["backend>=7"]\n[project]\n{wanted}\n')
+    found = commands(replace(request(tmp_path, BuildChoice(machine.HOST)), root=tmp_path))
+    assert found["packages"][0].endswith(" torch-extra>=1 torchao")
+    assert "torch~=2.8" not in found["packages"][0]
+    assert found["tools"][0].endswith(" backend>=7 cmake>=3.26 ninja>=1.11")
+
+
+def test_an_environment_without_pip_is_kept_and_gets_pip(tmp_path, monkeypatch, capsys):
+    venv, mine = tmp_path / ".venv", tmp_path / ".venv/mine.txt"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    mine.write_text("kept")
+    record = SetupRecord(venv / "setup/record.json", {"environment": "made"})
+    made: list[tuple[list[str], bool]] = []
+
+    def run(installation: Installation) -> None:
+        made.append((installation.steps[0].command()[0], "environment" in installation.done))
+
+    monkeypatch.setattr(Installation, "run", run)
+    monkeypatch.setattr(sys, "argv", ["setup", "build", "--venv", str(venv)])
+    for keys in ({}, record.keys):
+        record.path.parent.mkdir(exist_ok=True)
+        record.path.write_text(json.dumps(keys))
+        assert setup_main.main() == 0
+        assert made.pop() == ([str(venv / "bin/python"), "-m", "venv", str(venv)], False)
+    said = capsys.readouterr().out
+    assert mine.read_text() == "kept"
+    assert "does not work" not in said
+    assert "Starting" not in said  # that is of `make chat`
+    (venv / "bin/python").unlink()
+    assert setup_main.main() == 0
+    assert "does not work" in capsys.readouterr().out
+    assert not mine.exists()
 
 
 def test_chat_takes_the_build_of_the_tests_and_not_the_other_way_round(tmp_path):

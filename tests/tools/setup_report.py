@@ -115,12 +115,15 @@ def _stages(clone: Path) -> dict[str, float]:
 
 
 def _built_for(clone: Path) -> str:
-    """Architectures of the compiled module, or "host part"."""
+    """Architectures of the compiled module, or "host part"; "nothing" where `make chat` failed."""
     asks = (
         "from localq import kernels; print(' '.join(kernels.host_module().build_architectures.split()) or 'host part')"
     )
-    run = subprocess.run([clone / ".venv/bin/python", "-c", asks], capture_output=True, text=True, check=False)
-    return run.stdout.strip() or run.stderr.strip().splitlines()[-1]
+    try:
+        run = subprocess.run([clone / ".venv/bin/python", "-c", asks], capture_output=True, text=True, check=False)
+    except OSError:
+        return "nothing"
+    return run.stdout.strip() or "nothing"
 
 
 def _processor_seconds() -> float:

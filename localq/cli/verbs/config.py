@@ -45,7 +45,7 @@ def show(
         return
     headers = ["setting", "value", *(["origin"] if origin else []), "meaning"]
     rows = [
-        [name, _text(entry.value), *([entry.source] if origin else []), settings.DESCRIPTIONS[name]]
+        [name, _text(name, entry.value), *([entry.source] if origin else []), settings.DESCRIPTIONS[name]]
         for name, entry in found.items()
     ]
     with page_output():
@@ -76,7 +76,7 @@ def get(name: _Name, json: options.Json = False) -> None:
         found = settings.origins()[name]
         print_json({"name": name, "value": found.value, "origin": found.source})
         return
-    print(sanitize(_text(settings.origins()[name].value)))  # it may come from a project's file
+    print(sanitize(_text(name, settings.origins()[name].value)))  # it may come from a project's file
 
 
 @config.command(name="set")
@@ -90,7 +90,7 @@ def set_(
     if json:
         print_json({"name": name, "value": stored})
     else:
-        print(f"{name} = {_text(stored)}")
+        print(f"{name} = {_text(name, stored)}")
 
 
 @config.command()
@@ -122,9 +122,11 @@ def path(json: options.Json = False) -> None:
         print(places.config_file())
 
 
-def _text(value: object) -> str:
+def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "; ".join(f"{name}={each}" for name, each in value.items())
-    return "" if value is None else "max" if value == settings.NO_LIMIT else str(value)
+        return "; ".join(f"{key}={each}" for key, each in value.items())
+    if name == "max_tokens" and isinstance(value, int):
+        return settings.max_tokens_text(value)
+    return "" if value is None else str(value)

@@ -58,7 +58,7 @@ def installation(prefix: Path | None = None, origin: dict[str, Any] | None = Non
 
 def _in_clone(source: Path, prefix: Path) -> Provenance:
     path, pip = shlex.quote(str(source)), f"{shlex.quote(str(prefix / 'bin/python'))} -m pip"
-    if prefix.parent == source:
+    if prefix == source / ".venv":
         return Provenance(
             f"from the clone {source}, in {prefix}",
             f"git -C {path} pull && make -C {path} chat",
@@ -88,7 +88,7 @@ def leftovers() -> list[KeptFiles]:
     own = (places.quantized_dir(), places.embedded_dir())
     conversations = [sessions, *(sessions.with_name(sessions.name + end) for end in ("-wal", "-shm"))]
     conversations += [places.snapshots_dir()]
-    rest = [each for each in _children(places.data_dir()) if each not in (*own, *conversations)]
+    rest = [each for each in _children(places.data_dir()) if each not in (*own, *conversations, places.state_dir())]
     rest += [each for each in _children(places.cache_dir()) if each != places.snapshots_dir()]
     downloads = places.downloads_dir()
     if downloads.parent != places.cache_dir():

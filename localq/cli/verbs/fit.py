@@ -81,11 +81,11 @@ def fit(
     from localq.planner import card as planner_card  # start-up cost: the other verbs skip the planner
     from localq.planner import fit_rows, placement
 
-    settings = options.load_settings(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
+    settings = options.load_settings(kv=kv, embed=embed, head=head, reserve=reserve, desktop=desktop, offline=offline)
     ctx, vram = options.flag_or_environment("ctx", ctx), options.flag_or_environment("vram", vram)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
     if vram or gpu:  # on the card of this machine only the flag replaces what is measured
-        desktop = options.flag_or_environment("desktop", desktop)
+        desktop = settings.desktop
     looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserve_bytes(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card) for each in candidates]

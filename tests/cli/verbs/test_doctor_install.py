@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from localq import kernels
+from localq import kernels, places
 from localq.cli import execute
-from localq.cli.verbs.doctor_install import Provenance, installation
+from localq.cli.verbs.doctor_install import Provenance, installation, leftovers
 
 
 def of_folder(folder: Path, editable: bool = False) -> dict:
@@ -122,3 +122,16 @@ def test_a_missing_compiled_part_is_said(monkeypatch, capsys):
     monkeypatch.setattr(kernels, "host_why_not", lambda: "localq was installed without its compiled part")
     execute(["doctor"])
     assert "can be loaded but not quantized: localq was installed without its compiled part" in capsys.readouterr().out
+
+
+def test_another_environment_in_the_clone_is_the_users_own(tmp_path):
+    found = installation(tmp_path / "venv", of_folder(tmp_path, editable=True))
+    assert found.uninstall == f"{tmp_path}/venv/bin/python -m pip uninstall localq"
+
+
+def test_a_state_folder_in_the_data_folder_is_counted_once(used, monkeypatch):
+    monkeypatch.setattr(places, "state_dir", lambda: places.data_dir() / "state")  # as without a home folder
+    (used / "data/state").mkdir()
+    (used / "data/state/history").write_bytes(b"#" * 40)
+    left = {each.what: each.bytes for each in leftovers()}
+    assert (left["input history, logs"], left["other files"]) == (40, 11)

@@ -322,3 +322,13 @@ def test_it_loads_neither_torch_nor_a_network_client():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_card_elsewhere_takes_the_setting_desktop(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+    assert execute(["config", "set", "desktop", "2"]) == ExitCode.OK
+    capsys.readouterr()
+    assert fit_json(capsys, "--vram", "24")["desktop_bytes"] == 2 * 2**30
+    assert fit_json(capsys, "--vram", "24", "--desktop", "1")["desktop_bytes"] == 2**30
+    fake_gpu(monkeypatch, total=12_280 * MIB, free=11_000 * MIB)
+    assert fit_json(capsys)["desktop_bytes"] == 1280 * MIB  # measured

@@ -10,7 +10,7 @@ import pytest
 
 from localq import cli, disk
 from localq.files import packaged_model
-from localq.planner import prepare
+from localq.planner import consent, prepare
 from tests.support.files import fake_hub, hub_server
 from tests.support.files.hub_server import REPO, TOKEN
 from tests.support.files.uncatalogued_models import gguf, model
@@ -134,3 +134,21 @@ def test_what_is_made_here_names_its_base_and_the_time(server, capsys, monkeypat
     assert "layers included with localq" in ready["made_here"]
     assert ready["fetch_bytes"] == 0
     assert server.requests == []
+
+
+def test_another_revision_is_asked_about_like_the_first(server, capsys, monkeypatch):
+    later = "e" * 40
+    server.add("maker/one", {"one.gguf": gguf(300)})
+    assert cli.execute(["pull", "maker/one", "-q", "--revision", fake_hub.COMMIT]) == 0
+    server.add("maker/one", {"one.gguf": gguf(500)}, commit=later)
+    questions: list[str] = []
+    monkeypatch.setattr(consent, "LIMIT", 1000)
+    monkeypatch.setattr("typer.confirm", lambda text, default, err: bool(questions.append(text)))
+    for stream in ("stdin", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    assert cli.execute(["pull", "maker/one", "--revision", later]) == 1
+    assert "not started" in capsys.readouterr().err
+    assert [each.partition(": download ")[0] for each in questions] == ["maker/one"]
+    assert cli.execute(["pull", "maker/one", "-q", "--revision", fake_hub.COMMIT]) == 0  # it is here
+    assert cli.execute(["pull", "maker/one", "-q", "--revision", later, "--yes"]) == 0
+    assert len(questions) == 1

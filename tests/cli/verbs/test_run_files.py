@@ -146,3 +146,5 @@ def test_both_are_settings(run, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("max_tokens = max\nmax\n")
     assert execute(["config", "get", "max_tokens", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == NO_LIMIT
+    assert execute(["config", "set", "seed", str(NO_LIMIT)]) == 0
+    assert capsys.readouterr().out == f"seed = {NO_LIMIT}\n"
