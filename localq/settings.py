@@ -122,9 +122,11 @@ DESCRIPTIONS: dict[str, str] = {
     "vram": "limit on total GPU memory use, such as 24 or 12GiB; unset = all free memory",
     "reserve": "GPU memory to leave free, such as 300MiB; unset = none",
     "desktop": "GPU memory of other programs on a card that is not here (--vram), such as 1.2; unset = 700MB",
-    "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = fewer until 16k tokens fit",
+    "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = fewer until 16k tokens fit "
+    "(32k if the model thinks)",
     "embed": "where the embedding table is kept: device or host; auto = host if the full context would not fit",
-    "head": "precision of the output head: 16, 8 (bits) or nf4; auto = lower only until 16k tokens of context fit",
+    "head": "precision of the output head: 16, 8 (bits) or nf4; auto = lower until 16k tokens fit "
+    "(32k if the model thinks)",
     "think": "thinking: on, off, low, medium, high; auto = the model's default",
     "max_tokens": "maximum reply length in tokens, including thinking; unset = 4096 tokens of answer, max = no limit",
     "loop_guard": "stop a reply that keeps repeating the same block of text",

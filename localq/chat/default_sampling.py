@@ -35,7 +35,7 @@ def notes(generation_config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def max_tokens(entry: ModelEntry | None) -> int | None:
-    """The model's default `max_tokens`; None: as long as the context allows."""
+    """The model's default `max_tokens`; None: the default length of an answer (`reply_limits`)."""
     return entry.settings.get("max_tokens") if entry is not None else None
 
 

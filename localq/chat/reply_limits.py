@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-ANSWER_TOKENS = 4096
+ANSWER_TOKENS = 4096  # settings.DESCRIPTIONS says so too
 DEFAULT_LENGTH, REPETITION = "default_length", "repetition"  # reasons of a `Reply`
 CHECK_EVERY = 64  # tokens; a check takes about 1 ms
 LONGEST_BLOCK = 1024  # tokens of a block that is recognized

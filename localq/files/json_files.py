@@ -33,8 +33,9 @@ def inside(folder: Path, name: str) -> Path | None:
 
     Who made a link decides how far it is followed. What came from a repository stays there: a link in a snapshot
     folder of the Hugging Face cache (`models--*/snapshots/<revision>`) may lead anywhere in that cache, and one in a
-    git checkout anywhere in it. In any other folder the user made the links, to files on another disk or in a cache:
-    they may lead to any file of the same kind, by its extension or by the name that caches give to content.
+    folder that is itself a git checkout anywhere in it. In any other folder the user made the links, to files on
+    another disk or in a cache: they may lead to any file of the same kind, by its extension or by the name that caches
+    give to content.
 
     Raises LocalqError (exit 8) for other links, and for anything but a regular file.
     """

@@ -178,7 +178,7 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
     check_config(config, str(config_path))
     if weights and not shard_paths(folder):
         raise _no_weights(folder, names)
-    if (described := quantization_files.describe(folder, config)) is not None and _applies(folder, weights):
+    if _applies(folder, weights) and (described := quantization_files.describe(folder, config)) is not None:
         config["quantization_config"] = described
     stated, config = config, _with_own_head(folder, config) if weights and not stubs else config
     tokenizer_config = _optional(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
@@ -197,7 +197,7 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
 
 
 def _applies(folder: Path, weights: bool) -> bool:
-    """False for a description of a quantization beside full-precision weights."""
+    """Whether a description of a quantization beside config.json counts: not beside full-precision weights."""
     headers = (read_header(path).tensors for path in shard_paths(folder).values()) if weights else ()
     return not weights or any(quantization_files.are_quantized(tensors) for tensors in headers)
 

@@ -57,7 +57,7 @@ class Checkpoint:
 
     For formats whose tensors do not say everything:
     quantization  config.json's quantization_config; {} without one
-    config        config.json, or what a GGUF header says in its keys; {} without one
+    config        config.json, for GGUF the same keys from its header; {} without one
     extra         kind -> names of tensors in the files that are left out (`files.extra_tensors`)
     """
 

@@ -49,9 +49,14 @@ class OpenCost:
     @property
     def title(self) -> str:
         """The question in one line."""
+        return f"{self.name}: {self.work}?"
+
+    @property
+    def work(self) -> str:
+        """Download and quantization, such as "download 16.9 GB"."""
         size = f"download {human_bytes(self.download)}" if self.download else ""
         made = "" if self.make_s is None else f"quantize for about {making.duration(self.make_s)}"
-        return f"{self.name}: {' and '.join(filter(None, (size, made)))}?"
+        return " and ".join(filter(None, (size, made)))
 
     def lines(self) -> list[str]:
         """Size, time, place and alternative, one line each."""
@@ -73,7 +78,7 @@ class ConsentError(LocalqError):
 
     def __init__(self, cost: OpenCost) -> None:
         self.cost = cost
-        why = f"confirmation required: {cost.title.partition(': ')[2].rstrip('?')}"
+        why = f"confirmation required: {cost.work}"
         super().__init__(cost.name, why, "Add --yes to start.", ExitCode.USAGE)
 
 
@@ -84,8 +89,7 @@ def declined(name: str) -> LocalqError:
 
 def needs_yes(cost: OpenCost) -> LocalqError:
     """The error without a terminal (exit 2)."""
-    takes = cost.title.partition(": ")[2].rstrip("?")
-    why = f"these weights are not published, so this would {takes}, but confirming that requires a terminal"
+    why = f"these weights are not published, so this would {cost.work}, but confirming that requires a terminal"
     return usage_error(cost.name, why, f"Add --yes{f', or use {cost.alternative}' if cost.alternative else ''}.")
 
 

@@ -68,8 +68,8 @@ def of_placements(
     return tuple(found)
 
 
-def on_cpu(cost: PlacementCost) -> PlacementCost:
-    """The cost without what only a GPU needs, with the engine process itself, which is in RAM too."""
+def on_cpu(cost: PlacementCost, process: int) -> PlacementCost:
+    """The cost without what only a GPU needs, with `process` bytes for the engine process, which is in RAM too."""
     parts = tuple((part, *((0, 0) if part in _ON_GPU_ONLY else sizes)) for part, *sizes in cost.components)
-    parts = (*parts, ("process", footprint.PROCESS_BYTES, 0))
+    parts = (*parts, ("process", process, 0))
     return replace(cost, components=parts, fixed=sum(fixed for _, fixed, _ in parts))

@@ -119,7 +119,7 @@ def of_model(name: str, format: str | None = None, offline: bool = False) -> lis
 
 
 def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None, card: Card | None = None) -> FitRow:
-    """The row of an offer: planned with the context of `wishes` if it has one, else with the largest.
+    """The row of an offer, planned with the largest context, or with the requested one if that is longer and fits.
 
     card   the GPU that would quantize it here; None: that of this machine
     """

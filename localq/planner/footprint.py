@@ -19,7 +19,6 @@ MIB = 2**20
 CUDA_CONTEXT_BYTES = 500 * MIB
 KERNELS_BYTES = 64 * MIB  # part of these: machine code that is loaded at its first launch; assumed
 MORE_KERNELS_BYTES = 16 * MIB  # the same for a later model in the same process
-PROCESS_BYTES = 220 * MIB  # on the CPU: Python with torch 2.13 takes 218 MiB
 CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere less
 LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size

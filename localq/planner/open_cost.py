@@ -115,6 +115,8 @@ def _alternative(target: Target, settings: Settings) -> str:
     if target.source is not None or target.base is None or target.entry is None:
         return ""
     budget = room.here(settings).budget
+    if budget is None:  # of a GPU whose driver reports no memory
+        return ""
     for offer in sorted(offers.of_entry(target.entry), key=lambda each: (each.last, -each.bits)):
         if offer.source is None or offer.unsupported:
             continue

@@ -129,7 +129,7 @@ def assess(
     if isinstance(budget_bytes, int):
         cost, chosen = _choose(tried, budget_bytes - context_bytes, arch, ctx)
     else:
-        cost, context_bytes = costs.on_cpu(tried[0]), 0
+        cost, context_bytes = costs.on_cpu(tried[0], budget_bytes.process if isinstance(budget_bytes, Ram) else 0), 0
         chosen = ctx or min(arch.max_context, CPU_CONTEXT)
         if isinstance(budget_bytes, Ram) and ctx is None:
             chosen = max(cost.context(budget_bytes.bytes, chosen), min(MIN_CONTEXT, arch.max_context))
@@ -240,7 +240,7 @@ def _ways_out(made: Plan, arch: Architecture, budget: int | Ram, other: str | No
     if MIN_CONTEXT <= largest < made.ctx:
         return smaller, f"use a shorter context: --ctx {largest}"
     if isinstance(budget, Ram):
-        half = Ram(budget.bytes, "bfloat16")
+        half = replace(budget, dtype="bfloat16", weights=None)
         if half.itemsize < budget.itemsize and assess(arch, made.format, half).fits:
             return smaller, "use --dtype bfloat16, which needs half the memory"
     elif assess(arch, made.format, ram.free_ram()).fits:

@@ -12,6 +12,7 @@ from pathlib import Path
 CPU_FLAGS = Path("/proc/cpuinfo")
 CGROUP = Path("/sys/fs/cgroup")
 MULTIPLY_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})  # of x86-64; of 64-bit Arm
+PROCESS_BYTES = 220 * 2**20  # Python with torch; assumed
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -34,11 +35,13 @@ class Ram:
     """Memory for a load on the CPU: bytes that are free, and the type of the weights (a key of `ITEM_BYTES`).
 
     weights  exact bytes of the dequantized weights without embedding and head, if the files have been read
+    process  bytes that the engine process will take; 0 if it runs, since they are not free then
     """
 
     bytes: int
     dtype: str
     weights: int | None = None
+    process: int = PROCESS_BYTES
 
     @property
     def itemsize(self) -> int:

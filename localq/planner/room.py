@@ -37,7 +37,8 @@ class Room:
     def text(self, settings: Settings) -> str:
         """This memory for people, such as "24,564 MiB (--vram 24), less 668 MiB for the desktop (assumed; ...)"."""
         if isinstance(self.budget, Ram):
-            return f"{wording.human_bytes(self.budget.bytes)} of RAM free (no GPU; on the CPU in {self.budget.dtype})"
+            why = "--device cpu" if settings.device == "cpu" else "no GPU"
+            return f"{wording.human_bytes(self.budget.bytes)} of RAM free ({why}; on the CPU in {self.budget.dtype})"
         if self.budget is None:
             return "unknown"
         limit = f" (--vram {settings.vram})" if settings.vram else ""
@@ -85,6 +86,6 @@ def planned(settings: Settings) -> Room:
     size, reserve = memory_budget.vram_limit(settings), memory_budget.reserve_bytes(settings)
     desktop, is_assumed = desktop_bytes(settings.desktop)
     gpu = gpus.first_visible(gpus.probe().gpus) if size is not None else None
-    if size is None or (gpu is not None and gpu.total is not None and gpu.total >= size):
+    if size is None or settings.device == "cpu" or (gpu is not None and gpu.total is not None and gpu.total >= size):
         return here(settings)
     return Room(max(0, size - desktop - reserve), max(0, size - reserve), desktop, is_assumed)

@@ -59,7 +59,7 @@ def _ends_listed(backend: tokenizers.Tokenizer, special: Mapping[str, str], text
 
 
 def _ends_written(backend: tokenizers.Tokenizer, special: Mapping[str, str], text: str) -> set[str]:
-    """The added token that follows an answer in the rendered template; empty for a template that cannot render it."""
+    """The added token that follows an answer in the rendered template; empty for a template that does not write it."""
     if not text or harmony.is_template(text):
         return set()
     turns = (("user", "How so?"), ("assistant", _ANSWER), ("user", "Why?"))
@@ -67,7 +67,10 @@ def _ends_written(backend: tokenizers.Tokenizer, special: Mapping[str, str], tex
         rendered = template.render(text, [{"role": role, "content": said} for role, said in turns], special)
     except LocalqError:  # reported when the first message is sent
         return set()
-    after = rendered.rpartition(_ANSWER)[2].lstrip()
+    _, said, after = rendered.rpartition(_ANSWER)
+    if not said:  # a template that writes no earlier answers
+        return set()
+    after = after.lstrip()
     tokens = [token.content for token in backend.get_added_tokens_decoder().values()]
     found = max((token for token in tokens if after.startswith(token)), key=len, default="")
     is_end = found.strip() and found != special.get("bos_token") and not thought_tags.is_shown(found)

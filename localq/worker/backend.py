@@ -198,11 +198,9 @@ def _age_s() -> float:
 
 
 def _predicted_ledger(model: LoadedModel) -> dict[str, int]:
-    """Return the planned ledger; on the CPU without the process, and without scratch, which every pass frees."""
+    """Return the planned ledger; on the CPU scratch memory is freed after every pass and not counted."""
     planned = model.plan.ledger.components
-    if model.device.type == "cuda":
-        return planned
-    return {part: size for part, size in planned.items() if part != "process"} | {"scratch": 0}
+    return planned if model.device.type == "cuda" else {**planned, "scratch": 0}
 
 
 def _host(model: LoadedModel) -> dict[str, int]:

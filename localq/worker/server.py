@@ -197,11 +197,11 @@ class Server:
 
 def _read_ahead(path: str) -> None:
     """Fetch the weights from the disk while torch is imported; at most half of the free RAM, so as to evict little."""
-    import psutil  # type: ignore[import-untyped]  # start-up cost: beside the import of torch; has no types
+    from localq.planner import ram  # start-up cost: beside the import of torch
 
     model = Path(path)
     weights = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
-    disk.read_ahead(weights, int(psutil.virtual_memory().available) // 2)
+    disk.read_ahead(weights, ram.free_ram().bytes // 2)
 
 
 def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float = STEP_LIMIT_S) -> None:

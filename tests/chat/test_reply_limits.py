@@ -14,7 +14,7 @@ from localq.chat.reply_limits import ANSWER_TOKENS, OTHER, PROSE, LimitWatch, Re
 from localq.chat.reply_stream import ReplyDecoder
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError
-from localq.settings import NO_LIMIT
+from localq.settings import DESCRIPTIONS, NO_LIMIT
 from localq.text.grammar import Grammar
 from tests.support.chat.scripted_client import CharTokenizer, session_over, streamed
 
@@ -248,3 +248,7 @@ def test_a_watch_without_limits_ends_nothing():
         decoder.push([ord(letter)])
         watch.count(decoder)
     assert watch.reason == ""
+
+
+def test_the_help_of_the_setting_states_the_default_length() -> None:
+    assert f"unset = {ANSWER_TOKENS} tokens of answer" in DESCRIPTIONS["max_tokens"]

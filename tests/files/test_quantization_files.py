@@ -20,6 +20,7 @@ from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.files import fake_hub, hub_server
 from tests.support.formats.int4_checkpoints import Int4, write
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 CPU = LoadOptions(device="cpu", dtype="float32")
 GPTQ = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
@@ -119,3 +120,10 @@ def test_the_file_is_fetched_and_outlined(tmp_path, monkeypatch):
 
         with remote.outline(client.list_files(hub_server.REPO, "main")) as outlined:
             assert describe(outlined, {}) == {**GPTQ, "quant_method": "gptq"}
+
+
+def test_what_describes_no_quantization_is_passed_over_beside_full_precision_weights(tmp_path):
+    """As in ONNX repositories, which use the name for something else."""
+    folder = make_checkpoint(tmp_path / "m")
+    (folder / "quantize_config.json").write_text('{"per_channel": true, "reduce_range": true}')
+    assert open_model(folder).quantization == {}

@@ -111,6 +111,7 @@ def test_of_channels_only_the_last_mark_ends_a_reply():
         "no messages at all",
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
         "{% for m in messages %}<s>{{ m.content }}{% endfor %}",
+        "<|x|>{{ messages[-1].content }}",
     ],
 )
 def test_a_template_that_says_nothing_adds_nothing(text):

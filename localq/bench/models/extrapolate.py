@@ -19,7 +19,7 @@ Timed = dict[str, list[Measurement]]  # subject -> its cases
 def extrapolate(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tuple[int, int]]:
     """Extrapolate `timed(n)`, which measures the model cut to n layers, to `layers`; returns the pair used as well.
 
-    Tries the next pair where one does not fit. Raises LocalqError (exit 3) when none fits.
+    Tries the next pair if one does not fit. Raises LocalqError: exit 3 if none fits, 1 for too few layers.
     """
     failure: LocalqError | None = None
     for few, more in PAIRS:
@@ -37,7 +37,7 @@ def extrapolate(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tupl
         return {name: [_line(a, b, few, more, layers) for a, b in pair] for name, pair in pairs.items()}, (few, more)
     if failure is not None:
         raise failure
-    raise LocalqError("bench", f"a model of {layers} layers is too small to extrapolate from", "", ExitCode.FAILURE)
+    raise LocalqError("bench", f"a model of {layers} layers is too small to extrapolate from", "")
 
 
 def _line(at_few: Measurement, at_more: Measurement, few: int, more: int, layers: int) -> Measurement:

@@ -1,7 +1,7 @@
 """Random weights as a model folder on the disk, for measuring what needs files: reading, planning, start-up.
 
-The folder is a model like any other: safetensors shards, config.json, and a real tokenizer and chat template, those of
-`text`. Replies are random tokens.
+The folder is a model like any other: safetensors shards, config.json, and the tokenizer and chat template of a .gguf
+model. Replies are random tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from localq.bench.synthetic import checkpoint as synthetic_checkpoint
 from localq.errors import usage_error
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint, TensorInfo
-from localq.quantize.output.folder import claim_folder, write_text_files
+from localq.quantize.output.folder import claim_folder, write_gguf_text_files
 from localq.quantize.output.shards import Shard, ShardWriter, plan_shards, write_file
 from localq.text.tokenizer import Tokenizer
 from localq.wording import OnProgress
@@ -35,7 +35,7 @@ def write(
 ) -> int:
     """Write random weights for `files` (of `checkpoint.files_of`) in `format` to the folder `out`; returns their bytes.
 
-    text  the model whose tokenizer and chat template are written; its vocabulary must not be larger
+    text  a .gguf model whose tokenizer and chat template are written; its vocabulary must not be larger
     The same arguments give the same bytes; an interrupted write continues. Raises LocalqError: exit 2 for a folder that
     is not empty or a larger vocabulary, 9 for a full disk.
     """
@@ -54,7 +54,7 @@ def write(
                 writer.write(shard, _tensors(source, shard))
             done += shard.nbytes
             on_progress("writing random weights", done, total)
-        write_text_files(text, out)
+        write_gguf_text_files(text, out)
         ids = {key: text.config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in text.config}
         write_file(out / "config.json", json.dumps({**files.config, **ids}, indent=2).encode() + b"\n")
         writer.finish()

@@ -85,7 +85,7 @@ def alternatives(session: ChatSession, argument: str, host: Host) -> str:
     lines, path = [], conversation.path()
     for number, turn in enumerate(found, 1):
         message = conversation.turns[turn].message
-        words = " ".join(message.shown.split())
+        words = " ".join(message.shown.split()) or ", ".join(each.name for each in message.attachments)
         mark, who = "*" if turn in path else " ", ">>> " if message.role == "user" else ""
         lines.append(f"{mark} {number}  {who}{words if len(words) <= 70 else words[:67] + '...'}")
     return "\n".join(lines)

@@ -207,7 +207,7 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
 
 
 def pick_dtype(wanted: str, files: ModelFiles, device: torch.device) -> torch.dtype:
-    """Return the compute dtype: "auto" is float32 on the CPU, on a GPU the checkpoint's (GGUF: bfloat16)."""
+    """Return the compute dtype: "auto" is `cpu_dtype` on the CPU, on a GPU the checkpoint's (GGUF: bfloat16)."""
     if wanted != "auto":
         if wanted not in DTYPES:
             raise usage_error("--dtype", f"{wanted!r} is not a supported dtype", f"Use auto, {', '.join(DTYPES)}.")

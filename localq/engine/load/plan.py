@@ -38,7 +38,7 @@ def plan_load(
     plan = memory_plan.plan(
         replace(Architecture.from_config(files.config), thinks=options.thinks),
         assignment.format or "bf16",
-        replace(ram.free_ram(str(dtype).removeprefix("torch.")), weights=block_bytes) if held is None else held.budget,
+        _ram(dtype, block_bytes) if held is None else held.budget,
         wishes=_wishes(options, assignment, name),
         weights=block_bytes,
         name=name,
@@ -55,6 +55,11 @@ def plan_load(
     else:
         held = replace(held, hard=False)
     return plan, held
+
+
+def _ram(dtype: torch.dtype, block_bytes: int) -> ram.Ram:
+    """RAM for the load; this process has its own already."""
+    return replace(ram.free_ram(str(dtype).removeprefix("torch.")), weights=block_bytes, process=0)
 
 
 def _wishes(options: LoadOptions, assignment: weights.Assignment, name: str) -> placement.Wishes:

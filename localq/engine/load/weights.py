@@ -28,8 +28,6 @@ from localq.models.experts import Router
 
 HEAD_FORMATS = ("nf4",)  # a head in another format is dequantized: `placement` plans for no other
 _AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
-
-
 # A download is not the cause: the files are as their maker wrote them.
 _OTHER = "Without them its replies may be wrong. Use another repository of this model."
 
@@ -251,11 +249,11 @@ def fill(
 
 def _dense(checkpoint: Checkpoint, key: str, target: str, is_transposed: bool, places: Destinations) -> Tensor:
     """Read a dense weight into its place."""
-    if is_transposed or not checkpoint.converts:
-        stored = checkpoint.read(key)
-        return places.dense(target, stored.mT if is_transposed else stored)
-    converted = checkpoint.read_as(key, places.dtype)
-    return places.dense(target, converted) if places.packed else converted
+    if is_transposed:
+        return places.dense(target, checkpoint.read(key).mT)
+    if not places.packed:
+        return checkpoint.read_as(key, places.dtype)
+    return places.dense(target, checkpoint.read_as(key, places.dtype) if checkpoint.converts else checkpoint.read(key))
 
 
 def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Destinations, non_finite: list[str]) -> None:

@@ -55,6 +55,8 @@ class Facts:
 
 def shortest_f32(value: float) -> float:
     """The shortest decimal that rounds to the same f32: the number that the writer started from."""
+    if not abs(value) <= LARGEST:  # NaN and infinity too; an f64 beyond f32's range
+        return value
     for digits in range(6, 10):
         text = float(f"{value:.{digits}g}")
         if struct.unpack("<f", struct.pack("<f", text))[0] == value:

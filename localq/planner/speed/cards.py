@@ -119,7 +119,7 @@ def match_card(name: str, total: int | None = None) -> Card | None:
     fitting = [
         card
         for card, own in named
-        if ("laptop" in own) == ("laptop" in words) and (_is_in(own, words) or own[1:] == words)
+        if ("laptop" in own) == ("laptop" in words) and (_is_in(own, words) or own == ["rtx", *words])
     ]
     if not fitting:
         return None
@@ -143,7 +143,7 @@ def find(name: str) -> Card:
 
 def why_unsupported(name: str) -> str | None:
     """What a card is that localq does not run on, such as "an AMD GPU"; None if the name does not tell."""
-    said = name.casefold()
+    said = _split(name.casefold())
     other = next((what for pattern, what in _OTHERS if re.search(pattern, said)), None)
     return other or ("an NVIDIA GPU with a compute capability below 8.0" if _OLD.search(said) else None)
 
@@ -161,8 +161,12 @@ def typical(gib: float) -> Card | None:
 
 
 def _words(name: str) -> list[str]:
-    split = re.sub(r"(\d)(ti|super|laptop)\b", r"\1 \2", name)
-    return [word for word in split.split() if word not in _NO_PART]
+    return [word for word in _split(name).split() if word not in _NO_PART]
+
+
+def _split(name: str) -> str:
+    """The name with the parts apart that people write behind a number, as in "2080ti"."""
+    return re.sub(r"(\d)(ti|super|laptop|d)\b", r"\1 \2", name)
 
 
 def _is_in(part: list[str], whole: list[str]) -> bool:

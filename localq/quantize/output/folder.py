@@ -135,7 +135,7 @@ def write_small_files(
 ) -> None:
     """Write config.json, the tokenizer and the other small files; changes: of config.json, beside `quantization`."""
     if source.kind == "gguf":
-        write_text_files(source, out)
+        write_gguf_text_files(source, out)
     else:
         for name in sorted(path.name for path in source.path.iterdir()):
             path = inside(source.path, name) if COPIED.fullmatch(name) and not (source.path / name).is_dir() else None
@@ -153,7 +153,7 @@ def output_dtype(source: ModelFiles) -> str:
     return known[0] if known and source.kind != "gguf" else "bfloat16"
 
 
-def write_text_files(source: ModelFiles, out: Path) -> None:
+def write_gguf_text_files(source: ModelFiles, out: Path) -> None:
     """Write tokenizer, chat template and defaults of sampling of a .gguf model, as a folder has them."""
     from localq.files.gguf import vocab  # tokenizers and the gguf package: only for a .gguf source
 

@@ -233,6 +233,16 @@ def test_a_stored_default_out_of_range_does_not_refuse_the_file(tmp_path):
     assert len(notes) == 3
 
 
+def test_a_default_beyond_the_range_of_f32_does_not_refuse_the_file(tmp_path):
+    def more(writer):
+        writer.add_float64("general.sampling.temp", 1e300)
+
+    stated = read_header(written(tmp_path / "m.gguf", tiny_gguf.CASES["qwen3"], more)).generation_config
+    sampling, notes = read_generation_config(stated)
+    assert sampling == read_generation_config({"do_sample": True})[0]
+    assert len(notes) == 1
+
+
 def test_a_mixture_of_experts_is_refused_by_name(tmp_path):
     path = written(tmp_path / "m.gguf", tiny_gguf.CASES["llama"], lambda writer: writer.add_expert_count(8))
     with pytest.raises(LocalqError, match="MoE models are not supported") as caught:

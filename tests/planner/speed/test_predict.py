@@ -261,7 +261,8 @@ def test_of_two_sizes_of_a_card_the_one_that_is_meant_counts(said, total, gib, g
     ("RX 7900 XTX", "an AMD GPU"), ("AMD Radeon RX 9070", "an AMD GPU"), ("MI300X", "an AMD GPU"),
     ("Arc B580", "an Intel GPU"), ("M4 Max", "an Apple GPU"), ("Apple M2", "an Apple GPU"),
     ("GTX 1660 Super", "compute capability below 8.0"), ("RTX 2080 Ti", "compute capability below 8.0"),
-    ("Tesla T4", "compute capability below 8.0"), ("Quadro RTX 8000", "compute capability below 8.0"),
+    ("2080ti", "compute capability below 8.0"), ("Tesla T4", "compute capability below 8.0"),
+    ("Quadro RTX 8000", "compute capability below 8.0"),
 ])  # fmt: skip
 def test_a_card_that_localq_does_not_run_on_is_named_as_such(said, what):
     with pytest.raises(LocalqError, match="does not support") as raised:
