@@ -27,6 +27,7 @@ from localq.settings import Settings
 from localq.tui import preload
 from localq.tui.chat.chat_screen import ChatScreen
 from localq.tui.chat.session_job import SwitchRequested
+from localq.tui.chat.status_line import ASKING, NO_MODEL
 from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.model_handle import ModelHandle
@@ -73,7 +74,7 @@ class LocalqApp(ChatApp):
         self.error: LocalqError | None = None  # why no model is open
         self._opening: Job[ReadyModel] | None = None
         self._leaving: int | None = None
-        self._switching = False
+        self._switching = self._choosing = self._picking = False
         remember = self.start_with.store is not None and input_history.is_enabled()
         self.history = input_history.InputHistory(_history_file() if remember else None)
         self.chat = ChatScreen(self.history, self.start_with.record, empty=pick and choose is None and session is None)
@@ -108,17 +109,26 @@ class LocalqApp(ChatApp):
 
     # ---- a model
 
-    @work(exclusive=True, group="models")
+    @work(exclusive=True, group="choice")
     async def _open_choice(self, choose: Callable[[], Opening]) -> None:
-        """Open the model that is chosen for this machine; show the list if there is none."""
+        """Open the model that is chosen for this machine; show the list if there is none. What the user has picked
+        meanwhile, or picks now, goes first."""
         self.chat.status(doing="choosing a model")
+        self._choosing = True
         try:
             opening = await asyncio.to_thread(choose)
         except LocalqError as error:
             await self.chat.conversation.transcript.notice(str(error), failed=True)
             opening = Opening(self.settings, self.wanted or OpenOptions())
+        finally:
+            self._choosing = False
+        if self.model is not None or self._switching:
+            return
+        if self._picking:
+            self.chat.status(doing=NO_MODEL)
+            return
         if self._pick and opening.settings.model == self.settings.model:
-            self.chat.status(doing="no model")
+            self.chat.status(doing=NO_MODEL)
             self._pick_model()
             return
         if opening.notice:
@@ -152,7 +162,7 @@ class LocalqApp(ChatApp):
             self._ask(outcome)
         elif isinstance(outcome, LocalqError):
             self.error = outcome
-            self.chat.status(doing="no model")
+            self.chat.status(doing=NO_MODEL)
             await self.chat.conversation.transcript.notice(str(outcome), failed=True)
         else:
             await self.use_model(ModelHandle.from_ready(outcome, self.chat.post_message))
@@ -166,10 +176,10 @@ class LocalqApp(ChatApp):
                 self.open(self.settings.model, replace(self.wanted or OpenOptions(), agreed=True))
             else:
                 self.error = error
-                self.chat.status(doing="no model")
+                self.chat.status(doing=NO_MODEL)
                 self.action_models()
 
-        self.chat.status(doing="waiting for your answer")
+        self.chat.status(doing=ASKING)
         self.push_screen(ConsentScreen(error.cost), answered)
 
     async def use_model(self, model: ModelHandle) -> None:
@@ -226,7 +236,7 @@ class LocalqApp(ChatApp):
             await self.chat.use_model(old)
         else:
             self.error = outcome
-            self.chat.status(doing="no model")
+            self.chat.status(doing=NO_MODEL)
 
     # ---- leaving
 
@@ -300,11 +310,15 @@ class LocalqApp(ChatApp):
     async def _pick_model(self) -> None:
         from localq.tui.models.picker import PickerScreen  # start-up cost: it imports the catalogue and the planner
 
-        picked = await self.push_screen_wait(PickerScreen(self.settings))
+        self._picking = True
+        try:
+            picked = await self.push_screen_wait(PickerScreen(self.settings))
+        finally:
+            self._picking = False
         if picked is not None:
             await self.chat.fill()
             await self._switch(picked.name, OpenOptions(picked.format, picked.force))
-        elif self.model is None and self._opening is None:
+        elif self.model is None and self._opening is None and not self._choosing:
             self.leave()  # there is no chat to go back to
 
     def action_settings(self) -> None:

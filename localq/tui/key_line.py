@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from textual.app import App
 from textual.content import Content
 from textual.style import Style
+from textual.widget import Widget
 from textual.widgets import Static
 
 from localq import keymap
@@ -18,28 +19,30 @@ KEY_STYLE = "bold $text-accent"
 
 
 def hints(chosen: Mapping[str, str], names: Iterable[str], **labels: str) -> list[tuple[str, str, str]]:
-    """(key, label, action) of each of `names`, keys as the user chose them.
+    """(label of the key, label, key) of each of `names`: the first key as the user chose it.
 
     labels: other labels than those of `keymap`, by name
     """
     known = keymap.bindings(chosen)
     return [
-        (first_key(known[name]), labels.get(name, known[name].label), name.removeprefix(f"{known[name].where}_"))
-        for name in names
+        (first_key(known[name]), labels.get(name, known[name].label), known[name].keys.split(",")[0]) for name in names
     ]
 
 
 def content(found: Sequence[tuple[str, str, str]], width: int, clickable: bool = True) -> Content:
-    """The keys with their labels in at most `width` cells; the last ones are left out where there is no room."""
+    """The keys with their labels in at most `width` cells; the last ones are left out where there is no room.
+
+    clickable: in a `KeyLine`, whose action `press` a click runs
+    """
     parts: list[Content] = []
     room = width
-    for key, label, action in found:
-        needed = cell_len(key) + 1 + cell_len(label) + (GAP if parts else 0)
+    for shown, label, key in found:
+        needed = cell_len(shown) + 1 + cell_len(label) + (GAP if parts else 0)
         if needed > room:
             break
         room -= needed
-        text = Content.assemble(" " * GAP if parts else "", (key, KEY_STYLE), f" {label}")
-        parts.append(text.stylize(Style.from_meta({"@click": f"screen.{action}"})) if clickable else text)
+        text = Content.assemble(" " * GAP if parts else "", (shown, KEY_STYLE), f" {label}")
+        parts.append(text.stylize(Style.from_meta({"@click": f"press('{key}')"})) if clickable else text)
     return Content("").join(parts)
 
 
@@ -73,6 +76,13 @@ class KeyLine(Static):
     def render(self) -> Content:
         """The line for the current width."""
         return content(hints(chosen_keys(self.app), self._names, **self._labels), self.content_size.width)
+
+    def action_press(self, key: str) -> None:
+        """Send `key` to the focus beside this line; if that is elsewhere, to the first widget here that takes it."""
+        beside, focused = self.parent, self.screen.focused
+        if isinstance(beside, Widget) and (focused is None or beside not in focused.ancestors):
+            self.screen.set_focus(next((each for each in beside.query(Widget) if each.focusable), focused))
+        self.app.simulate_key(key)
 
 
 def chosen_keys(app: App[object]) -> Mapping[str, str]:

@@ -16,7 +16,8 @@ _SHOWN = {
 
 
 def bindings(*names: str, priority: bool = False, of: str = "") -> list[Binding]:
-    """Bindings with these names: `name` runs `action_name`, and `picker_name` too if its place is the picker.
+    """Bindings with these names: `name` runs `action_name`; a name that begins with its place drops it
+    (`picker_open` runs `action_open`).
 
     priority: before the focused widget. of: "screen." for an action of the screen.
     """

@@ -218,12 +218,17 @@ def main() -> int:
     wanted.add_argument("--screenshots", type=Path)
     wanted.add_argument("--pictures", type=Path)
     wanted.add_argument("--screens", type=Path)
-    parser.add_argument("--sizes", default="80x24,120x40,160x50,200x60", help="of --screens")
+    parser.add_argument(
+        "--sizes", default=",".join(f"{width}x{height}" for width, height in tui_screens.SIZES), help="of --screens"
+    )
     parser.add_argument("--only", default="", help="names of --screens, with commas")
     given = parser.parse_args()
     if given.screens:
         sizes = tuple((int(each.split("x")[0]), int(each.split("x")[1])) for each in given.sizes.split(","))
-        tui_screens.screens(given.screens, sizes, tuple(filter(None, given.only.split(","))) or tui_screens.SCREENS)
+        only = tuple(filter(None, given.only.split(",")))
+        if unknown := sorted(set(only) - set(tui_screens.SCREENS)):
+            parser.error(f"--only: unknown: {', '.join(unknown)}; known: {', '.join(tui_screens.SCREENS)}")
+        tui_screens.screens(given.screens, sizes, only or tui_screens.SCREENS)
         return 0
     folder = given.screenshots or given.pictures
     folder.mkdir(parents=True, exist_ok=True)

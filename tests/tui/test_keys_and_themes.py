@@ -6,9 +6,18 @@ import pytest
 from textual.theme import BUILTIN_THEMES
 
 from localq import keymap, settings, settings_file
+from localq.chat.history.store import ConversationStore
+from localq.chat.open_conversation import Start
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
+from localq.tui.app import LocalqApp
 from localq.tui.dialogs.help_screen import HelpScreen
+from localq.tui.instruments.instrument_panel import InstrumentsScreen
+from localq.tui.key_line import KeyLine
+from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 from tests.support.tui.tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 
@@ -161,5 +170,70 @@ def test_without_colour_none_is_drawn_and_all_can_be_told_apart(monkeypatch):
         written = app.screen._compositor.render_update(full=True).render_segments(app.console)
         assert "38;" not in written
         assert "48;" not in written
+
+    drive_chat(app, script)
+
+
+def click_place(line: KeyLine, label: str) -> tuple[int, int]:
+    return 1 + line.render().plain.index(label), 0  # 1: its padding
+
+
+@pytest.mark.parametrize("is_beside", [False, True], ids=["focus in the list", "focus in the prompt"])
+def test_a_click_on_each_key_of_the_list_of_conversations_does_what_the_key_does(is_beside, tmp_path):
+    session = ChatSession(ScriptedClient(), Load("path", LoadOptions("model")), CharTokenizer())
+    app = LocalqApp(Settings(), Start(None, ConversationStore(tmp_path / "sessions.db")), session=session)
+
+    async def script(pilot):
+        await pilot.press("ctrl+b")
+        await until(pilot, lambda: app.chat.query("SessionsPanel KeyLine"))
+        await pilot.pause()
+        line = app.chat.query_one("SessionsPanel KeyLine", KeyLine)
+        for label, holds in (
+            ("/ search", lambda: app.focused.id == "search"),
+            ("Down list", lambda: app.focused.id == "list"),
+            ("Esc close", lambda: not app.chat.query_one("#sidebar").display),
+        ):
+            if is_beside:
+                app.set_focus(app.chat.composer)
+            assert await pilot.click(line, offset=click_place(line, label))
+            await until(pilot, holds, label)
+        assert app.chat.composer.has_focus
+        assert app.return_value is None
+
+    drive_chat(app, script, (120, 30))
+
+
+def test_a_click_on_each_key_of_the_instruments_does_what_the_key_does(monkeypatch):
+    timed = []
+    monkeypatch.setattr(InstrumentsScreen, "action_profile", lambda self: timed.append(self))
+    app = chat_app([])
+
+    async def script(pilot):
+        await pilot.press("f2", "f2")
+        await until(pilot, lambda: isinstance(app.screen, InstrumentsScreen))
+        await pilot.pause()
+        line = app.screen.query_one(KeyLine)
+        await pilot.click(line, offset=click_place(line, "F5"))
+        await until(pilot, lambda: timed)
+        await pilot.click(line, offset=click_place(line, "F1"))
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, InstrumentsScreen))
+        await pilot.click(line, offset=click_place(line, "Esc"))
+        await until(pilot, lambda: app.screen is app.chat)
+
+    drive_chat(app, script)
+
+
+def test_a_click_sends_the_key_that_was_set():
+    app = chat_app([], keys={"instruments_leave": "ctrl+w"})
+
+    async def script(pilot):
+        await pilot.press("f2", "f2")
+        await until(pilot, lambda: isinstance(app.screen, InstrumentsScreen))
+        await pilot.pause()
+        line = app.screen.query_one(KeyLine)
+        await pilot.click(line, offset=click_place(line, "Ctrl-W"))
+        await until(pilot, lambda: app.screen is app.chat)
 
     drive_chat(app, script)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from textual import events
@@ -79,7 +80,9 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
         self.set_class(width >= WIDE, "instruments", update=False)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Instruments at the side, or as a strip below."""
+        """Instruments at the side, or as a strip below; the key of the help where it is seen."""
+        for status in self.query(StatusLine):
+            status.status = replace(status.status, hint=self._hint())
         for each in self.query(InstrumentPanel):
             each.mode = _mode(event.size.width)
 

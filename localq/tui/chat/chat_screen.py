@@ -218,8 +218,6 @@ class ChatScreen(ChatLayout):
 
     def _show_keys(self) -> None:
         for composer in self.query(Composer):  # none until `fill`
-            if self.has_class("-low"):
-                return
             is_turn = any(isinstance(each, TurnView) for each in self._focus_path())
             names = TURN_KEYS if is_turn else PROMPT_KEYS
             stop = "stop" if self.conversation.busy else "prompt" if is_turn else "twice: quit"

@@ -17,6 +17,7 @@ from localq.errors import LocalqError
 from localq.tui.chat import session_job
 from localq.tui.chat.reply_buffer import ReplyBuffer
 from localq.tui.chat.session_job import SessionWork
+from localq.tui.chat.status_line import READY
 from localq.tui.jobs.model_handle import ModelHandle
 
 
@@ -96,7 +97,7 @@ class ConversationJobs(Vertical):
         """The job is drawn: start the one that waits."""
         self._feed = None
         self.busy = self._profiling = False
-        self.post_message(self.Doing(doing="ready", stopping=False))
+        self.post_message(self.Doing(doing=READY, stopping=False))
         self.post_message(self.Free())
         job, self._next = self._next, None
         if job is not None:

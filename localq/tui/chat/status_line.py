@@ -20,12 +20,14 @@ from textual.widgets import Static
 from localq.sanitize import sanitize
 from localq.stats import Stats
 from localq.tui.gauge import gauge, rising
+from localq.tui.instruments.card_line import short_device
 from localq.wording import human_bytes
 
 BAR_CELLS = 10
 FAIR, BAD = 0.75, 0.9  # context in use from which the gauge is a warning, and an error
 READY, NO_MODEL, SENDING, WORKING = "ready", "no model", "sending", "working"
-AT_REST = ("", READY, NO_MODEL)  # phases without a spinner
+ASKING = "waiting for your answer"
+AT_REST = ("", READY, NO_MODEL, ASKING)  # phases without a spinner
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK_S = 0.1  # between two frames of the spinner
 LEAST_S = 1.0  # seconds from which the time is shown
@@ -112,7 +114,7 @@ def _parts(status: Status, busy: str) -> tuple[list[tuple[int, Content]], list[t
     stats, name = status.stats, phase(status)
     badge = Content.styled(f" {name}{busy} ", _BADGES.get(name, "$text-primary on $primary-muted"))
     state = [(9, badge)] if name else []
-    about = [(6, short_name(status.model)), (3, status.format), (2, _short_device(status.device)), (1, status.hint)]
+    about = [(6, short_name(status.model)), (3, status.format), (2, short_device(status.device)), (1, status.hint)]
     left = state + [(rank, Content(text)) for rank, text in about if text]
     right: list[tuple[int, Content]] = []
     if stats is not None and stats.context_size:
@@ -124,10 +126,6 @@ def _parts(status: Status, busy: str) -> tuple[list[tuple[int, Content]], list[t
     if stats is not None and stats.time_to_first_token_s:
         right.append((5, Content(f"first token {stats.time_to_first_token_s:.2f} s")))
     return left, right
-
-
-def _short_device(name: str) -> str:
-    return sanitize(name).removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 class StatusLine(Static):

@@ -108,7 +108,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
     # ---- a reply that streams
 
     def show_phase(self, phase: str) -> None:
-        """Show what a reply that streams is doing, such as "reading the prompt 40%"."""
+        """Show what a reply that streams is doing, such as "processing the prompt 40%"."""
         if phase != self._phase:
             self._phase = phase
             self._draw_headline()

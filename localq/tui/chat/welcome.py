@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from textual.content import Content
 from textual.widgets import Static
 
-from localq.sanitize import sanitize
 from localq.tui.chat.status_line import short_name
+from localq.tui.instruments.card_line import short_device
 from localq.tui.key_line import KEY_STYLE, chosen_keys, hints
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Welcome(Static):
         if self._loaded is None:
             return []
         loaded = self._loaded
-        device = sanitize(loaded.device_name).removeprefix("NVIDIA ").removeprefix("GeForce ")
+        device = short_device(loaded.device_name)
         parts = (loaded.format, device, f"{loaded.context_size:,} tokens of context")
         return [Content.assemble((short_name(loaded.name), "bold"), *(f" · {each}" for each in parts))]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localq.worker.messages import Loaded
 
 SLICE_S = 1.0  # of decoding, one point of the graph
-SLICES = 240  # kept; enough for the widest terminal
+SLICES = 240  # seconds of decoding that are kept
 LATER = 2  # growth of the context after which a new profile is due
 LOOK_S = 1.0  # between two readings of the sensors
 TRIES = 3  # of a profile; the model may be busy

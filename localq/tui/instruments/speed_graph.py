@@ -1,4 +1,5 @@
-"""Decode speed of a reply as a curve over its whole width, and its share of what the card's bandwidth allows.
+"""Decode speed of a reply (its last 4 minutes) as a curve over the whole width, and its share of what the card's
+bandwidth allows.
 
 The axis ends at the highest speed of the reply, and begins at 0, or at
 half of the highest where the speed never falls below that; both ends are labelled.

@@ -8,12 +8,11 @@ from textual.content import Content
 
 from localq.sanitize import sanitize
 from localq.tui.gauge import MUTED, Part, gauge, rising
-from localq.tui.models.picker_rows import FITS, NOT_YET, ON_CPU, SHORT, TOO_LARGE, PickerRow, fold
+from localq.tui.models.picker_rows import COLOURS, PickerRow, fold
 from localq.wording import human_bytes
 
 LABEL = 10  # cells
 MOST_RELATIVES = 12
-_STYLES = {FITS: "$success", ON_CPU: "$success", SHORT: "$warning", TOO_LARGE: "$error", NOT_YET: "$error"}
 _FAIR, _BAD = 0.9, 1.0  # of the memory that there is
 
 
@@ -30,7 +29,7 @@ def card(row: PickerRow, basis: str, rows: Sequence[PickerRow], width: int) -> C
 
 def _verdict(row: PickerRow) -> Content:
     year = f", {row.year}" if row.year else ""
-    return Content.assemble((row.verdict, f"bold {_STYLES.get(row.verdict, '')}".strip()), f" · {row.format}{year}")
+    return Content.assemble((row.verdict, f"bold {COLOURS.get(row.verdict, '')}".strip()), f" · {row.format}{year}")
 
 
 def _figures(row: PickerRow, width: int) -> list[Content]:
@@ -64,6 +63,6 @@ def _relatives(row: PickerRow, rows: Iterable[PickerRow], width: int) -> list[Co
     for each in others[:MOST_RELATIVES]:
         speed = f"{each.tok_s:5.0f} tok/s" if each.tok_s is not None else ""
         text = f"{sanitize(each.name):<{name_cells}}  "
-        style = _STYLES.get(each.verdict, "")
+        style = COLOURS.get(each.verdict, "")
         found.append(Content.assemble(text, (each.verdict, style), f"  {speed}").truncate(width, ellipsis=True))
     return found

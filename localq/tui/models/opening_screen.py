@@ -75,7 +75,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
     def on_mount(self) -> None:
         """Start the job."""
         self.set_interval(TICK_S, self._draw)
-        self.set_interval(SPIN_S, self._spin)
+        self._spinner = self.set_interval(SPIN_S, self._spin)
         self._start()
 
     def on_unmount(self) -> None:
@@ -107,6 +107,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
         message.stop()
         if message.job is not self._job:
             return
+        self._spinner.pause()
         outcome = self._job.take()
         if isinstance(outcome, ConsentError):
             self._ask(outcome)
@@ -115,6 +116,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
             self.dismiss(outcome)
             return
         self.error = outcome
+        self._spin()
         self._draw()
         self.query_one("#again", Button).focus()
 
@@ -162,6 +164,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
     def _start(self) -> None:
         self._draw()
         self.query_one("#job").focus()  # not the stop button: a second Enter in the picker must not press it
+        self._spinner.resume()
         self._job.start()
 
     def _draw(self) -> None:

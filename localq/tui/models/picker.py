@@ -223,10 +223,6 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         if self.row is not None:
             self.dismiss(PickedModel(self.row.name, self.row.exact))
 
-    def action_open(self) -> None:
-        """Open the model, for a click on the line of keys."""
-        self._pick()
-
     def action_force(self) -> None:
         """Open a model that is too large by the plan, after confirmation."""
         row = self.row

@@ -5,6 +5,7 @@ Runs in a thread: it may query the driver and measure bandwidth. No network.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from localq import gpus
@@ -24,7 +25,7 @@ from localq.planner import (
 )
 from localq.planner.fit_rows import FitRow, Memory
 from localq.planner.offers import Offer
-from localq.planner.ram import Ram, cpu_dtype, free_ram
+from localq.planner.ram import Ram, free_ram
 from localq.planner.speed import cards
 from localq.planner.speed.cards import Card
 from localq.planner.speed.predict import Machine
@@ -94,7 +95,8 @@ def _cpu_order(row: PickerRow) -> tuple[bool, bool, float]:
     if row.offer is None:
         return True, True, 0.0
     is_quick = recommend.is_quick_on_cpu(row.offer)
-    return row.verdict != ON_CPU, not is_quick, -ranking.quality(row.offer) if is_quick else _cpu_bytes(row.offer)
+    needs = math.inf if row.needs is None else row.needs
+    return row.verdict != ON_CPU, not is_quick, -ranking.quality(row.offer) if is_quick else needs
 
 
 def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRow:
@@ -155,7 +157,3 @@ def _on_cpu(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRow:
         return replace(row, verdict=TOO_LARGE, why=made.reason)
     sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters need {human_bytes(made.ledger.total)} of RAM"
     return replace(row, verdict=ON_CPU, why=sized, ctx=made.ctx)
-
-
-def _cpu_bytes(offer: Offer) -> int:
-    return plan.assess(offer.arch, offer.format, Ram(0, cpu_dtype())).ledger.total

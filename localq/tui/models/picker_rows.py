@@ -16,6 +16,8 @@ from localq.wording import human_bytes
 
 FITS, SHORT, TOO_LARGE, NOT_YET = "fits", "short context", "too large", "does not run"
 ON_CPU, INCOMPLETE, UNREADABLE, UNPLANNED = "on the CPU", "incomplete", "unreadable", "..."
+COLOURS = {FITS: "$success", ON_CPU: "$success", SHORT: "$warning", TOO_LARGE: "$error", NOT_YET: "$error",
+           INCOMPLETE: "$warning", UNREADABLE: "$error"}  # fmt: skip
 
 
 @dataclass(frozen=True)

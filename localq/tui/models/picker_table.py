@@ -14,20 +14,14 @@ from textual.message import Message
 from textual.widgets import DataTable, Input
 
 from localq.sanitize import sanitize
-from localq.tui.gauge import REST_STYLE, gauge, rich_style, rising
+from localq.tui.gauge import BAD, FAIR, GOOD, REST_STYLE, gauge, rich_style, rising
 from localq.tui.keys import bindings
 from localq.tui.models.picker_rows import (
+    COLOURS,
     COLUMNS,
-    FITS,
-    INCOMPLETE,
-    NOT_YET,
-    ON_CPU,
     ORDERS,
     OVERSIZE,
     RIGHT,
-    SHORT,
-    TOO_LARGE,
-    UNREADABLE,
     UNSUPPORTED,
     PickerRow,
 )  # fmt: skip
@@ -48,8 +42,7 @@ _NAME_CELLS = 16  # names are cut to this before a column is dropped
 _MEMORY = COLUMNS.index("MEMORY")
 _VERDICT = COLUMNS.index("VERDICT")
 _GAUGE_CELLS = 8
-_MARKS = {FITS: ("●", "success"), ON_CPU: ("●", "success"), SHORT: ("◐", "warning"), TOO_LARGE: ("○", "error"),
-          NOT_YET: ("○", "error"), INCOMPLETE: ("◐", "warning"), UNREADABLE: ("○", "error")}  # fmt: skip
+_MARKS = {"": "·", GOOD: "●", FAIR: "◐", BAD: "○"}  # by colour
 _FAIR, _BAD = 0.9, 1.0  # of the memory that there is
 
 
@@ -147,8 +140,8 @@ class ModelTable(DataTable[Text]):
     def _cells(self, row: PickerRow) -> list[Text]:
         """The cells of a row: the verdict with a mark, the memory with a gauge."""
         found = [_cell(text, place) for place, text in enumerate(row.cells)]
-        mark, colour = _MARKS.get(row.verdict, ("·", ""))
-        found[_VERDICT] = Text.assemble((f"{mark} ", self._colour(colour)), found[_VERDICT])
+        colour = COLOURS.get(row.verdict, "")
+        found[_VERDICT] = Text.assemble((f"{_MARKS[colour]} ", self._colour(colour.removeprefix("$"))), found[_VERDICT])
         if row.share is not None:
             drawn = gauge(row.share, _GAUGE_CELLS, rising(row.share, _FAIR, _BAD))
             bar = [(text, self._colour(style.removeprefix("$")) if style != REST_STYLE else Style(dim=True))

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from localq.stats import Stats
-from localq.tui.chat.status_line import SPINNER, Status, StatusLine, line, phase, short_name, transfer_text
+from localq.tui.chat.status_line import ASKING, SPINNER, Status, StatusLine, line, phase, short_name, transfer_text
 from localq.tui.gauge import BAD, FAIR, GOOD, gauge, rising
 from tests.support.tui.tui_pilot import HostApp, chat_app, drive, drive_chat, screen_text, until
 
@@ -119,3 +119,19 @@ def test_a_spinner_and_the_seconds_are_beside_what_goes_on():
 def test_a_wide_name_is_cut_by_cells_and_what_acts_on_a_terminal_is_left_out():
     assert cell_len(line(Status(doing="モデルを読み込む"), 5).plain) <= 5
     assert "\x1b" not in line(Status(model="a\x1b[2Jb\nc"), 50).plain
+
+
+def test_nothing_runs_while_localq_waits_for_the_user():
+    assert not Status(doing=ASKING).is_working
+
+
+def test_the_key_of_the_help_moves_to_the_border_when_the_screen_grows():
+    app = chat_app([])
+
+    async def script(pilot):
+        for size, place, other in (((60, 24), -2, -1), ((60, 12), -1, -2), ((60, 30), -2, -1)):
+            await pilot.resize_terminal(*size)
+            await until(pilot, lambda place=place: "F1 help" in screen_text(app).splitlines()[place])
+            assert "F1 help" not in screen_text(app).splitlines()[other]
+
+    drive_chat(app, script, (60, 12))

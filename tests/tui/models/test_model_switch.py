@@ -9,7 +9,7 @@ import pytest
 
 from localq.chat.commands.models import SwitchModel
 from localq.chat.open_model import OpenSession
-from localq.chat.open_options import OpenOptions
+from localq.chat.open_options import Opening, OpenOptions
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
@@ -213,4 +213,46 @@ def test_a_key_while_the_old_model_closes_breaks_nothing_off(opened):
         await until(pilot, lambda: isinstance(app.screen, PickerScreen))
 
     drive_chat(app, script)
+    app.close()
+
+
+@pytest.mark.parametrize("way", ["back", "picks", "waits"])
+def test_the_list_of_models_while_one_is_chosen(opened, way):
+    """Esc goes back to the choice; a model that is picked goes first; a list that is open stays."""
+    go = threading.Event()
+
+    def choose():
+        assert go.wait(30)
+        return Opening(Settings(model="chosen"), OpenOptions())
+
+    app = LocalqApp(Settings(), choose=choose, pick=True)
+
+    async def script(pilot):
+        await until(pilot, lambda: "choosing a model" in screen_text(app))
+        await pilot.press("f3")
+        await until(pilot, lambda: isinstance(app.screen, PickerScreen))
+        if way == "back":
+            await pilot.press("escape")
+            await until(pilot, lambda: app.screen is app.chat)
+            await pilot.pause()
+            assert app.return_value is None
+            go.set()
+            await until(pilot, lambda: app.model is not None)
+        elif way == "picks":
+            app.screen.dismiss(PickedModel("one", None))
+            await until(pilot, lambda: app.model is not None and app.screen is app.chat)
+            go.set()
+            await until(pilot, lambda: not app._choosing)
+        else:
+            go.set()
+            await until(pilot, lambda: not app._choosing)
+            await pilot.pause()
+            assert isinstance(app.screen, PickerScreen)
+            app.screen.dismiss(PickedModel("one", None))
+            await until(pilot, lambda: app.model is not None and app.screen is app.chat)
+        await pilot.pause()
+        assert list(opened) == (["chosen"] if way == "back" else ["one"])
+        assert "ready" in screen_text(app).splitlines()[-1]
+
+    drive(app, script)
     app.close()

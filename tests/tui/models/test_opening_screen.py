@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -189,3 +190,25 @@ def test_its_keys_can_be_set_and_are_told_as_they_are(server):
 
     drive(host, script)
     assert isinstance(host.results[0], LocalqError)
+
+
+def test_the_spinner_rests_after_an_error_and_turns_when_it_is_tried_again(server, monkeypatch):
+    server.add(REPO, model(1), gated="auto")
+    go, frames = threading.Event(), []
+    host = Host(PullScreen(REPO, SETTINGS))
+    spin = PullScreen._spin
+    monkeypatch.setattr(PullScreen, "_spin", lambda self: (frames.append(self), spin(self)))
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: host.first.error is not None and f"✗ Fetching {REPO}" in screen_text(host))
+        count = len(frames)
+        await pilot.pause(0.3)
+        assert len(frames) == count
+        monkeypatch.setattr(PullScreen, "work", lambda self, watcher: go.wait(30))
+        await pilot.press("r")
+        await until(pilot, lambda: len(frames) > count + 2, "it turns")
+        assert "✗" not in screen_text(host)
+        go.set()
+        await until(pilot, lambda: host.results)
+
+    drive(host, script)

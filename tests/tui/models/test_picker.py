@@ -16,6 +16,7 @@ from localq import gpus
 from localq.gpus import Gpu, NvmlReport
 from localq.planner import card as planner_card
 from localq.settings import Settings
+from localq.tui.key_line import KeyLine
 from localq.tui.models.picker import PickedModel
 from localq.tui.models.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
 from localq.tui.models.picker_table import ModelTable
@@ -295,3 +296,32 @@ def test_a_damaged_catalogue_of_the_user_is_said(server, tmp_path, monkeypatch):
         await until(pilot, lambda: "models.toml" in screen_text(host))
 
     drive(host, script)
+
+
+def test_a_click_on_each_key_of_the_line_does_what_the_key_does(server):
+    async def script(pilot: Pilot[Any], app: Host) -> None:
+        line, table = app.screen.query_one(KeyLine), app.screen.query_one(ModelTable)
+
+        async def click(label: str) -> None:
+            assert await pilot.click(line, offset=(1 + line.render().plain.index(label), 0))
+
+        await until(pilot, lambda: table.row_count)
+        await click("Down list")
+        await until(pilot, lambda: table.has_focus and "Esc back  Enter" in line.render().plain)
+        count = table.row_count
+        await click("a all")
+        await until(pilot, lambda: table.row_count > count)
+        best_first = rows(app)
+        await click("s sort")
+        await until(pilot, lambda: rows(app) == sorted(best_first, key=str.casefold))
+        await click("i details")
+        await until(pilot, lambda: isinstance(app.screen, DetailsScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, DetailsScreen))
+        await click("/ filter")
+        await until(pilot, lambda: isinstance(app.focused, Input))
+        assert app.focused.value == ""
+        await click("Esc back")
+        await until(pilot, lambda: app.results)
+
+    assert picked(script, size=(140, 30)) == [None]
