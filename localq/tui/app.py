@@ -313,10 +313,10 @@ class LocalqApp(ChatApp):
         self._picking = True
         try:
             picked = await self.push_screen_wait(PickerScreen(self.settings))
+            await self.chat.fill()
         finally:
             self._picking = False
         if picked is not None:
-            await self.chat.fill()
             await self._switch(picked.name, OpenOptions(picked.format, picked.force))
         elif self.model is None and self._opening is None and not self._choosing:
             self.leave()  # there is no chat to go back to
