@@ -1,8 +1,9 @@
-"""Work in a thread, so that Ctrl-C stays responsive; environment and exit codes of child processes."""
+"""Work in a thread, so that Ctrl-C stays responsive; child processes; what a machine has too little of."""
 
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import queue
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from localq import places
+from localq.errors import ExitCode, LocalqError
 
 T = TypeVar("T")
 SLOWEST = 10  # on a busy machine a process may get only a tenth of a processor
@@ -94,3 +96,36 @@ def last_message(log: Sequence[str] | collections.deque[str]) -> str:
     """Return the last meaningful line of a log: not blank, not the inside of a traceback."""
     lines = [line.strip() for line in log if line.strip() and not line.startswith((" ", "\t"))]
     return lines[-1] if lines else ""
+
+
+_NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start new thread", "not enough memory")
+
+
+def shortage(error: BaseException) -> LocalqError | None:
+    """What the machine lacks, if that is behind `error`: descriptors, memory, a working, temporary or home folder."""
+    seen: BaseException | None = error
+    while seen is not None:
+        found = _shortage(seen)
+        if found is not None:
+            return found
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _shortage(error: BaseException) -> LocalqError | None:
+    number, text = getattr(error, "errno", None), str(error)
+    if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
+        return LocalqError("open files", "the limit of this process is reached", "Raise it with `ulimit -n 1024`.")
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or any(each in text.lower() for each in _NO_MEMORY):
+        step = "Close other programs, or raise the limit (`ulimit -v`, `ulimit -u`)."
+        return LocalqError("memory", "this process gets no more of it", step, ExitCode.DOES_NOT_FIT)
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        if "temporary directory" in text:
+            step = "Set TMPDIR to a folder that can be written."
+            return LocalqError("temporary folder", "none can be written", step, ExitCode.DISK)
+        return LocalqError("working folder", "it is deleted", "Change to another folder with `cd`.", ExitCode.USAGE)
+    if isinstance(error, RuntimeError) and "home directory" in text:
+        return LocalqError(
+            "home folder", "this user has none", "Set HOME to a folder that can be written.", ExitCode.DISK
+        )
+    return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.sanitize import print_lines
 
 BAR = 40  # characters of 100 %
 TERMINAL = "-"  # the plot's file name that means the terminal
@@ -28,7 +29,7 @@ def draw(bars: Sequence[Bar], title: str, target: str, out: TextIO) -> None:
     if target == TERMINAL:
         _to_terminal(bars, title, out)
     else:
-        to_png(target, lambda axes: _bars(axes, bars, title), (10, 1 + 0.28 * len(bars)))
+        to_png(target, lambda axes: _bars(axes, bars, title), (10, 1 + 0.28 * len(bars)), out)
 
 
 def check_target(target: str | None) -> None:
@@ -56,7 +57,9 @@ def _to_terminal(bars: Sequence[Bar], title: str, out: TextIO) -> None:
     table.add_column(justify="right")
     for name, share in bars:
         table.add_row(name, RichBar(1.0, 0.0, min(max(share, 0.0), 1.0), width=BAR), f"{share:.0%}")
-    Console(file=out, width=120).print(table)
+    lines = io.StringIO()
+    Console(file=lines, width=120, force_terminal=False).print(table)
+    print_lines(out, lines.getvalue().removesuffix("\n"))
 
 
 def spots(points: Sequence[tuple[float, float]], sides: tuple[str, str], heights: tuple[str, str]) -> list[str]:
@@ -82,8 +85,8 @@ def _place(value: float, values: Sequence[float], cells: int) -> int:
     return round((value - low) / (high - low) * (cells - 1)) if high > low else 0
 
 
-def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float]) -> None:
-    """Write a PNG of `size` inches with `draw_on`; a line on stderr names it."""
+def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float], out: TextIO) -> None:
+    """Write a PNG of `size` inches with `draw_on`; a line on `out` names it."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=size, layout="constrained")
     draw_on(axes)
@@ -94,7 +97,7 @@ def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float
         raise LocalqError("--plot", why, "Use another name.", ExitCode.DISK) from error
     finally:
         pyplot.close(figure)
-    print(f"plot: {target}", file=sys.stderr, flush=True)
+    print_lines(out, f"plot: {target}")
 
 
 def name_spot(axes: Any, label: str, at: tuple[float, float], away: float, xs: Sequence[float]) -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from localq.cli.output import note
+from localq.cli.output import note, stderr
 from localq.disk import read_text
 from localq.errors import ExitCode, LocalqError, usage_error
 
@@ -45,6 +45,6 @@ def _prompt() -> str:
     import getpass  # start-up cost: rarely needed
 
     try:
-        return getpass.getpass("Access token: ", stream=sys.stderr)
+        return getpass.getpass("Access token: ", stream=stderr())
     except EOFError:
         raise usage_error("--token -", "no token entered", "Paste the token and press Enter.") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq.cli import help_page
-from localq.cli.output import note
+from localq.cli.output import note, stderr
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def ask(costs: Sequence[OpenCost], *, named: bool = False) -> bool:
     large = [each for each in costs if each.is_large or each.why]
     if not large:
         return True
-    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, stderr())):
         made = next((each for each in large if each.make_s is not None), None)
         if made is not None and not named:
             raise consent.needs_yes(made)

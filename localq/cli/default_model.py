@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from localq import settings as settings_module
 from localq.chat.open_options import Opening, OpenOptions
 from localq.cli import agree
-from localq.cli.output import note
+from localq.cli.output import note, stderr
 from localq.settings import Settings
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _may_fetch(settings: Settings, on_screen: bool) -> bool:
     from localq.files.hub import client as hub_client  # start-up cost, as above
 
     is_online = not (settings.offline or hub_client.is_offline())
-    return is_online and (on_screen or (sys.stdin.isatty() and sys.stderr.isatty()))
+    return is_online and (on_screen or (sys.stdin.isatty() and stderr().isatty()))
 
 
 def _opening(given: Opening, found: Recommendation, why: str = "", notice: str = "") -> Opening:

@@ -7,7 +7,6 @@ the rest of `localq --help`.
 from __future__ import annotations
 
 import functools
-import sys
 import textwrap
 from typing import Any
 
@@ -121,7 +120,7 @@ def _box(title: str, lines: list[str], width: int) -> list[str]:
 
 def _takes_boxes() -> bool:
     """A terminal, in UTF-8: pipes, logs and screen readers get plain lines."""
-    from localq.cli.output import is_rich_terminal  # it imports what the registry does without
+    from localq.cli.output import is_rich_terminal, stdout  # it imports what the registry does without
     from localq.cli.stream_encoding import is_utf8
 
-    return is_rich_terminal(sys.stdout) and is_utf8(sys.stdout)
+    return is_rich_terminal(stdout()) and is_utf8(stdout())

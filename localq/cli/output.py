@@ -1,23 +1,22 @@
 """How verbs print: JSON on one line, plain tables, notes on stderr.
 
 stdout carries the answer or the data only; progress, statistics and warnings go to stderr. Escape sequences go to
-terminals only.
+terminals only. Nothing else of localq names the streams of the process or calls `print`: a test checks it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import shutil
 import sys
 import termios
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from localq.cli import stream_encoding
-from localq.sanitize import sanitize
+from localq.sanitize import json_text, print_lines, sanitize, unfiltered
 from localq.wording import table_lines
 
 if TYPE_CHECKING:
@@ -31,22 +30,40 @@ def print_json(body: dict[str, Any]) -> None:
 
     Control characters, bidi overrides and lone surrogates are escaped; without UTF-8 at stdout all non-ASCII is.
     """
-    text = json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False)
-    if sanitize(text) != text or not stream_encoding.is_utf8(sys.stdout):
-        text = json.dumps({"schema": SCHEMA, **body})
-    print(text, flush=True)
+    body = {"schema": SCHEMA, **body}
+    print_line(json_text(body) if stream_encoding.is_utf8(sys.stdout) else json.dumps(body))
 
 
-def note(text: str) -> None:
+def stdout() -> TextIO:
+    """The stream of answers and data."""
+    return sys.stdout
+
+
+def stderr() -> TextIO:
+    """The stream of notes."""
+    return sys.stderr
+
+
+def print_line(text: str = "") -> None:
+    """Print one line of an answer or data on stdout."""
+    print_lines(sys.stdout, text)
+
+
+def note(text: str = "") -> None:
     """Print one line for the user on stderr."""
-    print(sanitize(text), file=sys.stderr, flush=True)
+    print_lines(sys.stderr, text)
+
+
+def ask(text: str) -> None:
+    """Print a question on stderr; the answer follows on the same line."""
+    sys.stderr.write(sanitize(text))
+    sys.stderr.flush()
 
 
 def note_lost_characters() -> None:
     """Warn on stderr about characters that the streams replaced since the last call."""
     for line in stream_encoding.take_warnings():
-        with contextlib.suppress(OSError):
-            note(f"({line})")
+        note(f"({line})")
 
 
 def is_rich_terminal(stream: TextIO) -> bool:
@@ -80,9 +97,7 @@ def takes_colour(stream: TextIO) -> bool:
 
 def stdout_table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
     """Print an aligned plain table, wrapped to the terminal; see `wording.table_lines`."""
-    for line in table_lines(headers, rows, right, terminal_width()):
-        print(line)
-    sys.stdout.flush()
+    print_lines(sys.stdout, *table_lines(headers, rows, right, terminal_width()))
 
 
 def terminal_width() -> int | None:
@@ -93,8 +108,15 @@ def terminal_width() -> int | None:
 
 
 def stderr_console() -> Console:
-    """A rich console on stderr for progress bars; imported late because rich costs start-up time."""
-    from rich.console import Console
+    """A rich console on stderr for progress bars; it sanitizes texts. Imported late: rich costs start-up time."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class CleanConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=sanitize(segment.text))
 
     dumb = not is_rich_terminal(sys.stderr)
-    return Console(stderr=True, force_terminal=False if dumb else None, highlight=False)
+    stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # another bar is shown
+    return CleanConsole(file=unfiltered(stream), force_terminal=False if dumb else None, highlight=False)

@@ -8,10 +8,10 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 
-from localq.cli.output import has_screen, note
+from localq.cli.output import has_screen, note, stdout
+from localq.sanitize import clean_stream, unfiltered
 
 OPTIONS = "FRX"  # of less, unless LESS is set: quit if it fits, keep colours, leave the text on the screen
 
@@ -28,13 +28,14 @@ def page_output() -> Iterator[None]:
         return
     buffer = io.StringIO()
     try:
-        with contextlib.redirect_stdout(buffer):
+        with contextlib.redirect_stdout(clean_stream(buffer)):
             yield
     finally:  # also shows what was printed before an error
         text = buffer.getvalue()
         if not _is_long(text) or not _run_pager(command, text):
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            terminal = unfiltered(stdout())  # the text is sanitized already
+            terminal.write(text)
+            terminal.flush()
 
 
 def _is_long(text: str) -> bool:

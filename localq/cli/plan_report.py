@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from localq.cli.output import note, print_json
+from localq.cli.output import note, print_json, print_line
 from localq.errors import ExitCode, LocalqError
 from localq.files import packaged_model
 from localq.files.hub import client as hub_client
@@ -93,7 +93,7 @@ def print_plan(name: str, format: str | None, settings: Settings, as_json: bool 
         print_json(to_dict(report, too_large is None))
         return refusal.exit_code if refusal else ExitCode.OK
     for title, text in lines(report):
-        print(f"{title:<11} {sanitize(text)}".rstrip())
+        print_line(f"{title:<11} {sanitize(text)}".rstrip())
     if report.basis:
         note(f"tok/s: {report.basis}")
     if refusal is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from localq.chat.terminal.transfer_rate import LEAP_BYTES
-from localq.cli.output import is_rich_terminal, note, stderr_console
+from localq.cli.output import is_rich_terminal, note, stderr, stderr_console
 from localq.wording import DOWNLOADING, OnProgress
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
     """A bar for fetching `name`; without a terminal one line if `announced`, with -q nothing."""
-    if quiet or not is_rich_terminal(sys.stderr) or _is_disabled():
+    if quiet or not is_rich_terminal(stderr()) or _is_disabled():
         if announced and not quiet:
             note(f"downloading {name}")
         yield lambda what, done, total: None
@@ -80,7 +79,7 @@ def _start() -> Progress:
 @contextlib.contextmanager
 def run_bar(runs: int, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A bar for benchmark runs: calling it with the same text again counts the next of `runs` runs."""
-    if quiet or not is_rich_terminal(sys.stderr):
+    if quiet or not is_rich_terminal(stderr()):
         yield lambda text: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -102,7 +101,7 @@ def case_bar(quiet: bool) -> Callable[[str, int, int], AbstractContextManager[An
 
     It disappears before a line of the table is printed to the same terminal.
     """
-    if quiet or not is_rich_terminal(sys.stderr):
+    if quiet or not is_rich_terminal(stderr()):
         return lambda kernel, done, total: contextlib.nullcontext()
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -159,7 +158,7 @@ def quantize_bar(quiet: bool) -> Iterator[OnProgress | None]:
     if quiet:
         yield None
         return
-    if not is_rich_terminal(sys.stderr):
+    if not is_rich_terminal(stderr()):
         yield _lines()
         return
     from rich import progress  # rich costs start-up time

@@ -94,15 +94,16 @@ def interrupted(
 ) -> list[str]:
     """One signal at one moment of `localq pull`: what is wrong afterwards."""
     from localq import cli
+    from localq.cli import command_line
 
-    (ready, says_so), execute = os.pipe(), cli.execute
+    (ready, says_so), execute = os.pipe(), command_line.execute
 
     def begun(arguments: list[str]) -> int:
         os.write(says_so, b".")  # before `main` has begun the system would end the process at once
         return execute(arguments)
 
     def work() -> int:
-        cli.execute = begun
+        command_line.execute = begun
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["localq", "pull", hub_kills.REPO, "--force"]  # its weights are noise
         try:

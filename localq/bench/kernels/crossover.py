@@ -6,7 +6,6 @@ of `formats.nf4.crossover`. The last output is this GPU's line of that file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from localq.formats import nf4
 from localq.formats.nf4 import crossover
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4.kernel import Nf4Operand
+from localq.sanitize import json_text, print_lines
 
 # Class by class, as `crossover.BOUNDS` cuts them: 8B's q and k, 70B's q and 8B's MLP, 70B's MLP.
 SHAPES = (((4096, 4096), (1024, 4096)), ((8192, 8192), (4096, 14336)), ((28672, 8192), (8192, 28672)))
@@ -57,11 +57,11 @@ def run(
     if why := kernels.why_not():
         raise LocalqError("bench --crossover", why, "`localq doctor` shows what is missing.", ExitCode.NO_DEVICE)
     bench = Bench(device, int(torch.cuda.get_device_properties(device).L2_cache_size), replays)
-    print(f"{'out x in':>14} {'rows':>5} {'nf4_gemm':>10} {'dequantize + cuBLAS':>20}", file=out)
+    print_lines(out, f"{'out x in':>14} {'rows':>5} {'nf4_gemm':>10} {'dequantize + cuBLAS':>20}")
     points = [[point for shape in each for point in _measure(bench, shape, rows, out)] for each in shapes]
     found = tuple(rows_from(each) for each in points)
     gpu = torch.cuda.get_device_name(device)
-    print(f"\nlocalq/formats/nf4/crossover.py, MEASURED:\n    {line(gpu, found)}", file=out)
+    print_lines(out, f"\nlocalq/formats/nf4/crossover.py, MEASURED:\n    {line(gpu, found)}")
     result = {
         "schema": 1,
         **conditions(device, SEED),
@@ -69,7 +69,7 @@ def run(
         "rows_from": list(found),
         "points": [vars(point) for each in points for point in each],
     }
-    print(json.dumps(result), file=out, flush=True)
+    print_lines(out, json_text(result))
     return result
 
 
@@ -102,10 +102,8 @@ def _measure(bench: Bench, shape: tuple[int, int], rows: Sequence[int], out: Tex
         x = bench.normal(count, shape[1], dtype=DTYPE, seed=SEED + count)
         y = torch.empty(count, shape[0], dtype=DTYPE, device=bench.device)
         point = Point(shape, count, *_times(bench, weight, matrices, x, y, dense))
-        print(
-            f"{shape[0]:>6} x {shape[1]:<5} {count:>5} {point.gemm_us:>7.1f} us {point.dequantize_us:>17.1f} us",
-            file=out,
-            flush=True,
+        print_lines(
+            out, f"{shape[0]:>6} x {shape[1]:<5} {count:>5} {point.gemm_us:>7.1f} us {point.dequantize_us:>17.1f} us"
         )
         points.append(point)
     torch.cuda.empty_cache()

@@ -9,7 +9,6 @@ bitsandbytes and Triton where they are installed.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TextIO
@@ -29,6 +28,7 @@ from localq.bench.kernels.shapes import Workload
 from localq.bench.kernels.table import FORMAT, HEADER, Row, as_json, lines
 from localq.bench.kernels.timing import SEED, Bench, version_of
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.sanitize import json_text, print_lines
 
 # Which kernel, cases that are done, and of how many -> what to be in while it is measured, and not while it is printed.
 OnCase = Callable[[str, int, int], contextlib.AbstractContextManager[Any]]
@@ -71,15 +71,15 @@ def run(
     roof = max(probes.values())
     bench = Bench(device, int(torch.cuda.get_device_properties(device).L2_cache_size), replays)
     facts = _facts(bench, probes)
-    print(", ".join(f"{key} {value}" for key, value in facts.items()), file=out)
-    print(FORMAT.format(*HEADER), file=out, flush=True)
+    print_lines(out, ", ".join(f"{key} {value}" for key, value in facts.items()))
+    print_lines(out, FORMAT.format(*HEADER))
     rows, failures = _table(cases, bench, roof, out, on_case)
     bars = [(f"{row.op} {row.what} x{row.rows} {row.dtype}", row.bytes_per_s / roof) for row in rows]
     title = f"{facts['device']}: share of the measured {roof / 1e9:.0f} GB/s"
     if plot_to == plot.TERMINAL:
         plot.draw(bars, title, plot_to, out)
     result = {"schema": 1, **facts, "rows": [as_json(row, roof) for row in rows], "failures": failures}
-    print(json.dumps(result), file=out, flush=True)
+    print_lines(out, json_text(result))
     if plot_to not in (None, plot.TERMINAL):  # last: what can fail must not cost what was measured
         plot.draw(bars, title, plot_to, out)
     return result
@@ -97,13 +97,13 @@ def _table(
                 row = _measured(case, bench)
         except (LocalqError, RuntimeError) as error:
             failures.append(f"{_name(case)}: {str(error).splitlines()[0]}")
-            print(f"FAILED {failures[-1]}", file=out, flush=True)
+            print_lines(out, f"FAILED {failures[-1]}")
             if not isinstance(error, LocalqError) and not _answers(bench.device):
                 break
             continue
         if isinstance(row, Row):
             rows.append(row)
-        print(row if isinstance(row, str) else "\n".join(lines(row, roof)), file=out, flush=True)
+        print_lines(out, row if isinstance(row, str) else "\n".join(lines(row, roof)))
     return rows, failures
 
 

@@ -7,7 +7,6 @@ reason and the command that makes or fetches it.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from localq.bench import plot
 from localq.bench.models import report
+from localq.sanitize import json_text, print_lines
 
 SCHEMA = 1
 SIXTEEN = "16 bit"
@@ -135,18 +135,18 @@ class FormatTable:
 def write(table: FormatTable, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
     """Write `table` in one of `report.FORMATS`; returns the object of the last line."""
     body = table.to_dict()
-    print(table.first_line(), file=out if format in PEOPLE else err)
+    print_lines(out if format in PEOPLE else err, table.first_line())
     if format in PEOPLE:
         headers, cells = columns(table)
         lines = report.markdown(headers, cells, 1) if format == "md" else report.text_table(headers, cells, 1)
-        print(*lines, sep="\n", file=out)
-        print(*_below(table), sep="\n", file=out)
+        print_lines(out, *lines)
+        print_lines(out, *_below(table))
     elif format == "csv":
-        out.write(report.csv_text(body["rows"]))
+        print_lines(out, report.csv_text(body["rows"]).removesuffix("\n"))
     elif format == "jsonl":
         for row in body["rows"]:
-            print(json.dumps(row, ensure_ascii=False), file=out)
-    print(json.dumps(body, ensure_ascii=False), file=out, flush=True)
+            print_lines(out, json_text(row))
+    print_lines(out, json_text(body))
     return body
 
 
@@ -218,9 +218,9 @@ def draw(table: FormatTable, target: str, out: TextIO) -> None:
         return
     title = f"{table.model}: {what} over {across}; area = memory"
     if target == plot.TERMINAL:
-        print(title, *_in_terminal(points, across), sep="\n", file=out)
+        print_lines(out, title, *_in_terminal(points, across))
     else:
-        plot.to_png(target, lambda axes: _spots(axes, points, title, (across, what)), (8, 5))
+        plot.to_png(target, lambda axes: _spots(axes, points, title, (across, what)), (8, 5), out)
 
 
 def _in_terminal(points: Sequence[PlotPoint], across: str) -> list[str]:

@@ -7,7 +7,6 @@ the modules' forwards in CUDA graphs, with cold caches. Patched and unpatched ru
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from localq.engine.load.load import free_memory
 from localq.engine.patch_transformers import patch, unpatch
 from localq.errors import usage_error
 from localq.formats.nf4.kernel import nf4_gemv_bytes
+from localq.sanitize import json_text, print_lines
 
 SEED, VOCAB, PROMPT = 20, 32_000, 8
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -66,17 +66,17 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
     failures: list[str] = []
     for name, size in SIZES.items():
         free_memory()
-        print(f"{name}: {layers} layers of {size.hidden} x {size.intermediate}", file=out)
+        print_lines(out, f"{name}: {layers} layers of {size.hidden} x {size.intermediate}")
         try:
             sizes[name] = _measure(name, random_model(size, layers, device), roof, tokens, repeat, out)
         except Exception as error:  # mostly foreign code: report its own text
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             failures.append(f"{name}: {type(error).__name__}: {first[:200]}")
-            print(f"FAILED {failures[-1]}", file=out)
+            print_lines(out, f"FAILED {failures[-1]}")
     result: dict[str, Any] = {"schema": 1, "layers": layers, "roof_bytes_per_s": round(roof), "sizes": sizes}
     result["failures"] = failures
     result["conditions"] = conditions(device, SEED)
-    print(json.dumps(result), file=out, flush=True)
+    print_lines(out, json_text(result))
     return result
 
 
@@ -142,10 +142,10 @@ def end_to_end(model: Any, batch: int, tokens: int, repeat: int, out: TextIO) ->
     unpatch(model)
     rates = {patched: batch * tokens / statistics.median(all_) for patched, all_ in seconds.items()}
     same = (made[True] == made[False]).long().cumprod(1).sum(1)[0].item() - PROMPT
-    print(
+    print_lines(
+        out,
         f"  batch {batch:>2}: {rates[True]:8.1f} tok/s, bitsandbytes {rates[False]:8.1f}"
         f" ({rates[True] / rates[False]:.2f}x), first {same} of {tokens} tokens identical",
-        file=out,
     )
     return {
         "batch": batch,
@@ -184,10 +184,10 @@ def kernel_rows(model: Any, device: torch.device, roof: float, out: TextIO) -> l
             x = torch.randn(rows, shape[1], device=device, generator=generator).half()
             ours, theirs = _times(modules, x, patched=True), _times(modules, x, patched=False)
             share = nf4_gemv_bytes(rows, *shape) / ours.median_us * 1e6 / roof
-            print(
+            print_lines(
+                out,
                 f"  {shape[0]} x {shape[1]}, {rows:>2} rows: {ours.median_us:7.1f} us ({share:.0%} of the roof),"
                 f" bitsandbytes {theirs.median_us:7.1f} ({theirs.median_us / ours.median_us:.2f}x)",
-                file=out,
             )
             found.append(
                 {

@@ -7,7 +7,6 @@ writing (a few hundred MB per layer) come on top. Some steps of fine-tuning are 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from localq.quantize.codebooks.layer import quantize_layer
 from localq.quantize.model.calibration_stream import Streams, stream_dtype
 from localq.quantize.model.source import SourceModel
 from localq.quantize.settings import ConversionSettings, Effort, Tuning, rotate_mode
+from localq.sanitize import json_text, print_lines
 
 TIMED_STEPS = 10  # of fine-tuning
 ALL_WINDOWS = 113  # of 2048 tokens, in the packaged text
@@ -97,7 +97,7 @@ def run(out: TextIO, asked: QuantizingRequest, ways: Mapping[str, Method]) -> di
         "scheme": SCHEME,
         "ways": found,
     }
-    print(json.dumps(result), file=out, flush=True)
+    print_lines(out, json_text(result))
     return result
 
 
@@ -166,13 +166,11 @@ def _facts(
 
 def _tell(out: TextIO, name: str, facts: Mapping[str, Any]) -> None:
     text = f"{facts['windows']} windows of {facts['tokens']} tokens, beam {facts['beam']}"
-    print(f"{name}: {text}", file=out)
+    print_lines(out, f"{name}: {text}")
     peaks = facts["allocated_bytes"] or {}
     for stage, seconds in facts["seconds"].items():
         peak = f"{peaks[stage] / GIB:8.2f} GiB" if stage in peaks else ""
-        print(f"  {stage:<12} {seconds:9.2f} s {peak}", file=out)
+        print_lines(out, f"  {stage:<12} {seconds:9.2f} s {peak}")
     taken = max(peaks.values(), default=0)
     where = f", {taken / GIB:.2f} GiB of tensors (predicted total: {facts['counted_bytes'] / GIB:.2f})" if taken else ""
-    print(
-        f"  {'layer':<12} {facts['layer_s']:9.2f} s, all layers {facts['hours']:.2f} h{where}\n", file=out, flush=True
-    )
+    print_lines(out, f"  {'layer':<12} {facts['layer_s']:9.2f} s, all layers {facts['hours']:.2f} h{where}\n")

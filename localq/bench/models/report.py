@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from localq.bench.conditions import power
 from localq.bench.models.plan import BenchTest
+from localq.sanitize import json_text, print_lines
 
 SCHEMA = 1
 FORMATS = ("table", "md", "csv", "json", "jsonl")
@@ -192,20 +192,20 @@ class BenchReport:
 def write(report: BenchReport, format: str, out: TextIO, err: TextIO) -> dict[str, Any]:
     """Write `report` in one of `FORMATS`; returns the object of the last line."""
     body, people = report.to_dict(), format in ("table", "md")
-    print(report.first_line(), file=out if people else err)
+    print_lines(out if people else err, report.first_line())
     if people:
         cells = [_cells(row, report) for row in report.rows]
-        print(*(markdown if format == "md" else text_table)(COLUMNS, cells, 3), sep="\n", file=out)
+        print_lines(out, *(markdown if format == "md" else text_table)(COLUMNS, cells, 3))
         facts = [f"{name.replace('_', ' ')} {value}" for name, value in report.conditions.items() if value is not None]
-        print(f"measured read bandwidth {report.roof_bytes_per_s / 1e9:.0f} GB/s; {', '.join(facts)}", file=out)
+        print_lines(out, f"measured read bandwidth {report.roof_bytes_per_s / 1e9:.0f} GB/s; {', '.join(facts)}")
         for note in filter(None, (report.memory_line(), report.speed_line(), report.clocks_line(), *report.notes)):
-            print(note, file=out)
+            print_lines(out, note)
     elif format == "csv":
-        out.write(csv_text(body["rows"]))
+        print_lines(out, csv_text(body["rows"]).removesuffix("\n"))
     elif format == "jsonl":
         for row in body["rows"]:
-            print(json.dumps(row), file=out)
-    print(json.dumps(body, ensure_ascii=False), file=out, flush=True)
+            print_lines(out, json_text(row))
+    print_lines(out, json_text(body))
     return body
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -14,6 +13,7 @@ from localq.engine.generate import Engine
 from localq.engine.load import device as devices
 from localq.engine.load.load import free_memory, load
 from localq.errors import ExitCode, LocalqError
+from localq.sanitize import json_text, print_lines
 
 
 def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]:
@@ -42,5 +42,5 @@ def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]
         "conditions": conditions(device, request.plan.seed),
     }
     print_profile(profile, roof, out)
-    print(json.dumps(result), file=out, flush=True)
+    print_lines(out, json_text(result))
     return result

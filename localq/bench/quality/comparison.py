@@ -16,6 +16,7 @@ from localq.bench import plot
 from localq.bench.quality.evaluation import REFERENCE, EvaluationRequest, run
 from localq.engine.load.load import free_memory
 from localq.errors import LocalqError
+from localq.sanitize import print_lines
 from localq.wording import OnProgress
 
 Point = tuple[str, float, float]  # model, bytes, perplexity
@@ -74,9 +75,9 @@ def draw(results: Sequence[dict[str, Any]], target: str, out: TextIO) -> None:
     points = [(str(each["model"]), float(each["weights_bytes"]), float(each["perplexity"])) for each in results]
     title = f"perplexity on {results[0]['text']} vs. weight size"
     if target == plot.TERMINAL:
-        print(*grid(points, title), sep="\n", file=out)
+        print_lines(out, *grid(points, title))
     else:
-        plot.to_png(target, lambda axes: _scatter(axes, points, title), (8, 5))
+        plot.to_png(target, lambda axes: _scatter(axes, points, title), (8, 5), out)
 
 
 def grid(points: Sequence[Point], title: str) -> list[str]:

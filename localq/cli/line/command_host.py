@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from localq.chat.terminal import editor
 from localq.cli.line import clipboard
-from localq.sanitize import sanitize
+from localq.cli.output import print_line
 
 
 class TerminalHost:
@@ -39,5 +39,5 @@ class TerminalHost:
 
     def show(self, text: str, remark: str) -> str:
         """Print `text` on stdout."""
-        print(sanitize(text), flush=True)
+        print_line(text)
         return remark

@@ -18,6 +18,7 @@ from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+from prompt_toolkit.output import create_output
 from prompt_toolkit.search import stop_search
 
 from localq.chat.commands import completion
@@ -26,9 +27,9 @@ from localq.cli.line import extended_keys
 from localq.cli.line.interrupts import Interrupts
 from localq.cli.line.session import InputDiscarded, SendCancelled
 from localq.cli.line.type_ahead import KeyParser, TypeAhead
-from localq.cli.output import note
+from localq.cli.output import note, stdout
 from localq.errors import LocalqError
-from localq.sanitize import replace_unsafe
+from localq.sanitize import replace_unsafe, unfiltered
 
 # Shift-Enter as Ctrl-J, in the form that xterm sends if configured to.
 ANSI_SEQUENCES["\x1b[27;2;13~"] = Keys.ControlJ
@@ -48,6 +49,7 @@ class LineEditor:
         self._session: PromptSession[str] = PromptSession(
             history=_history_on_disk() if remember and input_history.is_enabled() else InMemoryHistory(),
             key_bindings=self._keys(),
+            output=create_output(unfiltered(stdout())),  # it shows control characters of the text as ^X
             input_processors=[UnsafeCharacters()],
             completer=ChatCompleter(),
             complete_while_typing=False,  # Tab asks

@@ -10,7 +10,7 @@ from types import TracebackType
 from localq.cli import piped_input
 from localq.cli.line.interrupts import Interrupts
 from localq.cli.line.session import InputDiscarded
-from localq.cli.output import is_rich_terminal
+from localq.cli.output import is_rich_terminal, stdout
 
 PROMPT, CONTINUED = ">>> ", "... "
 
@@ -29,7 +29,7 @@ class Reader:
         """
         self._interrupts, self._stack = interrupts or Interrupts(), contextlib.ExitStack()
         self._editor, self._waited = None, False
-        if sys.stdin.isatty() and is_rich_terminal(sys.stdout):
+        if sys.stdin.isatty() and is_rich_terminal(stdout()):
             from localq.cli.line.line_editor import LineEditor  # start-up cost: a pipe needs none
 
             self._editor = LineEditor(remember, self._interrupts)

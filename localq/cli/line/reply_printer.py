@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from localq.chat.reply import Recap
-from localq.cli.output import is_rich_terminal, note, takes_colour
+from localq.cli.output import is_rich_terminal, note, stderr, stdout, takes_colour
 from localq.cli.stream_encoding import is_utf8
+from localq.sanitize import unfiltered
 
 if TYPE_CHECKING:
     from localq.cli.markdown.stream import MarkdownStream
@@ -86,7 +86,7 @@ def open_printer(markdown: bool, previous: str = "", stream: TextIO | None = Non
 
     previous   the part of the reply printed before: a code block open there continues
     """
-    stream = sys.stdout if stream is None else stream
+    stream = stdout() if stream is None else stream
     if not markdown or not is_rich_terminal(stream) or not is_utf8(stream):
         yield RawPrinter(stream)
         return
@@ -97,7 +97,8 @@ def open_printer(markdown: bool, previous: str = "", stream: TextIO | None = Non
         if watch.size is None:
             yield RawPrinter(stream)
         else:
-            yield MarkdownPrinter(MarkdownStream(stream, watch, takes_colour(stream), previous), stream)
+            terminal = unfiltered(stream)  # a reply is sanitized already
+            yield MarkdownPrinter(MarkdownStream(terminal, watch, takes_colour(stream), previous), terminal)
 
 
 def print_message(text: str, markdown: bool) -> None:
@@ -106,6 +107,6 @@ def print_message(text: str, markdown: bool) -> None:
         if not is_reply:
             note(part)
             continue
-        with open_printer(markdown, stream=sys.stderr) as printer:
+        with open_printer(markdown, stream=stderr()) as printer:
             printer.write(part)
             printer.end()

@@ -6,7 +6,7 @@ import sys
 
 from localq.chat.history.record import Record
 from localq.chat.history.store import ConversationStore
-from localq.cli.output import note
+from localq.cli.output import ask, note, stderr
 from localq.errors import usage_error
 
 
@@ -29,10 +29,10 @@ def _choose(store: ConversationStore) -> str:
     found = store.summaries(limit=SHOWN)
     if not found:
         raise usage_error("--resume", "no saved conversations", "Start one with `localq chat`.")
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and stderr().isatty()):
         raise usage_error("--resume", "cannot show a picker without a terminal", "Pass a conversation number or title.")
     note(table(found))
-    print("Resume which conversation? ", end="", file=sys.stderr, flush=True)
+    ask("Resume which conversation? ")
     answer = sys.stdin.readline().strip()
     if not answer:
         raise usage_error("--resume", "no conversation chosen", "Pass a conversation number or title.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -19,10 +18,11 @@ from localq.chat.session import ChatSession
 from localq.cli import agree, progress
 from localq.cli.line.reply_printer import Printer
 from localq.cli.line.thinking_lines import Thoughts
-from localq.cli.output import is_rich_terminal, note
+from localq.cli.output import is_rich_terminal, note, stderr
 from localq.errors import LocalqError
 from localq.planner.consent import OpenCost
 from localq.planner.speed import roofline
+from localq.sanitize import sanitize, unfiltered
 from localq.stats import Stats
 from localq.wording import OnProgress, human_bytes, stats_line
 from localq.worker.messages import Event, Loaded, Loading
@@ -41,20 +41,19 @@ class ProgressLine:
 
     def __init__(self, quiet: bool = False) -> None:
         self._shown = 0
-        self._active = is_rich_terminal(sys.stderr) and not quiet
+        self._active = is_rich_terminal(stderr()) and not quiet
 
     def show(self, text: str) -> None:
         """Replace the line by `text`."""
         if self._active:
-            sys.stderr.write("\r" + text[:100].ljust(self._shown))
-            sys.stderr.flush()
-            self._shown = len(text[:100])
+            text = sanitize(text)[:100]
+            _draw("\r" + text.ljust(self._shown))
+            self._shown = len(text)
 
     def clear(self) -> None:
         """Erase the line."""
         if self._active and self._shown:
-            sys.stderr.write("\r" + " " * self._shown + "\r")
-            sys.stderr.flush()
+            _draw("\r" + " " * self._shown + "\r")
             self._shown = 0
 
     def bytes(self, stage: str, done: int, total: int) -> None:
@@ -66,6 +65,12 @@ class ProgressLine:
         """Show the progress of a load."""
         if isinstance(event, Loading):
             self.bytes(event.stage, event.done_bytes, event.total_bytes)
+
+
+def _draw(text: str) -> None:
+    terminal = unfiltered(stderr())
+    terminal.write(text)
+    terminal.flush()
 
 
 class TerminalWatcher:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 from localq import disk
-from localq.cli.output import takes_colour
+from localq.cli.output import stderr, takes_colour
+from localq.sanitize import sanitize, unfiltered
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -19,8 +19,8 @@ class Thoughts:
 
     def __init__(self, stream: TextIO | None, path: Path | None = None) -> None:
         """`path`: the file of the stream, for errors (LocalqError, exit 9)."""
-        self._stream, self._path = stream, path
         self._dim = stream is not None and takes_colour(stream)
+        self._stream, self._path = unfiltered(stream) if stream is not None and self._dim else stream, path
         self._open = False
 
     def write(self, text: str) -> None:
@@ -29,7 +29,7 @@ class Thoughts:
             return
         heading = "" if self._open or self._dim else "(thinking)\n"
         self._open = True
-        self._write(heading + (f"{_DIM}{text}{_PLAIN}" if self._dim else text))
+        self._write(heading + (f"{_DIM}{sanitize(text)}{_PLAIN}" if self._dim else text))
 
     def end(self) -> None:
         """End the thinking with an empty line."""
@@ -51,7 +51,7 @@ def open_thoughts(quiet: bool, path: str | None = None) -> Iterator[Thoughts]:
     Raises LocalqError (exit 9) for a file that cannot be written.
     """
     if path is None:
-        yield Thoughts(None if quiet else sys.stderr)
+        yield Thoughts(None if quiet else stderr())
         return
     place = Path(path)
     with disk.disk_errors(place):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq.cli import agree, help_page, options, progress
-from localq.cli.output import note, print_json
+from localq.cli.output import note, print_json, stderr, stdout
 from localq.cli.verbs import bench_formats, bench_write
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
@@ -240,7 +239,7 @@ def _refuse_ignored(mode: str, context: Any) -> None:
 
 def _run_part(mode: str, arguments: _CommonArguments, settings: Settings, seed: int, only: str) -> None:
     """Run a benchmark other than a whole model; its module prints a table and one line of JSON."""
-    out = sys.stderr if arguments.output == "json" else sys.stdout
+    out = stderr() if arguments.output == "json" else stdout()
     if mode == "kernels":
         from localq.bench.kernels import kernel_bench  # torch loads only now, as below
 
@@ -287,7 +286,7 @@ def _run_quantize(mode: str, arguments: _CommonArguments, settings: Settings, se
         name: quantizing.Method(*quantize_calibrated.effort(best=name == "best"), count, tokens)
         for name, count in windows.items()
     }
-    out = sys.stderr if arguments.output == "json" else sys.stdout
+    out = stderr() if arguments.output == "json" else stdout()
     wanted = quantizing.QuantizingRequest(arguments.model, settings.device, budget.vram_limit(settings), seed)
     result = quantizing.run(out, wanted, ways)
     if arguments.output == "json":
@@ -343,17 +342,17 @@ def _measure(request: BenchRequest, mode: str, arguments: _CommonArguments) -> N
 
     with progress.run_bar(request.plan.repetitions + 1, arguments.quiet) as count_run:
         if mode == "profile":
-            out = sys.stderr if arguments.output == "json" else sys.stdout
+            out = stderr() if arguments.output == "json" else stdout()
             result = step.run(request, out, count_run)
             if arguments.output == "json":
                 print_json(result)
             return
         measured = model_bench.run(request, count_run)
-    report.write(measured, arguments.output, sys.stdout, sys.stderr)
+    report.write(measured, arguments.output, stdout(), stderr())
     if arguments.plot is not None:
         bars = [
             (f"{row.engine} {row.case.name}", row.share_of_roof)
             for row in measured.rows
             if row.share_of_roof is not None
         ]
-        plot.draw(bars, f"{measured.model}: share of the read bandwidth", arguments.plot, sys.stderr)
+        plot.draw(bars, f"{measured.model}: share of the read bandwidth", arguments.plot, stderr())

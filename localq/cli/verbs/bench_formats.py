@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localq.cli import agree, help_page, progress
-from localq.cli.output import note
+from localq.cli.output import note, stderr, stdout
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
 
@@ -77,9 +76,9 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
     with run_bar(plan.repetitions + 1, arguments.quiet) as count_run:
         wanted = formats.FormatsRequest(name, found.base if found else None, candidates, loading, plan, text)
         table = formats.run(wanted, count_run)
-    format_report.write(table, arguments.output, sys.stdout, sys.stderr)
+    format_report.write(table, arguments.output, stdout(), stderr())
     if arguments.plot is not None:
-        format_report.draw(table, arguments.plot, sys.stderr)
+        format_report.draw(table, arguments.plot, stderr())
     if table.stopped:
         raise KeyboardInterrupt
     if table.failures:

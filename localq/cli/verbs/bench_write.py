@@ -8,7 +8,7 @@ import typer
 
 from localq import places
 from localq.cli import help_page, progress
-from localq.cli.output import note, print_json
+from localq.cli.output import note, print_json, print_line
 from localq.errors import usage_error
 from localq.settings import Settings
 from localq.wording import human_bytes
@@ -38,4 +38,4 @@ def run(name: str | None, folder: str, settings: Settings, seed: int, quiet: boo
     if as_json:
         print_json({"folder": str(out), "model": files.name, "bytes": size})
         return
-    print(f"{out}: {files.name}, {human_bytes(size)}; tokenizer and chat template of {text.name}")
+    print_line(f"{out}: {files.name}, {human_bytes(size)}; tokenizer and chat template of {text.name}")

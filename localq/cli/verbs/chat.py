@@ -10,7 +10,7 @@ import typer
 from localq.chat.open_options import OpenOptions
 from localq.cli import agree, default_model, help_page, options, reply_options
 from localq.cli.option_values import Command as Command
-from localq.cli.output import has_screen, is_rich_terminal, note
+from localq.cli.output import has_screen, is_rich_terminal, note, stdout
 from localq.cli.stream_encoding import is_utf8
 from localq.errors import usage_error
 from localq.files import catalog
@@ -149,7 +149,7 @@ def start_chat(
 
 def _on_full_screen(settings: Settings) -> bool:
     if settings.ui == "auto":
-        if sys.stdin.isatty() and is_rich_terminal(sys.stdout) and not is_utf8(sys.stdout):
-            note(f"using line mode: the full screen needs a UTF-8 locale, but this terminal uses {sys.stdout.encoding}")
+        if sys.stdin.isatty() and is_rich_terminal(stdout()) and not is_utf8(stdout()):
+            note(f"using line mode: the full screen needs a UTF-8 locale, but this terminal uses {stdout().encoding}")
         return has_screen()
-    return settings.ui == "tui" and sys.stdin.isatty() and sys.stdout.isatty()
+    return settings.ui == "tui" and sys.stdin.isatty() and stdout().isatty()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localq.cli import options
-from localq.cli.output import print_json
+from localq.cli.output import print_json, print_line
 from localq.sanitize import sanitize
 
 
@@ -18,8 +18,8 @@ def doctor(json: options.Json = False) -> None:
         print_json({**body, "usable": problem is None, "problem": problem.to_dict() if problem else None})
     else:
         for title, text in (*doctor_facts.lines(facts), *doctor_install.lines()):
-            print(f"{title:<12} {sanitize(text)}")
+            print_line(f"{title:<12} {sanitize(text)}")
         if problem is None:
-            print(f"{'usable':<12} {doctor_facts.verdict(facts)}")
+            print_line(f"{'usable':<12} {doctor_facts.verdict(facts)}")
     if problem is not None:
         raise problem

@@ -14,7 +14,7 @@ import typer
 from localq import kv_bits, places
 from localq.cli import agree, help_page, options
 from localq.cli import progress as progress_lines
-from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
+from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
 from localq.wording import OnProgress
@@ -115,7 +115,7 @@ def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int,
     if plot is not None and results:
         from localq.bench.quality import comparison  # start-up cost: torch is loaded by now
 
-        comparison.draw(results, plot, sys.stderr)
+        comparison.draw(results, plot, stderr())
     for error in failed[1:]:
         note(str(error))
     if failed:
@@ -202,7 +202,7 @@ def _print(result: dict[str, Any]) -> None:
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnProgress | None]:
     """A progress bar on stderr, if it is a terminal."""
-    if quiet or not is_rich_terminal(sys.stderr):
+    if quiet or not is_rich_terminal(stderr()):
         yield None
         return
     from rich import progress  # rich costs start-up time

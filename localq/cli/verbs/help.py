@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from localq import keymap, settings
-from localq.cli.output import print_json, stdout_table
+from localq.cli.output import print_json, print_line, stdout_table
 from localq.cli.pager import page_output
 from localq.errors import EXIT_CODE_MEANINGS, usage_error
 
@@ -118,7 +118,7 @@ def help(
     """Explain a verb or topic, or search all options."""
     if not json and (page := _verb_page(topic, context)) is not None:
         with page_output():
-            print(page)
+            print_line(page)
         return
     body, tables = TOPICS[topic]() if topic in TOPICS else _search(topic)
     if not tables:
@@ -130,5 +130,5 @@ def help(
     with page_output():
         for number, (headers, *rows) in enumerate(tables):
             if number:
-                print()
+                print_line()
             stdout_table(headers, rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq.cli import options
-from localq.cli.output import note, print_json
+from localq.cli.output import note, print_json, stderr
 from localq.errors import ExitCode, usage_error
 from localq.wording import human_bytes
 
@@ -55,7 +55,7 @@ def prune(
 
 
 def _confirm(total: int) -> bool:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and stderr().isatty()):
         raise usage_error(
             "localq prune",
             "cannot ask for confirmation without a terminal",

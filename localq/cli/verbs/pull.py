@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from localq.cli import agree, help_page, options, progress
-from localq.cli.output import note, print_json
+from localq.cli.output import note, print_json, print_line, stderr
 from localq.errors import ExitCode, usage_error
 from localq.files import catalog
 from localq.settings import Settings
@@ -80,8 +79,8 @@ def pull(
                 path, was_here = _pull(target, revision, settings.offline, quiet, show)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(OSError):  # the terminal may be gone
-                if sys.stderr.isatty():
-                    print(file=sys.stderr)  # the terminal wrote ^C
+                if stderr().isatty():
+                    note()  # the terminal wrote ^C
                 note(f"{target.name}: stopped; run the same command to resume")
             raise
         fetched.append(_fields(target, path, was_here))
@@ -89,7 +88,7 @@ def pull(
             size = human_bytes(fetched[-1]["bytes"])
             note(f"{target.name}: {size}, {'already on this machine' if was_here else 'downloaded and verified'}")
         if not json:
-            print(path, flush=True)
+            print_line(str(path))
     if json:
         print_json({"models": fetched})
     return ExitCode.OK
@@ -105,7 +104,7 @@ def _plans(targets: list[catalog.Target], revision: str | None, settings: Settin
         print_json({"models": [pull_report.to_dict(each) for each in plans]})
         return refusals[0].exit_code if refusals else ExitCode.OK
     for number, plan in enumerate(plans):
-        print("\n".join(["", *pull_report.lines(plan)] if number else pull_report.lines(plan)))
+        print_line("\n".join(["", *pull_report.lines(plan)] if number else pull_report.lines(plan)))
     if refusals:
         raise refusals[0]
     return ExitCode.OK

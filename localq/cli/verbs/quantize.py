@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq.cli import agree, help_page, options
-from localq.cli.output import is_rich_terminal, note, print_json, stderr_console
+from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console
 from localq.cli.verbs import quantize_bcq, quantize_calibrated
 from localq.cli.verbs.quantize_calibrated import WEIGHED_WINDOWS, CalibrationOptions
 from localq.errors import usage_error
@@ -274,7 +273,7 @@ class _Conversion:
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnProgress | None]:
     """A progress bar on stderr, if it is a terminal."""
-    if quiet or not is_rich_terminal(sys.stderr):
+    if quiet or not is_rich_terminal(stderr()):
         yield None
         return
     from rich import progress  # rich costs start-up time

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq.cli import options
-from localq.cli.output import note, print_json
+from localq.cli.output import note, print_json, stderr
 from localq.errors import ExitCode, usage_error
 from localq.wording import human_bytes
 
@@ -43,7 +43,7 @@ def rm(
 
 
 def _confirm(models: list[LocalModel]) -> bool:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and stderr().isatty()):
         raise usage_error(
             "localq rm", "cannot ask for confirmation without a terminal", "Use --yes to remove without confirmation."
         )

@@ -18,7 +18,7 @@ from localq.chat.history.export import code_blocks
 from localq.chat.open_options import OpenOptions
 from localq.cli import agree, default_model, help_page, options, reply_options
 from localq.cli.option_values import Command as Command
-from localq.cli.output import note, print_json
+from localq.cli.output import note, print_json, print_line
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog
 from localq.settings import Settings
@@ -226,7 +226,7 @@ def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -
 
     text = _last_block(reply) if request.extract else reply.text
     if request.extract and not request.json and text is not None:
-        print(text)
+        print_line(text)
     if request.json:
         body = {"model": settings.model, "text": text, "thought": reply.thought, "reason": reply.reason}
         roof = roofline.model_roof(loaded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localq.cli import options
-from localq.cli.output import print_json, terminal_width
+from localq.cli.output import print_json, print_line, terminal_width
 from localq.errors import usage_error
 from localq.files import catalog
 
@@ -19,4 +19,4 @@ def show(model: options.Model = None, vram: options.Vram = None, json: options.J
     if json:
         print_json(facts)
     else:
-        print("\n".join(model_facts.lines(facts, terminal_width())))
+        print_line("\n".join(model_facts.lines(facts, terminal_width())))

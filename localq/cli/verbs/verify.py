@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localq.cli import options
-from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
+from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console, stdout_table
 from localq.errors import ExitCode
 from localq.wording import human_bytes
 
@@ -77,7 +76,7 @@ def _fields(model: LocalModel, checked: list[CheckedFile]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _progress(models: list[LocalModel], quiet: bool) -> Iterator[OnFile]:
     """A progress bar at a terminal, nothing elsewhere."""
-    if quiet or not is_rich_terminal(sys.stderr):
+    if quiet or not is_rich_terminal(stderr()):
         yield lambda what, size: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn

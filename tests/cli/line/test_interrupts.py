@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from localq import cli
+from localq.cli import command_line
 from localq.cli.line import line_chat
 from localq.cli.line.interrupts import Interrupts
 
@@ -96,20 +97,21 @@ def test_a_press_while_the_program_ends_changes_its_code_alone(monkeypatch, amid
 
     def within(original):
         def once(*arguments):
-            if not pressed and (amid != "signal" or arguments[0] == signal.SIGINT):
+            if not pressed and (amid != "signal" or arguments == (signal.SIGINT, signal.SIG_IGN)):
                 pressed.append(True)
                 press()
             return original(*arguments)
 
         return once
 
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    monkeypatch.setattr(cli.stream_encoding, "prepare", lambda *_: None)
-    monkeypatch.setattr(cli, "execute", lambda _: 130)
+    for name in ("unraisablehook", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(command_line.stream_encoding, "prepare", lambda *_: None)
+    monkeypatch.setattr(command_line, "execute", lambda _: 130)
     if amid == "signal":
         monkeypatch.setattr(cli.signal, "signal", within(signal.signal))
     else:
-        monkeypatch.setattr(cli, amid, within(getattr(cli, amid)))
+        monkeypatch.setattr(command_line, amid, within(getattr(command_line, amid)))
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert pressed

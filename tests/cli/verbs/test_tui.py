@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
@@ -76,8 +77,10 @@ def test_bare_localq_is_the_help_where_there_is_no_terminal(monkeypatch, capsys)
 
 def test_bare_localq_is_tui_at_a_terminal(monkeypatch):
     found = []
-    monkeypatch.setattr("localq.cli.has_screen", lambda: True)
-    monkeypatch.setattr("localq.cli.execute", lambda arguments: found.append(arguments) or 0)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr("localq.cli.command_line.has_screen", lambda: True)
+    monkeypatch.setattr("localq.cli.command_line.execute", lambda arguments: found.append(arguments) or 0)
     monkeypatch.setattr("sys.argv", ["localq"])
     with pytest.raises(SystemExit):
         main()

@@ -56,13 +56,14 @@ def test_a_stop_that_comes_while_an_object_is_destroyed_is_not_lost(name, code):
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever was inherited: shells start jobs without it
 from localq import cli
+from localq.cli import command_line
 class Destroyed:
     def __del__(self):
         raise {name}
 def work(arguments, **options):
     Destroyed()
     time.sleep(300)
-cli.app = work
+command_line.app = work
 cli.main()
 """
     result = subprocess.run(  # it ends long before its work would

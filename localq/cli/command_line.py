@@ -1,0 +1,204 @@
+"""One run of the command line: signals, standard streams, the parser, and exit codes for exceptions."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import termios
+import threading
+from types import FrameType, TracebackType
+from typing import Annotated
+
+import typer
+from typer._click.exceptions import ClickException  # typer carries its parser and exports only parts of it
+
+from localq import __version__
+from localq.cli import pause_line, stream_encoding
+from localq.cli.output import has_screen, is_hung_up, note, note_lost_characters, print_line
+from localq.cli.registry import Verbs
+from localq.errors import ExitCode, LocalqError
+from localq.files.hub import pauses
+from localq.sanitize import clean_stream
+
+app = typer.Typer(
+    name="localq",
+    cls=Verbs,
+    help="Chat with the largest language model that fits on your NVIDIA GPU.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: quick to start, and readable in pipes, logs and screen readers
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print_line(f"localq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run() -> None:
+    """Run the command line of this process, and exit."""
+    _open_closed_streams()
+    _use_streams()
+    sys.unraisablehook, threading.excepthook = _stop_again, _log_thread
+    sys.excepthook = _report_escaped
+    pauses.use(pause_line.show)
+    try:
+        _raise_on_signals()
+        code = execute(sys.argv[1:] or _without_arguments())
+    except KeyboardInterrupt:  # a second one, while the first was handled
+        code = ExitCode.INTERRUPTED
+    except (OSError, termios.error) as error:  # raised before the signal arrives
+        code = _report_stream(error)
+    try:
+        note_lost_characters()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = ExitCode.CLOSED_PIPE
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except OSError as error:
+        code = code if is_hung_up() else _report_stream(error)
+    _ignore_interrupts()
+    if code in (ExitCode.CLOSED_PIPE, ExitCode.DISK) or is_hung_up():
+        # The interpreter flushes stdout again at exit, and it has no reader any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _use_streams() -> None:
+    """Put the filter in front of stdout and stderr; a stderr that cannot be written does not end a command."""
+    stream_encoding.prepare(sys.stdin, sys.stdout, sys.stderr)
+    sys.stdout, sys.stderr = clean_stream(sys.stdout), clean_stream(sys.stderr, optional=True)
+
+
+def _raise_on_signals() -> None:
+    """From here on a signal is an exception, which verbs clean up after."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # set by `nohup`: continue
+        signal.signal(signal.SIGHUP, _terminate)  # the terminal is gone
+
+
+def _report_stream(error: Exception) -> int:
+    """The exit code for an error of a standard stream: a closed terminal or a full disk; another one is a bug."""
+    if is_hung_up():
+        return ExitCode.TERMINATED
+    return _report_full(error) if _is_full(error) else _report_unexpected(error)
+
+
+def _is_full(error: Exception) -> bool:
+    """The disk that stdout is redirected to is full; verbs handle the files that they write."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _report_full(error: Exception) -> ExitCode:
+    note(f"localq: stdout: cannot write ({error}). Free some space, or redirect elsewhere.")
+    return ExitCode.DISK
+
+
+def _ignore_interrupts() -> None:
+    """A Ctrl-C during interpreter exit would replace the exit code and print a traceback."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # one that came before the next line took effect
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return
+
+
+def _open_closed_streams() -> None:
+    """Open a closed standard stream (`<&-`) as an empty one, so that none is None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It gets the lowest free number, which is that of the stream.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+
+
+def _without_arguments() -> list[str]:
+    """Bare `localq`: the full screen at a terminal, else the help."""
+    return ["tui"] if has_screen() else []
+
+
+def execute(arguments: list[str]) -> int:
+    """Run one command line and return its exit code; expected failures are printed as one line on stderr."""
+    try:
+        result = app(arguments, prog_name="localq", standalone_mode=False)
+    except LocalqError as error:
+        note(f"localq: {error}")
+        return error.exit_code
+    except ClickException as error:  # usage errors, in the parser's words
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return ExitCode.CLOSED_PIPE
+    except SystemExit as stop:
+        # The parser turns a closed pipe into exit 1; the context tells the two apart.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return ExitCode.CLOSED_PIPE
+        return stop.code if isinstance(stop.code, int) else ExitCode.FAILURE
+    except (OSError, termios.error) as error:
+        if is_hung_up() or _is_full(error):
+            raise  # `run` handles them
+        return _report_unexpected(error)
+    except Exception as error:
+        return _report_unexpected(error)
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _report_unexpected(error: BaseException) -> int:
+    """Print one line for `error`, whatever happens meanwhile; returns the exit code."""
+    try:
+        from localq.cli import last_resort  # only needed after a failure
+
+        return last_resort.report(error)
+    except Exception as failure:  # without descriptors, memory or files nothing can be imported
+        note(f"localq: unexpected error ({type(error).__name__}, then {type(failure).__name__})")
+        return ExitCode.FAILURE
+
+
+def _report_escaped(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """In place of Python's traceback, for what ends the process outside of a command."""
+    if not isinstance(error, KeyboardInterrupt):
+        _report_unexpected(error)
+
+
+def _log_thread(failed: threading.ExceptHookArgs) -> None:
+    """Write what ends a thread to the log: printed, it would stand in the middle of an answer or of the screen."""
+    if failed.exc_value is not None:
+        _log(failed.exc_value)
+
+
+def _log(error: BaseException) -> None:
+    with contextlib.suppress(Exception):  # nobody waits for it
+        from localq.cli import last_resort  # as above
+
+        last_resort.log(error)
+
+
+def _stop_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Repeat a Ctrl-C or termination that came inside a destructor, where Python only prints it."""
+    number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(unraisable.exc_type)
+    if number is None:
+        if unraisable.exc_value is not None:
+            _log(unraisable.exc_value)
+    else:
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()  # during this hook it would be lost again
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(ExitCode.TERMINATED)
