@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from localq.secret import redact
+
 
 class ExitCode(enum.IntEnum):
     """Process exit codes; `localq help exit-codes` prints `EXIT_CODE_MEANINGS`."""
@@ -47,11 +49,12 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
 class LocalqError(Exception):
     """An expected failure: what failed, why, and the next step.
 
-    `str(error)` is the line that users read: "what: why. next_step".
+    `str(error)` is the line that users read: "what: why. next_step". Secrets in the texts of others are left out.
     """
 
     def __init__(self, what: str, why: str, next_step: str = "", exit_code: ExitCode = ExitCode.FAILURE) -> None:
-        self.what, self.why, self.next_step, self.exit_code = what, why, next_step, exit_code
+        self.what, self.why, self.next_step = redact(what), redact(why), redact(next_step)
+        self.exit_code = exit_code
         super().__init__(str(self))
 
     def __str__(self) -> str:

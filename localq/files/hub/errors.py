@@ -1,7 +1,7 @@
 """Failures of the hub as LocalqErrors that name the cause.
 
 Gated (exit 5), unknown (4), network (6), disk (9). Messages of the client library are never shown, because they may
-contain signed addresses. Also: which failures are temporary, and how long to wait before a retry.
+contain signed addresses. Also: which failures are temporary, and the pause before a retry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from localq import places
 from localq.disk import disk_error
 from localq.errors import ExitCode, LocalqError
-from localq.files.hub import proxies
+from localq.files.hub import pauses, proxies
+from localq.secret import Address
 
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each retry, unless the server states a time
 LONGEST_PAUSE_S = 300.0
@@ -27,16 +28,24 @@ _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "socksio")
 
 
 class RefusedError(Exception):
-    """A request for a file was refused. Only status and headers are used; the body is untrusted."""
+    """A request was refused. Only status and headers are used; the body is untrusted."""
 
     def __init__(self, response: Any) -> None:
         super().__init__(f"status {response.status_code}")
         self.response = response
 
 
-def endpoint() -> str:
-    """The address of the hub: HF_ENDPOINT, else the public hub."""
-    return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+class SlowError(Exception):
+    """The hub answers, but slower than any connection that can be used."""
+
+
+class UnreadableError(Exception):
+    """The HTTP library failed at an answer, or at an address, in a way that its own errors do not cover."""
+
+
+def endpoint() -> Address:
+    """The address of the hub: HF_ENDPOINT, else the public hub. Its text has no password."""
+    return Address((os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"))
 
 
 def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = "") -> Any:
@@ -50,25 +59,43 @@ def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = 
                 if known is error:
                     raise
                 raise known from error
-            time.sleep(pause_after_s(error, pause_s))
+            pause_after(error, pause_s)
     raise AssertionError("the last try returns or raises")
 
 
 def breaks_off(error: Exception) -> bool:
     """Whether a transfer can resume after `error`: a temporary refusal, or a broken connection."""
-    return _is_passing(error) or _library(error) in _HTTP_LIBRARIES
+    return _is_passing(error) or is_of_transport(error)
+
+
+def is_of_transport(error: Exception) -> bool:
+    """Whether `error` is one that the HTTP library states: a broken connection, a wrong protocol."""
+    return type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES
+
+
+def pause_after(error: Exception, pause_s: float) -> None:
+    """Wait after `error`, as the server asks, else `pause_s`. Shown, and ended by a stop (`pauses`)."""
+    status = status_of(error)
+    why = f"{endpoint()} answered with HTTP status {status}" if status else f"{endpoint()} {_trouble(error)}"
+    pauses.pause(pause_after_s(error, pause_s), why)
+
+
+def _trouble(error: Exception) -> str:
+    if "Timeout" in type(error).__name__ or isinstance(error, SlowError):
+        return "does not answer"
+    return f"broke the connection off ({type(error).__name__.lstrip('_')})"
 
 
 def pause_after_s(error: Exception, pause_s: float) -> float:
     """Seconds to wait after `error`: the server's Retry-After (seconds or a date), else `pause_s`."""
     response = getattr(error, "response", None)
-    asked = response.headers.get("Retry-After", "") if response is not None else ""
+    asked = response.headers.get("Retry-After", "").strip() if response is not None else ""
     if asked.isascii() and asked.isdigit():
-        pause_s = float(asked)
+        pause_s = float(asked[:9])
     elif asked:
         import email.utils  # start-up cost: few servers send a date
 
-        with contextlib.suppress(ValueError):  # not a date either
+        with contextlib.suppress(ValueError, TypeError, IndexError, OverflowError):  # not a date either
             pause_s = max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
     return min(pause_s, LONGEST_PAUSE_S)
 
@@ -84,10 +111,6 @@ def no_hub(repo: str, why: str, step: str = "Check the connection and run the sa
     return LocalqError(repo, why, step, ExitCode.NETWORK)
 
 
-def _library(error: Exception) -> str:
-    return type(error).__module__.partition(".")[0]
-
-
 def status_of(error: BaseException) -> int | None:
     """The HTTP status of a refusal; None for another failure."""
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -100,33 +123,48 @@ def _is_passing(error: Exception) -> bool:
 
 
 def translate(error: Exception, repo: str, revision: str, name: str) -> Exception:
-    """The LocalqError for an error of the client; `error` itself if it is a bug."""
-    from huggingface_hub import errors
-
-    status, code = status_of(error), ""
+    """The LocalqError for an error of a request; `error` itself if it is a bug."""
     if isinstance(error, RefusedError):
-        code = error.response.headers.get("X-Error-Code", "")
-    if isinstance(error, errors.GatedRepoError) or code == "GatedRepo":
+        return _of_refusal(error.response, repo, revision, name)
+    if (status := status_of(error)) is not None:
+        return no_hub(repo, f"the hub answered with HTTP status {status}")
+    return _of_transport(error, repo)
+
+
+def _of_refusal(response: Any, repo: str, revision: str, name: str) -> LocalqError:
+    """The error for a status of 400 and more, which the hub explains in a header."""
+    status, code = response.status_code, response.headers.get("X-Error-Code", "")
+    if code == "GatedRepo":
         return gated_error(repo)
-    if isinstance(error, errors.RevisionNotFoundError) or code == "RevisionNotFound":
+    if code == "RevisionNotFound":
         return _not_there(repo, f"there is no revision {revision!r}", "Check the revision.")
-    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError) or code == "RepoNotFound":
-        why = "no such repository on the hub, or it is private"
-        return _not_there(repo, why, "Check the name; if the repository is private, run `hf auth login`.")
+    if code == "RepoNotFound":
+        return no_repository(repo)
     if status == 401:
+        if not name and "authorization" not in response.request.headers:
+            return no_repository(repo)
         return gated_error(repo, "the hub rejected the access token")
     if status == 403:
         return gated_error(repo, "the access token does not grant access, or the licence was not accepted")
     if status == 404:
         return _not_there(repo, f"there is no {name}" if name else "not found", "Check the name and the revision.")
-    if status is not None:
-        return no_hub(repo, f"the hub answered with HTTP status {status}")
-    return _of_transport(error, repo)
+    return no_hub(repo, f"the hub answered with HTTP status {status}")
+
+
+def no_repository(repo: str) -> LocalqError:
+    """The error (exit 4) for a repository that the hub does not have, or does not show."""
+    why = "no such repository on the hub, or it is private"
+    return _not_there(repo, why, "Check the name; if the repository is private, run `hf auth login`.")
 
 
 def _of_transport(error: Exception, repo: str) -> Exception:
-    if _library(error) in _HTTP_LIBRARIES:
-        proxy = proxies.variable_for(endpoint())
+    if isinstance(error, SlowError):
+        return no_hub(repo, f"{endpoint()} {_trouble(error)}")
+    if isinstance(error, UnreadableError):
+        why = f"the answer of {endpoint()} cannot be read ({error})"
+        return no_hub(repo, why, "Check HF_ENDPOINT and the network.")
+    if is_of_transport(error):
+        proxy = proxies.variable_for(endpoint().reveal())
         through = f" through the proxy of {proxy}" if proxy else ""
         return no_hub(repo, f"{endpoint()} cannot be reached{through} ({type(error).__name__})")
     if isinstance(error, OSError):

@@ -35,6 +35,7 @@ SMALL_FILES = re.compile(
     r"|tokenizer[A-Za-z0-9._-]*\.(json|model)"
 )
 MB = 10**6
+MAX_SMALL_BYTES = 64 * 2**20  # of a file that is not weights; the largest vocabularies take 35 MB
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -289,6 +290,10 @@ def single_gguf(listing: Listing) -> tuple[str, ...]:
 def check_layout(listing: Listing) -> None:
     """Before the download: raises LocalqError (exit 8) for a repository that localq cannot load."""
     names = listing.files
+    for name, file in sorted(names.items()):
+        if file.size > MAX_SMALL_BYTES and (SMALL_FILES.fullmatch(name) or name == INDEX_NAME):
+            why = f"{name} is {file.size:,} bytes long; the limit is {MAX_SMALL_BYTES:,}"
+            raise bad_file(listing.repo, why, "Use another repository or revision.")
     if SINGLE_NAME not in names and INDEX_NAME not in names:
         if pickles := sorted(name for name in names if name.endswith(PICKLE_SUFFIXES)):
             why = f"the weights are pickle files ({pickles[0]}), which can run code when opened"

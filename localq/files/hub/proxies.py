@@ -1,7 +1,7 @@
 """Proxies and certificates that environment variables name, for the connection to the hub.
 
-The HTTP library reads HTTP_PROXY, HTTPS_PROXY, ALL_PROXY (or lower case), NO_PROXY and SSL_CERT_FILE, and raises errors
-of many kinds for values that it cannot use. Here such an error gets the name of its variable.
+The HTTP library reads HTTP_PROXY, HTTPS_PROXY, ALL_PROXY (or lower case), NO_PROXY, SSL_CERT_FILE and SSLKEYLOGFILE,
+and raises errors of many kinds for values that it cannot use. Here such an error gets the name of its variable.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from localq.errors import ExitCode, LocalqError
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _SOCKS = ("socks5", "socks5h")
 _SCHEMES = ("http", "https", *_SOCKS)
+_FILES = ("SSL_CERT_FILE", "SSLKEYLOGFILE")
+_FILE_STEPS = {
+    "SSL_CERT_FILE": "Set it to a file of PEM certificates, or unset it.",
+    "SSLKEYLOGFILE": "Set it to a file that can be written, or unset it.",
+}
 _NEEDS = "Use an address such as http://HOST:PORT or socks5://HOST:PORT, or unset the variable."
 
 
@@ -28,22 +33,34 @@ def use_known_schemes() -> None:
             os.environ[name] = f"socks5://{rest}"
 
 
+def check_files() -> None:
+    """Raises LocalqError (exit 6) for a variable whose file the HTTP library would read or write without an end."""
+    for name in _FILES:
+        value = os.environ.get(name)
+        if value and os.path.lexists(value) and not os.path.isfile(value):
+            raise LocalqError(name, "it is not a regular file", _FILE_STEPS[name], ExitCode.NETWORK)
+
+
 def setup_error(error: Exception) -> LocalqError:
     """The error (exit 6) for `error`, with which the HTTP library failed to start: it names the variable."""
     for name, value in _variables().items():
         if found := _fault(value):
             why, step = found
             return LocalqError(name, why, step, ExitCode.NETWORK)
-    if isinstance(error, OSError) and "SSL_CERT_FILE" in os.environ:  # an ssl.SSLError is an OSError
+    if isinstance(error, OSError) and (name := next((each for each in _FILES if os.environ.get(each)), "")):
+        # an ssl.SSLError is an OSError
         why = "the file contains no certificates" if isinstance(error, ssl.SSLError) else f"{error.strerror or error}"
-        return LocalqError("SSL_CERT_FILE", why, "Set it to a file of PEM certificates, or unset it.", ExitCode.NETWORK)
+        return LocalqError(name, why, _FILE_STEPS[name], ExitCode.NETWORK)
     why = f"the HTTP library failed to start ({type(error).__name__})"
     return LocalqError("network", why, "Check HTTPS_PROXY, ALL_PROXY and NO_PROXY.", ExitCode.NETWORK)
 
 
 def variable_for(address: str) -> str:
     """The variable whose proxy requests to `address` use; "" for none."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # not an address
+        return ""
     given = urllib.request.getproxies_environment()
     if not parts.hostname or urllib.request.proxy_bypass(parts.hostname):
         return ""

@@ -36,7 +36,6 @@ from localq.files.safetensors_headers import (
 HEAD_BYTES = 100_000  # of the first request for a file; most headers are shorter
 MIB = 2**20
 GGUF_HEAD_BYTES = (2 * MIB, 12 * MIB, 48 * MIB)  # a vocabulary of 49,000 tokens takes 1.8 MB, of 128,000 tokens 8 MB
-MAX_SMALL_BYTES = 64 * 2**20
 _OUTLINED = re.compile(
     r"(config|generation_config|tokenizer_config)\.json|chat_template\.jinja"
     rf"|{'|'.join(map(re.escape, quantization_files.NAMES))}"
@@ -99,9 +98,6 @@ def _folder(listing: Listing, folder: Path) -> Path:
 
 def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
     for file in files:
-        if file.size > MAX_SMALL_BYTES:
-            why = f"{file.name} is {file.size:,} bytes long; the limit is {MAX_SMALL_BYTES:,}"
-            raise bad_file(listing.repo, why, "Use another repository or revision.")
         (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
 
 

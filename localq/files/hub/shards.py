@@ -21,7 +21,7 @@ from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.files.catalog import Source
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
-from localq.files.hub import download
+from localq.files.hub import download, pauses
 from localq.files.hub import errors as hub_errors
 from localq.files.hub import fetch as hub
 from localq.files.hub import records as hub_records
@@ -210,7 +210,9 @@ class Shards:
             try:
                 return ask()
             except LocalqError as error:
-                if wait_s is None or error.exit_code != ExitCode.NETWORK or self._over.wait(wait_s):
+                if wait_s is None or error.exit_code != ExitCode.NETWORK:
+                    raise
+                if pauses.pause(wait_s, f"{error.what}: {error.why}", self._over.wait):
                     raise
         raise AssertionError("the last try returns or raises")
 
