@@ -12,14 +12,13 @@ import difflib
 import functools
 import math
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import keymap, kv_bits, places, project_file
-from localq.errors import LocalqError, bad_file, usage_error
+from localq import keymap, kv_bits, places, project_file, toml_files
+from localq.errors import LocalqError, usage_error
 from localq.kv_bits import KvBits
 from localq.sampling import THINK_CHOICES, Sampling
 
@@ -206,13 +205,7 @@ def read_project(environment: Mapping[str, str] = os.environ) -> tuple[Path | No
 
 def file_text() -> str:
     """The text of `config.toml`; empty without a file. Raises LocalqError (exit 8) if it cannot be read."""
-    path = places.config_file()
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(str(path), error) from error
+    return toml_files.read(places.config_file()) or ""
 
 
 def parse_file(text: str, where: str, may_set: Callable[[str, Any], None] = lambda name, value: None) -> dict[str, Any]:
@@ -220,16 +213,9 @@ def parse_file(text: str, where: str, may_set: Callable[[str, Any], None] = lamb
 
     Raises LocalqError: exit 2 for a wrong setting, 8 for invalid TOML.
     """
-    try:
-        table = tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # huge numbers, deep nesting: no TOMLDecodeError
-        raise _unreadable(where, error) from error
     found: dict[str, Any] = {}
     with _add_place(where):
-        for name, value in table.items():
+        for name, value in toml_files.parse(text, where).items():
             check_name(name)
             may_set(name, value)
             found[name] = parse(name, value, where)
@@ -245,10 +231,6 @@ def _add_place(where: str) -> Iterator[None]:
     except LocalqError as error:
         what = error.what if where in str(error) else f"{error.what} in {where}"
         raise LocalqError(what, error.why, error.next_step, error.exit_code) from None
-
-
-def _unreadable(where: str, error: Exception) -> LocalqError:
-    return bad_file(where, f"cannot read it ({error})", "Fix the file, or move it out of the way.")
 
 
 def check_name(name: str) -> None:

@@ -68,10 +68,7 @@ def load_catalogue() -> tuple[ModelEntry, ...]:
 
     An entry of the user's file replaces the shipped one of the same name, and its aliases take precedence.
     """
-    path = places.user_models_file()
-    if not path.is_file():
-        return _shipped_entries()
-    own = catalog_file.read(path)
+    own = catalog_file.read(places.user_models_file())
     replaced = {entry.name.casefold() for entry in own}
     return (*own, *(entry for entry in _shipped_entries() if entry.name.casefold() not in replaced))
 

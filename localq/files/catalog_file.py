@@ -8,12 +8,11 @@ The head of `models.toml` describes the schema. Torch-free and fast: it runs at 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import settings
+from localq import settings, toml_files
 from localq.errors import LocalqError, bad_file
 from localq.files import format_facts
 from localq.files.architecture import Architecture
@@ -97,8 +96,11 @@ class Family:
     source: str
 
 
+MOST_WHOLE = 2**63  # TOML's whole numbers are smaller
+
+
 def read(path: Path) -> tuple[ModelEntry, ...]:
-    """The entries of a catalogue file. Raises LocalqError (exit 8) that names file and key."""
+    """The entries of a catalogue file; none where there is no file. Raises LocalqError (exit 8) with file and key."""
     body = _tables(path)
     _families(path, body)
     entries = tuple(_entry(path, f"model[{index}]", fields) for index, fields in enumerate(body.get("model", [])))
@@ -119,10 +121,7 @@ def _families(path: Path, body: dict[str, list[Any]]) -> tuple[Family, ...]:
 
 def _tables(path: Path) -> dict[str, list[Any]]:
     """The [[model]] and [[family]] tables of a catalogue file."""
-    try:
-        body = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise bad_file(str(path), f"the catalogue cannot be read ({error})", "Fix or remove the file.") from error
+    body = toml_files.parse(toml_files.read(path) or "", str(path))
     for key, tables in body.items():
         if key not in ("model", "family"):
             raise _wrong(path, key, "unknown key; models are [[model]] tables")
@@ -204,9 +203,11 @@ def _check_types(
         raise _wrong(path, where, "must be a table")
     for key, value in fields.items():
         if key not in known:
-            raise _wrong(path, f"{where}.{key}", f"unknown key; known keys: {', '.join(known)}")
+            raise _wrong(path, f"{where}.{key}"[:120], f"unknown key; known keys: {', '.join(known)}")
         if type(value) is not known[key]:
-            raise _wrong(path, f"{where}.{key}", f"must have type {known[key].__name__}, but is {value!r}")
+            raise _wrong(path, f"{where}.{key}", f"must have type {known[key].__name__}, but is {value!r:.80}")
+        if isinstance(value, int) and abs(value) >= MOST_WHOLE:
+            raise _wrong(path, f"{where}.{key}", "must be smaller than 2**63")
     for key in required:
         if key not in fields:
             raise _wrong(path, f"{where}.{key}", "is missing")
@@ -216,7 +217,7 @@ def _check_types(
 def _strings(path: Path, where: str, values: list[Any]) -> tuple[str, ...]:
     for value in values:
         if not isinstance(value, str):
-            raise _wrong(path, where, f"may contain only strings, not {value!r}")
+            raise _wrong(path, where, f"may contain only strings, not {value!r:.80}")
     return tuple(values)
 
 
@@ -230,7 +231,8 @@ def _check_unique(path: Path, entries: tuple[ModelEntry, ...]) -> None:
 
 
 def _wrong(path: Path, key: str, why: str) -> LocalqError:
-    return bad_file(f"{path}: {key}", why, "Fix the file; its schema is described at the top of models.toml.")
+    where, why = (" ".join(each[:400].split()) for each in (key, why))
+    return bad_file(f"{path}: {where}", why, "Fix the file; its schema is described at the top of models.toml.")
 
 
 _TYPES = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": list, "dict[str, str]": dict}

@@ -1,14 +1,15 @@
 """JSON files from untrusted model folders: bounded, strict, and inside the folder.
 
 Accepted is only a regular file of the folder, or one that a link of its user points to (`inside`), within its size
-limit, in UTF-8 (a byte order mark is skipped), with a JSON object without duplicate keys, NaN, Infinity or lone
-surrogates. Everything else is a `LocalqError` with exit code 8; for what an editor leaves in a file, it says what to
-change there. Torch-free.
+limit, in UTF-8 (a byte order mark is skipped), with a JSON object without duplicate keys, NaN, Infinity, numbers of
+many digits or lone surrogates, and not nested deeply. Everything else is a `LocalqError` with exit code 8; for what an
+editor leaves in a file, it says what to change there. Torch-free.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -16,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
+from localq import toml_files
 from localq.errors import bad_file
 
 DAMAGED = "Download the file again; if the error persists, localq cannot use this model."
@@ -23,8 +25,11 @@ EDITED = "If you edited the file, fix the edit; otherwise download the file agai
 _BOM = "\ufeff"  # begins files that some editors write
 # More than any file of a model has. Counted before the JSON is parsed, to bound its time and memory.
 MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
+MAX_DEPTH = 64  # of objects and lists in each other; configurations have about 6
+MAX_DIGITS = 128  # of a number; a longer one can be too large for a float
 MAX_TARGET = 200  # characters of a link's target in a message
 _CONTENT_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # a sha256 or git id in hex
+_NO_BRACKET = re.compile(r'(?:"(?:[^"\\]++|\\(?s:.))*+"?+|[^\[\]{}"]++)++')
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # one half of a surrogate pair as JSON escapes it
 
 
@@ -80,8 +85,15 @@ def _target(path: Path) -> str:
 def read_text(path: Path, max_bytes: int) -> str:
     """The UTF-8 text of a file of at most `max_bytes`, without a byte order mark."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(max_bytes + 1)
+        # O_NONBLOCK: opening a named pipe must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise bad_file(str(path), "not a regular file", DAMAGED)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                raw = file.read(max_bytes + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise bad_file(str(path), f"cannot be read ({error.strerror})", "Check the file's permissions.") from error
     if len(raw) > max_bytes:
@@ -96,13 +108,16 @@ def parse_object(text: str, what: str, damaged: str = DAMAGED) -> dict[str, Any]
     """The JSON object in `text`; `what` names the source in errors, `damaged` is their advice for malformed JSON."""
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
         raise bad_file(what, "contains more objects or lists than any known model file", DAMAGED)
+    if text.count("{") + text.count("[") > MAX_DEPTH and toml_files.is_deep(_NO_BRACKET.sub("", text), MAX_DEPTH):
+        raise bad_file(what, "nested too deeply", DAMAGED)
+    hooks: dict[str, Any] = {"parse_constant": _no_constant, "parse_int": _integer, "parse_float": _decimal}
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except RecursionError as error:
+        value = json.loads(text, object_pairs_hook=_unique, **hooks)
+    except RecursionError as error:  # called from deep within
         raise bad_file(what, "nested too deeply", DAMAGED) from error
     except _EditError as error:
         raise bad_file(what, error.why, error.advice if damaged == EDITED else damaged) from error
-    except ValueError as error:  # covers JSONDecodeError, and integers of too many digits
+    except ValueError as error:  # covers JSONDecodeError
         raise bad_file(what, f"not valid JSON ({error})", damaged) from error
     if not isinstance(value, dict):
         raise bad_file(what, f"contains a JSON {type(value).__name__} instead of an object", DAMAGED)
@@ -138,6 +153,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         key = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise _EditError(f"the key {key[:80]!r} occurs twice in one object", "Remove one of the two from the file.")
     return fields
+
+
+def _integer(digits: str) -> int:
+    _check_digits(digits)
+    return int(digits)
+
+
+def _decimal(digits: str) -> float:
+    _check_digits(digits)
+    value = float(digits)
+    if math.isinf(value):
+        raise _EditError(f"the number {digits} is too large", "Replace it in the file with a number, or with null.")
+    return value
+
+
+def _check_digits(digits: str) -> None:
+    if len(digits) > MAX_DIGITS:
+        raise _EditError(f"a number has {len(digits):,} digits", "Replace it in the file with a shorter one.")
 
 
 def _no_constant(literal: str) -> NoReturn:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
 from localq.errors import ExitCode, LocalqError
+from localq.files import json_files
 from localq.files.json_files import parse_object, read_object, read_text
 
 EDITS = {
@@ -38,3 +43,51 @@ def test_a_byte_order_mark_is_skipped(tmp_path):
     path.write_bytes(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}')
     assert read_object(path, 1000) == {"a": "\ufeff"}
     assert read_text(path, 1000) == '{"a": "\ufeff"}'
+
+
+def nested(depth: int) -> str:
+    return '{"a": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
+HOSTILE = {
+    "lists in lists": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "objects in objects": '{"a": ' * 50_000 + "1" + "}" * 50_000,
+    "a little too deep": nested(json_files.MAX_DEPTH + 1),
+    "brackets in strings hide none": '{"a": ' + '["]", ' * 100 + "1" + "]" * 100 + "}",
+    "brackets that stay open": '{"a": ' + "[" * 100_000,
+    "a number of many digits": '{"a": ' + "9" * 5_000 + "}",
+    "one that Python would read": '{"a": -' + "9" * (json_files.MAX_DIGITS) + "}",
+    "many decimals": '{"a": 0.' + "1" * 100_000 + "}",
+    "beyond a float": '{"a": [1e999]}',
+    "below a float": '{"a": -1e400}',
+    "many objects": '{"a": [' + "{}," * 100_000 + "{}]}",
+    "strings that stay open": '{"a": "' + '\\"' * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_json_is_refused_before_it_is_parsed(tmp_path, name):
+    path = tmp_path / "config.json"
+    path.write_text(HOSTILE[name])
+    begun = time.process_time()
+    with pytest.raises(LocalqError) as caught:
+        read_object(path, 2**20)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+    assert time.process_time() - begun < 2
+
+
+def test_brackets_and_digits_in_strings_are_text():
+    body = "[{" * 1000 + "9" * 1000 + "1e999"
+    assert parse_object(f'{{"{body}": "{body}\\\\"}}', "f") == {body: body + "\\"}
+    assert parse_object(nested(json_files.MAX_DEPTH), "f")
+    assert parse_object('{"a": -' + "9" * (json_files.MAX_DIGITS - 1) + "}", "f")
+
+
+def test_a_pipe_and_a_device_are_neither_read_nor_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", Path("/dev/zero"), tmp_path):
+        with pytest.raises(LocalqError, match="not a regular file") as caught:
+            read_object(path, 1000)
+        assert caught.value.exit_code == ExitCode.BAD_FILE

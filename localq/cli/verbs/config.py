@@ -8,9 +8,8 @@ import typer
 
 from localq import places, settings, settings_file
 from localq.cli import options
-from localq.cli.output import note, print_json, stdout_table
+from localq.cli.output import note, print_json, print_line, stdout_table
 from localq.cli.pager import page_output
-from localq.sanitize import sanitize
 
 config = typer.Typer(
     add_completion=False,
@@ -76,7 +75,7 @@ def get(name: _Name, json: options.Json = False) -> None:
         found = settings.origins()[name]
         print_json({"name": name, "value": found.value, "origin": found.source})
         return
-    print(sanitize(_text(name, settings.origins()[name].value)))  # it may come from a project's file
+    print_line(_text(name, settings.origins()[name].value))
 
 
 @config.command(name="set")
@@ -90,7 +89,7 @@ def set_(
     if json:
         print_json({"name": name, "value": stored})
     else:
-        print(f"{name} = {_text(name, stored)}")
+        print_line(f"{name} = {_text(name, stored)}")
 
 
 @config.command()
@@ -109,8 +108,9 @@ def edit() -> None:
     """
     from localq.chat.terminal import editor  # start-up cost: only needed here
 
-    text = editor.edit(settings.file_text(), "Use `localq config set NAME VALUE` instead.")
-    print(f"{settings_file.write_file(text)} settings in {places.config_file()}")
+    before = settings.file_text()
+    text = editor.edit(before, "Use `localq config set NAME VALUE` instead.")
+    print_line(f"{settings_file.write_file(text, before)} settings in {places.config_file()}")
 
 
 @config.command()
@@ -119,7 +119,7 @@ def path(json: options.Json = False) -> None:
     if json:
         print_json({"path": str(places.config_file())})
     else:
-        print(places.config_file())
+        print_line(str(places.config_file()))
 
 
 def _text(name: str, value: object) -> str:
