@@ -17,6 +17,7 @@ from localq.chat.session import ChatSession
 from localq.errors import LocalqError, usage_error
 from localq.stats import Stats
 from localq.text import thinking
+from localq.text.tokenizer_like import TokenizerLike
 
 KEPT = 1 / 4  # share of the prompt: the newest exchanges that stay unchanged
 LONGEST, SHARE = 1024, 1 / 8  # limits of a summary: tokens, and share of the context
@@ -45,8 +46,7 @@ def _compacting(session: ChatSession) -> Replies:
     count = _summed_up(session, conversation, turns)
     size = session.ensure_loaded().context_size
     longest = max(1, min(LONGEST, int(size * SHARE)))
-    template = session.tokenizer.chat_template
-    texts = [_written(conversation.turns[turn].message, template) for turn in turns[:count]]
+    texts = [_written(conversation.turns[turn].message, session.tokenizer) for turn in turns[:count]]
     passes = _passes(session, texts, _room(session, size, longest))
     text, end, cut = summary.text if summary is not None else "", None, False
     for number, piece in enumerate(passes, 1):
@@ -110,9 +110,9 @@ def _room(session: ChatSession, size: int, longest: int) -> int:
     return min(room, MOST_AT_ONCE)
 
 
-def _written(message: Message, template: str | None) -> str:
+def _written(message: Message, tokenizer: TokenizerLike) -> str:
     """The message as the prompt has it: marks of the template are escaped, which takes more tokens."""
-    text = thinking.template_content(template, "user", message.answer.strip())
+    text = thinking.template_content(tokenizer, "user", message.answer.strip())
     return f"{'User' if message.role == 'user' else 'Assistant'}: {text}"
 
 

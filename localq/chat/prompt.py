@@ -126,7 +126,7 @@ class PromptBuilder:
         return self.tokenizer.chat_ids(self._dicts(messages), **self._variables(think))
 
     def _dicts(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        return [each.to_dict(self.tokenizer.chat_template) for each in messages]
+        return [each.to_dict(self.tokenizer) for each in messages]
 
     def _variables(self, think: str) -> dict[str, Any]:
         return thinking.variables(self.tokenizer.chat_template, think)
@@ -152,8 +152,7 @@ class PromptBuilder:
         """`ids` followed by the reply to be continued: its exact ids, else those of its text."""
         if not begun or exact:
             return [*self.ids(messages, think), *exact]
-        form = self.tokenizer.chat_template
-        begun = harmony.continuation(begun) if harmony.is_template(form) else thinking.escape_reply(form, begun)
+        begun = thinking.escape_continuation(self.tokenizer, begun)
         return self.tokenizer.encode(thinking.continue_prompt(self.text(messages, think), begun))
 
     def fit(

@@ -20,7 +20,7 @@ from localq.worker.messages import Generate
 def ask(session: ChatSession, text: str, max_tokens: int) -> Replies:
     """Stream an answer to `text` alone, with the session's sampling, minimal thinking, no stop strings."""
     tokenizer = session.tokenizer
-    message = Message("user", text).to_dict(tokenizer.chat_template)
+    message = Message("user", text).to_dict(tokenizer)
     prompt = tokenizer.chat_ids([message], **thinking.minimal_variables(tokenizer.chat_template))
     request = session.generate_request(prompt, reply_stream.reply_decoder(tokenizer, prompt))
     generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")

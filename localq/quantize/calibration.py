@@ -52,16 +52,16 @@ def token_ids(tokenizer: Tokenizer, chats: ChatFile, option: str) -> list[list[i
     Raises LocalqError: exit 2 for a model without a chat template, and for a chat that its template rejects; 8 for a
     malformed template.
     """
-    template = tokenizer.chat_template
-    if template is None:
+    if tokenizer.chat_template is None:
         why = f"{chats.path} contains chats, but this base model has no chat template"
         raise usage_error(option, why, "Use plain text.")
     ids = list[list[int]]()
     for number, messages in chats.chats:
-        shown = [
-            {**each, "content": thinking.template_content(template, each["role"], each["content"])} for each in messages
-        ]
         try:
+            shown = [
+                {**each, "content": thinking.template_content(tokenizer, each["role"], each["content"])}
+                for each in messages
+            ]
             ids.append(tokenizer.encode(tokenizer.chat_text(shown, add_generation_prompt=False)))
         except LocalqError as error:
             if error.exit_code == ExitCode.BAD_FILE:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from localq.errors import LocalqError
+from localq.errors import ExitCode, LocalqError
 from localq.text import harmony, template, thought_tags
 
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ def _ends_written(backend: tokenizers.Tokenizer, special: Mapping[str, str], tex
     turns = (("user", "How so?"), ("assistant", _ANSWER), ("user", "Why?"))
     try:
         rendered = template.render(text, [{"role": role, "content": said} for role, said in turns], special)
-    except LocalqError:  # reported when the first message is sent
-        return set()
+    except LocalqError as error:
+        if isinstance(error, template.LimitExceeded) and error.exit_code == ExitCode.FAILURE:
+            raise  # a busy machine: without the token no reply would end
+        return set()  # reported when the first message is sent
     _, said, after = rendered.rpartition(_ANSWER)
     if not said:  # a template that writes no earlier answers
         return set()

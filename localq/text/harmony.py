@@ -80,13 +80,13 @@ def escape_marks(text: str) -> str:
     return text
 
 
-def continuation(content: str) -> str:
-    """A stored reply to be continued after a prompt, with marks in its answer escaped."""
+def split_answer(content: str) -> tuple[str, str]:
+    """A stored reply up to its answer, and the answer; all of a reply that is not in channels is its answer."""
     if begins_reply(content) is not True:
-        return content
+        return "", content
     channels = Channels()
     _, answer = channels.push(content)
-    return content[: len(content) - len(answer)] + escape_marks(answer)
+    return content[: len(content) - len(answer)], answer
 
 
 def format_reply(template: str | None, thought: str, answer: str, thinking: bool) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
-import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -22,32 +21,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localq import places
-from localq.errors import LocalqError, bad_file, usage_error
-
-BREAK = "\u200b"
-_MARK = re.compile(r"<\|\w{1,64}\|>|<(?:start|end)_of_turn>|\[/?[A-Z_]{1,64}\]")
-_ANY = r"<\|\w{1,64}\|>"
-_PUT_TOGETHER = re.compile(r"""<\|['"]""")  # '<|' + message['role'] + '|>'
-
-
-def escape_marks(template: str | None, text: str) -> str:
-    """`text` with the template's turn marks broken by a zero-width space, so that they are plain text."""
-    marks = _marks(template or "")
-    return marks.sub(lambda found: found[0][0] + BREAK + found[0][1:], text) if marks else text
-
-
-@functools.lru_cache(maxsize=8)
-def _marks(template: str) -> re.Pattern[str] | None:
-    written = [re.escape(mark) for mark in sorted(set(_MARK.findall(template)))]
-    if _PUT_TOGETHER.search(template):
-        written.append(_ANY)
-    return re.compile("|".join(written)) if written else None
-
+from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_BYTES = 2**20  # the limit of the child, which imports nothing from here
 MAX_CONVERSATION_BYTES = MAX_OUTPUT_BYTES * 3 // 4  # some models' templates add a frame to every message
-WALL_SECONDS = 2.5  # the child's own limit is 2 to 3 s of processor time; this is also for one that sleeps or swaps
+CPU_SECONDS = 2  # of the child, which imports nothing from here; the kernel ends it within a further second
+WALL_SECONDS = 15.0  # a busy machine takes longer than the processor; beyond this the machine is at fault
+_TICKS = os.sysconf("SC_CLK_TCK")  # of /proc, in a second
+
+
+class LimitExceeded(LocalqError):
+    """Rendering was stopped: by the limits of the child, or because the machine is too busy."""
 
 
 def render(
@@ -59,8 +44,9 @@ def render(
 ) -> str:
     """Render a conversation. messages: {"role": str, "content": str}; special_tokens: bos_token and others.
 
-    Raises LocalqError: exit 1 with the template's message where it refuses the conversation (raise_exception),
-    exit 8 where it is malformed, tries to escape the sandbox or exceeds a limit.
+    Raises LocalqError: exit 1 with the template's message where it refuses the conversation (raise_exception), and
+    where a busy machine does not get it done; exit 8 where it is malformed, tries to escape the sandbox or exceeds a
+    limit. `LimitExceeded` where the child was stopped.
     """
     size = _bytes(template)
     if size > MAX_TEMPLATE_BYTES:
@@ -102,12 +88,24 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
         raise usage_error("chat", why, "Start over with /clear, or send a shorter message.")
 
 
+_NEXT_STEP = "The template is unusual, damaged or malicious. Use another copy of the model."
+
+
 def _bad(why: str) -> LocalqError:
-    return bad_file(
-        "chat template",
-        why,
-        "The template is unusual, damaged or malicious; `localq run` completes plain text without it.",
-    )
+    return bad_file("chat template", why, _NEXT_STEP)
+
+
+def _over_limit(process: subprocess.Popen[bytes]) -> LimitExceeded:
+    """The error for a child that ended without an answer."""
+    why = "rendering takes too much memory or crashes"
+    if process.wait() in (-signal.SIGXCPU, -signal.SIGKILL):
+        why = f"rendering takes more than {CPU_SECONDS} s of processor time"
+    return LimitExceeded("chat template", why, _NEXT_STEP, ExitCode.BAD_FILE)
+
+
+def _busy(seconds: float) -> LimitExceeded:
+    why = f"rendering got {seconds:.1f} s of processor time in {WALL_SECONDS:.0f} s, because the machine is busy"
+    return LimitExceeded("chat template", why, "Try again when other programs use less of it.")
 
 
 def _refusal(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:
@@ -170,19 +168,29 @@ class _Child:
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any]:
         assert process.stdin is not None
-        deadline = time.monotonic() + WALL_SECONDS
+        deadline, used = time.monotonic() + WALL_SECONDS, _processor_seconds(process)
         try:
             process.stdin.write(line)
             process.stdin.flush()
         except BrokenPipeError:
-            raise _bad("the template crashed the rendering process") from None
+            raise _over_limit(process) from None
         if not _readable(process, deadline):
-            raise _bad(f"rendering takes more than {WALL_SECONDS:g} s")
+            raise _busy(_processor_seconds(process) - used)
         raw = _line(process)
         if not raw.endswith(b"\n"):
-            raise _bad("rendering exceeds the time, memory or output limit")
+            raise _over_limit(process)
         answer: dict[str, Any] = json.loads(raw)
         return answer
+
+
+def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Processor time of the child; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{process.pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _readable(process: subprocess.Popen[bytes], deadline: float) -> bool:

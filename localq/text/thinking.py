@@ -18,8 +18,9 @@ from typing import Any
 from localq.errors import usage_error
 from localq.sampling import THINK_CHOICES, THINK_LEVELS
 from localq.text import harmony, thought_tags
-from localq.text.template import escape_marks
 from localq.text.thought_tags import THINK, Tags
+from localq.text.tokenizer_like import TokenizerLike
+from localq.text.turn_marks import TurnMarks
 
 TAIL_TOKENS = 16  # an opening tag within these last tokens of a prompt opens the reply
 
@@ -162,27 +163,40 @@ def _parts(content: str) -> tuple[str, str, bool]:
     return thought, answer, splitter.thinking
 
 
-def template_content(template: str | None, role: str, content: str) -> str:
-    """Content of a stored message for a chat template, with turn marks escaped; for channels the answer only."""
+def template_content(tokenizer: TokenizerLike, role: str, content: str) -> str:
+    """Content of a stored message for the chat template, with turn marks escaped; for channels the answer only.
+
+    Raises LocalqError as `Tokenizer.turn_marks`.
+    """
+    template, marks = tokenizer.chat_template, tokenizer.turn_marks
     if harmony.is_template(template):
-        return harmony.escape_marks(split_reply(content)[1] if role == "assistant" else content)
+        return marks.escape(harmony.escape_marks(split_reply(content)[1] if role == "assistant" else content))
     if role != "assistant":
-        return escape_marks(template, content)
-    return escape_reply(template, close_thought(convert_for(template, content)))
+        return marks.escape(content)
+    return escape_reply(close_thought(convert_for(template, content)), marks)
 
 
-def escape_reply(template: str | None, content: str) -> str:
+def escape_reply(content: str, marks: TurnMarks) -> str:
     """A stored reply in tags with turn marks escaped, but not the tags of its thought, which may be marks as well."""
     splitter = ThoughtSplitter()
     splitter.push(content)
     splitter.finish()
     tags, head = splitter.tags, splitter.head
     if tags is None:
-        return escape_marks(template, content)
+        return marks.escape(content)
     start = head.index(tags.opening) + len(tags.opening)
     end = len(head) if splitter.thinking else head.rindex(tags.closing)
-    thought, answer = (escape_marks(template, each) for each in (head[start:end], content[len(head) :]))
+    thought, answer = (marks.escape(each) for each in (head[start:end], content[len(head) :]))
     return head[:start] + thought + head[end:] + answer
+
+
+def escape_continuation(tokenizer: TokenizerLike, content: str) -> str:
+    """A stored reply in the template's form, to be continued, with marks in its text escaped."""
+    marks = tokenizer.turn_marks
+    if not harmony.is_template(tokenizer.chat_template):
+        return escape_reply(content, marks)
+    head, answer = harmony.split_answer(content)
+    return head + marks.escape(harmony.escape_marks(answer))
 
 
 def continue_prompt(prompt: str, begun: str) -> str:

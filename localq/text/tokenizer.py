@@ -12,9 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localq.errors import LocalqError, bad_file, usage_error
-from localq.processes import run_with_timeout
-from localq.text import end_of_turn, harmony, template, thought_tags
-from localq.text.tokenizer_files import SPECIAL, read_backend, report_panics, special_tokens
+from localq.text import end_of_turn, harmony, template, thought_tags, turn_marks
+from localq.text.tokenizer_files import (
+    FETCH_AGAIN,
+    SPECIAL,
+    TOKENIZER,
+    encode_within,
+    read_backend,
+    report_panics,
+    special_tokens,
+)
+from localq.text.turn_marks import TurnMarks
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,7 +31,6 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES = 8 * 2**20  # more than any model's context holds
 MAX_SECONDS = 5.0  # to encode the first MiB of a text; as much again for each further MiB
-_FETCH_AGAIN = "Check its files with `localq verify`, or use another copy of the model."
 BREAKERS = ("\n", ":", '"', "*")  # tokens with these end a repetition for DRY, as in its proposal and in llama.cpp
 _HELD_BACK = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
@@ -62,13 +69,18 @@ class Tokenizer:
         return {id: token.content for id, token in added if token.special and token.content in harmony.MARKS}
 
     @functools.cached_property
+    def turn_marks(self) -> TurnMarks:
+        """What the template writes around messages. Raises LocalqError where the template does not end."""
+        return turn_marks.find(self.backend, self.special_tokens, self.stop_ids, self.chat_template)
+
+    @functools.cached_property
     def breaker_ids(self) -> frozenset[int]:
         """Tokens that end a repetition for DRY: all whose text has one of `BREAKERS` in it, and the special ones.
 
         So what a template writes around every turn is no repetition, and the end of a turn is never punished.
         """
         ids = sorted(id for id in self.backend.get_vocab().values() if id < self.rows)
-        with report_panics("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+        with report_panics(TOKENIZER, "it fails on these tokens", FETCH_AGAIN):
             texts = self.backend.decode_batch([[id] for id in ids], skip_special_tokens=False)
         breaking = (id for id, text in zip(ids, texts, strict=True) if any(part in text for part in BREAKERS))
         return frozenset(breaking) | self.skipped_ids
@@ -80,9 +92,9 @@ class Tokenizer:
         rows, count = files.text_config.get("vocab_size", 2**32), backend.get_vocab_size(with_added_tokens=False)
         if count > rows:  # added tokens may lie beyond: gemma 3's for images do, in its models for text
             raise bad_file(
-                "the model's tokenizer",
+                TOKENIZER,
                 f"it has {count:,} tokens, but the model's vocabulary has {rows:,}",
-                _FETCH_AGAIN,
+                FETCH_AGAIN,
             )
         return cls(backend, special, files.chat_template, end_of_turn.stop_ids(backend, special, files), rows)
 
@@ -102,15 +114,15 @@ class Tokenizer:
             why = f"{len(raw)} bytes long; the limit is {MAX_TEXT_BYTES}"
             raise usage_error("the text", why, "Send a shorter text.")
         seconds = MAX_SECONDS * max(1.0, len(raw) / 2**20)
-        ids = _encode_within(seconds, self.backend, raw.decode(), special)
+        ids: list[int] = list(encode_within(seconds, self.backend, raw.decode(), special).ids)
         if (largest := max(ids, default=0)) >= self.rows:
             why = f"it returns the id {largest:,}, which is outside the model's vocabulary of {self.rows:,}"
-            raise bad_file("the model's tokenizer", why, _FETCH_AGAIN)
+            raise bad_file(TOKENIZER, why, FETCH_AGAIN)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""
-        with report_panics("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+        with report_panics(TOKENIZER, "it fails on these tokens", FETCH_AGAIN):
             return self.backend.decode([id for id in ids if id not in self.skipped_ids], skip_special_tokens=False)
 
     def stream(self) -> Detokenizer:
@@ -185,23 +197,6 @@ class Detokenizer:
         self._start, self._settled = self._settled, len(self._ids)
         self._shown = self._tokenizer.decode(self._ids[self._start :])
         return piece
-
-
-def _encode_within(seconds: float, backend: tokenizers.Tokenizer, text: str, special: bool) -> list[int]:
-    """Ids of `text`, with a time limit: the splitting rule of a hostile file can search for hours.
-
-    Only the library's batch call lets other threads run.
-    """
-
-    def work() -> list[int]:
-        with report_panics("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
-            return list(backend.encode_batch([text], add_special_tokens=special)[0].ids)
-
-    try:
-        return run_with_timeout(seconds, work)
-    except TimeoutError:
-        why = f"it takes more than {seconds:.0f} s for a text of {len(text)} characters"
-        raise bad_file("the model's tokenizer", why, _FETCH_AGAIN) from None
 
 
 def read(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:

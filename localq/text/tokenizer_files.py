@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from localq.errors import bad_file
 from localq.files.json_files import inside, read_object, read_text
+from localq.processes import run_with_timeout
 
 if TYPE_CHECKING:
     import tokenizers
@@ -30,6 +31,8 @@ MAX_DECLARED = 2**16  # of tokenizer_config.json; Llama 3 has 256, gemma 3 has 6
 MAX_CHARACTERS = {":": MAX_TOKENS + 2**17, ",": 6 * MAX_TOKENS, "[": 2 * MAX_TOKENS, "{": 2**17}
 # Limit of characters that one character may become, all replacements multiplied; NFKC needs 18, published files 1.
 MAX_GROWTH = 32
+TOKENIZER = "the model's tokenizer"
+FETCH_AGAIN = "Check its files with `localq verify`, or use another copy of the model."
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -42,6 +45,26 @@ def report_panics(what: str, why: str, next_step: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise  # such as Ctrl-C
         raise bad_file(what, f"{why} ({str(error)[:200]})", next_step) from error
+
+
+def encode_within(
+    seconds: float, backend: tokenizers.Tokenizer, text: str, special: bool = False
+) -> tokenizers.Encoding:
+    """The encoding of `text`, with a time limit: the splitting rule of a hostile file can search for hours.
+
+    special: with the tokens that the model wants around plain text. Raises LocalqError (exit 8).
+    """
+
+    def work() -> tokenizers.Encoding:
+        with report_panics(TOKENIZER, "it fails on this text", FETCH_AGAIN):
+            # Only the library's batch call lets other threads run.
+            return backend.encode_batch([text], add_special_tokens=special)[0]
+
+    try:
+        return run_with_timeout(seconds, work)
+    except TimeoutError:
+        why = f"it takes more than {seconds:.0f} s for a text of {len(text)} characters"
+        raise bad_file(TOKENIZER, why, FETCH_AGAIN) from None
 
 
 def read_backend(files: ModelFiles) -> tokenizers.Tokenizer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from localq.text.turn_marks import TurnMarks
+
 
 class DetokenizerLike(Protocol):
     """Turns ids of one reply into text, piece by piece. over: the answer has ended, whatever follows."""
@@ -22,6 +24,8 @@ class TokenizerLike(Protocol):
     def chat_template(self) -> str | None: ...
     @property
     def stop_ids(self) -> frozenset[int]: ...
+    @property
+    def turn_marks(self) -> TurnMarks: ...
     @property
     def breaker_ids(self) -> frozenset[int]: ...
     @property

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import pytest
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Backend
-from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from localq.errors import LocalqError
 from localq.files.model_folder import ModelFiles
 from localq.text import end_of_turn
 from localq.text.tokenizer import Tokenizer
-from tests.support.text import tiny_tokenizers
-from tests.support.text.chat_templates import CONVERSATIONS, ENDS, EVERY, MARKS, family, source, turns
-
-SENTENCEPIECE = ("mistral", "gemma", "phi-3")
-trained = functools.cache(lambda kind: getattr(tiny_tokenizers, kind)().to_str())
-
-
-def family_backend(name: str) -> Backend:
-    """A tiny tokenizer of the family's kind with its special tokens, BOS put first as its file does."""
-    known = family(name)
-    backend = Backend.from_str(trained("llama2" if known in SENTENCEPIECE else "byte_level"))
-    texts = [text for text in (*ENDS[known], *MARKS[known]) if text]
-    rstrip = known == "phi-3"  # its tokens take the white space behind them along
-    backend.add_special_tokens([AddedToken(text, normalized=False, rstrip=rstrip) for text in texts])
-    bos = ENDS[known][0]
-    if bos and known in ("llama", "mistral", "gemma"):
-        ends = [(bos, backend.token_to_id(bos))]
-        backend.post_processor = TemplateProcessing(single=[bos, "$A"], special_tokens=ends)
-    return backend
+from tests.support.text.chat_templates import CONVERSATIONS, ENDS, EVERY, family, source, turns
+from tests.support.text.family_tokenizers import family_backend
 
 
 def saved(folder, name: str, eos_ids: list[int] | None = None) -> ModelFiles:
@@ -115,7 +94,10 @@ def test_a_token_that_is_not_special_ends_a_reply_where_the_template_writes_it(t
         token["special"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(body))
     assert plain(files) <= special
-    assert any(end in plain(files) for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<end_of_turn>", "<|end|>"))
+    assert any(
+        end in plain(files)
+        for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<end_of_turn>", "<|end|>", ENDS["deepseek"][1])
+    )
 
 
 def test_an_end_beyond_the_vocabulary_is_dropped(tmp_path):

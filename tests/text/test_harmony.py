@@ -22,6 +22,7 @@ from localq.worker.messages import Load
 from tests.support.chat.scripted_client import ScriptedClient
 from tests.support.text import tiny_tokenizers
 from tests.support.text.chat_templates import MARKS, source
+from tests.support.text.family_tokenizers import family_tokenizer
 
 THOUGHT = "<|channel|>analysis<|message|>so so"
 NEXT = "<|end|><|start|>assistant"
@@ -239,11 +240,12 @@ def test_one_model_goes_on_with_what_another_said():
     said = [Message("user", "Q"), Message("assistant", tags), Message("user", "R")]
     for stored in (tags, REPLY):
         said[1] = Message("assistant", stored)
-        read_by_it = template.render(gpt_oss, [each.to_dict(gpt_oss) for each in said], special)
+        by_it, by_other = (family_tokenizer(f"published/{name}") for name in ("gpt-oss-120b", "qwen3-0.6b"))
+        read_by_it = template.render(gpt_oss, [each.to_dict(by_it) for each in said], special)
         assert "assistant<|channel|>final<|message|>yes<|end|>" in read_by_it
         assert "think" not in read_by_it
         assert "so so" not in read_by_it
-        assert "yes<|im_end|>" in template.render(qwen, [each.to_dict(qwen) for each in said], special)
+        assert "yes<|im_end|>" in template.render(qwen, [each.to_dict(by_other) for each in said], special)
 
 
 # ---- what others wrote is text

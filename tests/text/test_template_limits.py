@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import time
+from pathlib import Path
 
 import jinja2
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.text import template
+from localq.files.model_folder import ModelFiles
+from localq.text import end_of_turn, template, turn_marks
+from tests.support.text import tiny_tokenizers
 
 MESSAGES = [{"role": "user", "content": "SAFE"}]
 SECONDS = 30.0  # until the error, beside other work; without a limit most of these never end
@@ -196,3 +201,39 @@ def test_no_template_costs_time_or_memory(name):
     assert error is None or (error.exit_code in (ExitCode.BAD_FILE, ExitCode.FAILURE) and len(str(error)) < 1000)
     assert time.monotonic() - start < SECONDS
     assert rendered("{{ messages[0].content }}") == ("SAFE", None)
+
+
+def test_the_limit_is_processor_time_and_says_so():
+    _, error = rendered(BOMBS["nested-ranges"])
+    assert isinstance(error, template.LimitExceeded)
+    assert error.why == "rendering takes more than 2 s of processor time"
+    assert "`localq run`" not in str(error)  # it renders the template, too
+
+
+def test_a_slow_machine_is_not_a_hostile_template(monkeypatch):
+    assert rendered("{{ 1 }}") == ("1", None)
+    child = template._CHILD._process
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)  # gets no processor at all
+    monkeypatch.setattr(template, "WALL_SECONDS", 0.3)
+    _, error = rendered("{{ messages[0].content }}")
+    assert isinstance(error, template.LimitExceeded)
+    assert error.exit_code == ExitCode.FAILURE
+    assert "rendering got 0.0 s of processor time in 0 s, because the machine is busy" in error.why
+    assert "malicious" not in str(error)
+    monkeypatch.undo()
+    assert rendered("{{ messages[0].content }}") == ("SAFE", None)
+
+
+def test_a_busy_machine_costs_no_reply_its_end(monkeypatch):
+    """The end of a turn and its marks are read from the rendered template: without them nothing is opened."""
+    monkeypatch.setattr(template, "render", _busy)
+    backend = tiny_tokenizers.byte_level()
+    with pytest.raises(template.LimitExceeded):
+        end_of_turn.stop_ids(backend, {}, ModelFiles(Path(), "safetensors", {}, {}, {}, "{{ messages }}"))
+    with pytest.raises(template.LimitExceeded):
+        turn_marks.find(backend, {}, (), "{{ messages }}")
+
+
+def _busy(*arguments: object, **variables: object) -> str:
+    raise template._busy(0.1)

@@ -125,16 +125,18 @@ def test_a_thought_that_the_prompt_opens_or_leaves_empty(tags):
 @ALL
 def test_a_template_gets_the_tags_as_they_are_and_marks_escaped(tags):
     text = chat_template(tags)
+    tokenizer = tokenizer_with("<|turn|>", text=text)
     raw = f"{tags.opening}{tags.inside}a <|turn|> b{tags.ending}yes <|turn|> {tags.closing}"
-    told = thinking.template_content(text, "assistant", raw)
+    told = thinking.template_content(tokenizer, "assistant", raw)
     assert told.startswith(f"{tags.opening}{tags.inside}a <\u200b|turn|> b{tags.ending}yes <\u200b|turn|> ")
-    assert thinking.escape_reply(text, raw) == told
+    assert thinking.escape_reply(raw, tokenizer.turn_marks) == told
     asked = f"what is <|turn|> and {tags.closing}?"
-    assert "<|turn|>" not in thinking.template_content(text, "user", asked)
-    rendered = template.render(text, [Message("user", "Q").to_dict(text), Message("assistant", raw).to_dict(text)], {})
+    assert "<|turn|>" not in thinking.template_content(tokenizer, "user", asked)
+    said = [Message("user", "Q"), Message("assistant", raw)]
+    rendered = template.render(text, [each.to_dict(tokenizer) for each in said], {})
     assert rendered.count(tags.opening) == 1
     cut = f"{tags.opening}{tags.inside}half"
-    assert thinking.template_content(text, "assistant", cut) == cut + tags.ending
+    assert thinking.template_content(tokenizer, "assistant", cut) == cut + tags.ending
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.permutations(PAIRS, 2)], ids=lambda tags: tags.opening)

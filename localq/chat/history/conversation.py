@@ -14,6 +14,7 @@ from localq.chat.attachments import AttachedFile
 from localq.errors import usage_error
 from localq.stats import Stats
 from localq.text import thinking
+from localq.text.tokenizer_like import TokenizerLike
 
 TITLE_CHARACTERS = 60
 
@@ -62,9 +63,9 @@ class Message:
         """The thought of a reply."""
         return thinking.split_reply(self.content)[0] if self.role == "assistant" else ""
 
-    def to_dict(self, template: str | None = None) -> dict[str, str]:
-        """The message as a chat template takes it (`thinking.template_content`)."""
-        return {"role": self.role, "content": thinking.template_content(template, self.role, self.content)}
+    def to_dict(self, tokenizer: TokenizerLike) -> dict[str, str]:
+        """The message as the model's chat template takes it (`thinking.template_content`)."""
+        return {"role": self.role, "content": thinking.template_content(tokenizer, self.role, self.content)}
 
 
 def user_message(words: str, attached: Sequence[tuple[AttachedFile, str]] = ()) -> Message:

@@ -12,6 +12,7 @@ from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.stats import Stats
+from localq.text.turn_marks import NO_MARKS
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 
 DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
@@ -22,6 +23,7 @@ class CharTokenizer:
 
     stop_ids = frozenset({0})
     chat_template: str | None = "scripted"
+    turn_marks = NO_MARKS
     over = False
 
     def chat_text(self, messages: list[dict[str, str]], **variables: Any) -> str:

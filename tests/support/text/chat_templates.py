@@ -9,6 +9,7 @@ from tests.support.files.real_model import smollm2
 
 FOLDER = Path(__file__).parents[2] / "data" / "templates"
 ENDS = {  # bos and eos of the family, as its tokenizer_config.json has them
+    "llama-2": ("<s>", "</s>"),
     "llama": ("<|begin_of_text|>", "<|eot_id|>"),
     "mistral": ("<s>", "</s>"),
     "qwen": (None, "<|im_end|>"),
@@ -17,8 +18,10 @@ ENDS = {  # bos and eos of the family, as its tokenizer_config.json has them
     "phi-4": ("<|endoftext|>", "<|endoftext|>"),
     "smollm": ("<|im_start|>", "<|im_end|>"),
     "gpt": ("<|startoftext|>", "<|return|>"),
+    "deepseek": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
 }
 MARKS = {  # what else of a family's templates is one token
+    "llama-2": (),
     "llama": ("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>"),
     "mistral": ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]",
                 "[/SYSTEM_PROMPT]"),
@@ -28,6 +31,16 @@ MARKS = {  # what else of a family's templates is one token
     "phi-4": ("<|im_start|>", "<|im_sep|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     "smollm": ("<|endoftext|>",),
     "gpt": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|constrain|>"),
+    "deepseek": ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>",
+                 "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+}  # fmt: skip
+OF_MODELS = {  # the template of a model of the catalogue, by the beginning of its name; the longest counts
+    "smollm2": "smollm2", "smollm3": "smollm3", "llama-3.3": "llama-3.3", "llama-3.1": "llama-3.1",
+    "llama-3.2": "llama-3.2", "llama-3-": "llama-3", "llama-2": "llama-2", "qwen3": "qwen3", "qwen2.5": "qwen2.5",
+    "qwen2-": "qwen2.5", "qwq": "qwen2.5", "gemma-3": "gemma-3", "gemma-2": "gemma-2", "mistral-small": "mistral-small",
+    "mistral-nemo": "mistral-nemo", "mistral-7b": "mistral-v0.3", "mistral-7b-v0.2": "mistral-v0.2",
+    "mixtral": "mistral-v0.2", "phi-4": "phi-4", "phi-4-mini": "phi-4-mini", "phi-3.5": "phi-3.5", "phi-3-": "phi-3",
+    "gpt-oss": "gpt-oss",
 }  # fmt: skip
 PUBLISHED = [f"published/{path.stem}" for path in sorted((FOLDER / "published").glob("*.jinja"))]
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.jinja"))] + PUBLISHED
