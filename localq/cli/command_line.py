@@ -9,6 +9,7 @@ import signal
 import sys
 import termios
 import threading
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Annotated
 
@@ -73,9 +74,11 @@ def run() -> None:
     except OSError as error:
         code = code if is_hung_up() else _report_stream(error)
     _ignore_interrupts()
+    _remove_abandoned()
     if code in (ExitCode.CLOSED_PIPE, ExitCode.DISK) or is_hung_up():
         # The interpreter flushes stdout again at exit, and it has no reader any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):  # no descriptor is free
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
@@ -117,6 +120,16 @@ def _ignore_interrupts() -> None:
         with contextlib.suppress(KeyboardInterrupt):  # one that came before the next line took effect
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             return
+
+
+def _remove_abandoned() -> None:
+    """Remove the temporary folders of killed processes."""
+    place = os.environ.get("TMPDIR") or "/tmp"
+    with contextlib.suppress(Exception):  # a chore, which changes no exit code
+        if any(name.startswith("localq-") for name in os.listdir(place)):
+            from localq.files import scratch  # start-up cost: hardly ever needed
+
+            scratch.remove_abandoned(Path(place))
 
 
 def _open_closed_streams() -> None:

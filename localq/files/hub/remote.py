@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from localq import disk
 from localq.errors import LocalqError, bad_file
 from localq.files import quantization_files
 from localq.files.extra_tensors import extra_tensors
@@ -32,6 +31,7 @@ from localq.files.safetensors_headers import (
     read_index,
     shard_paths,
 )
+from localq.files.scratch import scratch_folder
 
 HEAD_BYTES = 100_000  # of the first request for a file; most headers are shorter
 MIB = 2**20
@@ -63,7 +63,7 @@ def outline(listing: Listing) -> Iterator[Path]:
     gguf = hub.single_gguf(listing)
     if not gguf:
         hub.check_layout(listing)
-    with disk.scratch_folder("localq-outline-") as folder:
+    with scratch_folder("localq-outline-") as folder:
         try:
             yield _gguf(listing, listing.files[gguf[0]], folder) if gguf else _folder(listing, folder)
         except LocalqError as error:
@@ -82,7 +82,7 @@ def to_fetch(listing: Listing, names: tuple[str, ...] = ()) -> list[RemoteFile]:
     hub.check_layout(listing)
     small = [file for name, file in sorted(listing.files.items()) if hub.SMALL_FILES.fullmatch(name)]
     index = [] if SINGLE_NAME in listing.files else [listing.files[INDEX_NAME]]
-    with disk.scratch_folder("localq-index-") as folder:
+    with scratch_folder("localq-index-") as folder:
         _small(listing, index, folder)
         return [*small, *index, *(listing.files[name] for name in _shards(listing, folder))]
 

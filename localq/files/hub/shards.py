@@ -29,6 +29,7 @@ from localq.files.hub import remote as hub_remote
 from localq.files.hub.client import Listing, RemoteFile
 from localq.files.hub.records import Store
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index
+from localq.files.scratch import scratch_folder
 from localq.wording import Say
 
 AHEAD = 2  # files at a time: one is read while the next is fetched
@@ -105,7 +106,7 @@ class Shards:
 
     def _header(self, file: RemoteFile) -> Header:
         self.say(f"{file.name} (header)")
-        with disk.scratch_folder("localq-header-") as folder:
+        with scratch_folder("localq-header-") as folder:
             path = folder / file.name
             hub_remote.outline_file(self._listing, file, path, self._patiently)
             return read_header(path)
