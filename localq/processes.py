@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import functools
 import os
 import queue
 import signal
@@ -28,24 +29,29 @@ def run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
     GIL.
     """
     answers: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
-
-    def worker() -> None:
-        try:
-            answers.put((True, work()))
-        except BaseException as error:  # raised again by the caller
-            answers.put((False, error))
-
     begun, used = time.monotonic(), time.process_time()
-    threading.Thread(target=worker, daemon=True).start()
+    threading.Thread(target=lambda: answers.put(_outcome(work)), daemon=True).start()
     left = seconds
     while True:
         try:
-            worked, answer = answers.get(timeout=left)
+            answer = answers.get(timeout=left)
             break
         except queue.Empty:
             left = min(seconds - (time.process_time() - used), SLOWEST * seconds - (time.monotonic() - begun))
             if left <= 0:
                 raise TimeoutError from None
+    return _unpack(*answer)
+
+
+def _outcome(work: Callable[[], T]) -> tuple[bool, T | BaseException]:
+    """Whether `work` succeeded, and its result or error."""
+    try:
+        return True, work()
+    except BaseException as error:  # raised again by `_unpack`
+        return False, error
+
+
+def _unpack(worked: bool, answer: T | BaseException) -> T:
     if not worked:
         raise answer  # type: ignore[misc]
     return answer  # type: ignore[return-value]
@@ -69,6 +75,42 @@ def run_to_completion(work: Callable[[], None]) -> None:
     thread.join()
     if failed:
         raise failed[0]
+
+
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends, even while this process is stopped."""
+    import ctypes  # start-up cost: only child processes need it
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def start_child(start: Callable[[], T]) -> T:
+    """Return `start()`, which starts a child that calls `end_with_parent`, run by a thread that lasts."""
+    return start() if threading.current_thread() is threading.main_thread() else _lasting_thread().run(start)
+
+
+class _LastingThread:
+    """A thread that ends with the process: the kernel takes the thread that started a child for its parent."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="children", daemon=True).start()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return `work()`, or raise what it raises."""
+        answers: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
+        self._work.put(lambda: answers.put(_outcome(work)))
+        return _unpack(*answers.get())
+
+    def _serve(self) -> None:
+        while True:
+            self._work.get()()
+
+
+_lasting_thread = functools.cache(_LastingThread)
 
 
 def child_environment() -> dict[str, str]:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localq import places
+from localq import places, processes
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 
 MAX_TEMPLATE_BYTES = 64 * 1024
@@ -151,13 +151,15 @@ class _Child:
             environment["TZ"] = os.environ["TZ"]
         # -P: the working folder may be a stranger's, and must not give the child its modules.
         command = [sys.executable, "-P", "-m", "localq.text.template_child"]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # so that Ctrl-C does not reach it
+        process = processes.start_child(
+            lambda: subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # so that Ctrl-C does not reach it
+            )
         )
         # Ready: the start of Python does not count as rendering time.
         if not _readable(process, time.monotonic() + 30) or _line(process) != b"ready\n":

@@ -6,10 +6,12 @@ Jinja's environment is set up as transformers does it (utils/chat_template_utils
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import functools
 import json
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -24,6 +26,7 @@ CPU_SECONDS = 2
 MEMORY_BYTES = 512 * 2**20  # of address space beyond what the started process has
 MAX_OUTPUT_BYTES = 2**20
 MAX_WORDS = 500  # characters of an error
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>: the signal for the end of the thread that started this process
 KEPT_TEMPLATES = 4  # compiled ones; compiling takes most of the time of a render
 
 
@@ -132,7 +135,8 @@ def limit_time() -> None:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Serve until stdin ends, or the front end."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with open("/proc/self/statm") as file:
         base = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (base + MEMORY_BYTES, base + MEMORY_BYTES))

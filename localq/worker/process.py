@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from localq.errors import LocalqError
-from localq.processes import child_environment
+from localq.processes import child_environment, start_child
 from localq.worker import messages, pipes
 from localq.worker.messages import Event, Shutdown
 
@@ -24,13 +24,15 @@ class EngineProcess:
     def __init__(self, command: Sequence[str]) -> None:
         self._readers: list[threading.Thread] = []
         self._writing = threading.Lock()
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=child_environment(),
+        self._process = start_child(
+            lambda: subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=child_environment(),
+            )
         )
 
     def listen(self, events: queue.Queue[Event | LocalqError | None], log: collections.deque[str]) -> None:

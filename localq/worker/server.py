@@ -1,8 +1,8 @@
 """The engine process: `python -m localq.worker.server`. Requests arrive on stdin, events go to the original stdout.
 
 The process sends Ready before torch is imported. A thread reads stdin, so that Cancel works during a reply, and the end
-of stdin (the front end is gone) ends the process at once: there are no orphans. Output of libraries goes to stderr. A
-CUDA error is sticky and only a new process cures it, so the process reports it and ends.
+of stdin (the front end is gone) ends the process at once; the kernel kills a stopped one: there are no orphans. Output
+of libraries goes to stderr. A CUDA error is sticky and only a new process cures it, so the process reports it and ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from localq import disk
+from localq import disk, processes
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Stats
 from localq.worker import messages
@@ -206,6 +206,7 @@ def _read_ahead(path: str) -> None:
 
 def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float = STEP_LIMIT_S) -> None:
     """Serve until stdin ends. Events take over stdout: fd 1 becomes stderr."""
+    processes.end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the front end, which sends Cancel or Shutdown
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
