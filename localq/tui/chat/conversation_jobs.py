@@ -13,7 +13,7 @@ from textual import work
 from textual.containers import Vertical
 from textual.message import Message
 
-from localq.errors import LocalqError
+from localq.chat.terminal import error_log
 from localq.tui.chat import session_job
 from localq.tui.chat.reply_buffer import ReplyBuffer
 from localq.tui.chat.session_job import SessionWork
@@ -60,8 +60,8 @@ class ConversationJobs(Vertical):
     def _profile(self, model: ModelHandle, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
         try:
             self.app.call_from_thread(show, model.profile())
-        except LocalqError as error:
-            self.app.call_from_thread(fail, str(error))
+        except Exception as error:
+            self.app.call_from_thread(fail, str(error_log.unexpected("profile", error)))
         finally:
             self.post_message(session_job.JobEnded())
 
@@ -108,5 +108,5 @@ class ConversationJobs(Vertical):
         """Run something that does not use the session in a thread; show its notice."""
         try:
             self.app.call_from_thread(self.notify, job(), markup=False)
-        except LocalqError as error:
-            self.post_message(session_job.JobFailed(error))
+        except Exception as error:
+            self.post_message(session_job.JobFailed(error_log.unexpected("chat", error)))

@@ -163,8 +163,10 @@ class ConversationView(ConversationJobs):
 
     async def _look_again(self) -> None:
         began_s = time.monotonic()
-        await self._look()
-        self._is_due, self._rests_until_s = False, time.monotonic() + REST_S
+        try:
+            await self._look()
+        finally:  # after an error in drawing the next text is still drawn
+            self._is_due, self._rests_until_s = False, time.monotonic() + REST_S
         self.call_after_refresh(self._drawn, began_s)
 
     def _drawn(self, began_s: float) -> None:
@@ -205,11 +207,13 @@ class ConversationView(ConversationJobs):
         """Draw the end of a job."""
         if self._looks is not None:
             self._looks.stop()
-        await self._look()
-        view, self._live, self._looks, self._extends = self._live, None, None, None
-        if view is not None and self.model is not None:
-            await self.transcript.end_reply(view, self.model.session.conversation)
-        self.finish_job()
+        try:
+            await self._look()
+            if self._live is not None and self.model is not None:
+                await self.transcript.end_reply(self._live, self.model.session.conversation)
+        finally:  # an error in drawing does not leave the chat busy
+            self._live = self._looks = self._extends = None
+            self.finish_job()
 
     # ---- actions on a turn
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
+from localq.chat.terminal import error_log
 from localq.errors import LocalqError
 from localq.tui.chat.reply_buffer import ReplyBuffer
 from localq.tui.jobs.model_handle import ModelHandle
@@ -67,8 +68,8 @@ def run(
         else:
             post(ReplyBegan())
             _gather(result, model, feed, stop)
-    except LocalqError as error:
-        post(JobFailed(error))
+    except Exception as error:
+        post(JobFailed(error_log.unexpected("chat", error)))
     finally:
         post(JobEnded())
 

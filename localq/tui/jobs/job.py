@@ -12,7 +12,9 @@ from typing import Generic, TypeVar
 
 from textual.message import Message
 
+from localq.chat.terminal import error_log
 from localq.errors import LocalqError
+from localq.files.hub import pauses
 from localq.tui.jobs.thread_messages import PostingWatcher, StoppedError
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ class Job(Generic[T]):
         self._work, self._post, self._discard = work, post, discard
         self._guard, self._taken = threading.Lock(), False
         self._made: list[T] = []
-        self._error: BaseException | None = None
+        self._error: LocalqError | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -64,7 +66,7 @@ class Job(Generic[T]):
     def take(self) -> T | LocalqError:
         """Return the result or the LocalqError; StoppedError once stopped, whatever the progress.
 
-        Raises any other exception of the thread, so that a bug does not vanish.
+        Any other exception of the thread is in the log, and the LocalqError names it.
         """
         with self._guard:
             self._taken = True
@@ -75,16 +77,15 @@ class Job(Generic[T]):
             return StoppedError(self.name)
         if left:
             return left[0]
-        if isinstance(self._error, LocalqError):
-            return self._error
-        raise self._error or AssertionError("the job has not ended, or its result was taken")
+        return self._error or LocalqError(self.name, "the job has not ended, or its result was taken")
 
     def _run(self) -> None:
         made: list[T] = []
         try:
-            made.append(self._work(self.watcher))
-        except BaseException as error:  # raised again by `take`
-            self._error = error
+            with pauses.shown_by(self.watcher.pausing):
+                made.append(self._work(self.watcher))
+        except BaseException as error:  # returned by `take`
+            self._error = error_log.unexpected(self.name, error)
         with self._guard:
             abandoned = self._taken
             if not abandoned:

@@ -16,6 +16,7 @@ from textual.message import Message
 
 from localq.chat.terminal.transfer_rate import ResumedBytes
 from localq.errors import ExitCode, LocalqError
+from localq.files.hub import pauses
 from localq.sanitize import sanitize
 
 if TYPE_CHECKING:  # start-up cost
@@ -106,6 +107,16 @@ class PostingWatcher:
         self._check()
         yield self._show
         self._check()
+
+    @contextlib.contextmanager
+    def pausing(self, why: str) -> Iterator[Callable[[float], None]]:
+        """Post a pause before another request as progress (`pauses.Show`)."""
+
+        def report(left_s: float) -> None:
+            self._check()
+            self._post(Fetching(sanitize(pauses.text(why, left_s)), 0, 0))
+
+        yield report
 
     def loading(self, event: Event) -> None:
         """Post a `LoadingStage`."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from textual.actions import ActionParseResult
-from textual.app import App
 from textual.await_complete import AwaitComplete
 from textual.command import CommandPalette
 from textual.css.query import NoMatches
@@ -24,6 +23,7 @@ from textual.widget import MountError, Widget
 from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
+from localq.tui.terminal.error_guard import GuardedApp
 from localq.tui.terminal.input_priority import InputPriority, TakesInputFirst, is_typed
 from localq.tui.terminal.sanitized_lines import SANITIZE_LINES
 
@@ -75,7 +75,7 @@ class _Lowest(TerminalScreen, Screen[None]):
     pass
 
 
-class TerminalApp(App[int]):
+class TerminalApp(GuardedApp):
     """An app that returns an exit code."""
 
     def __init__(self, ansi_color: bool = False) -> None:
@@ -117,7 +117,7 @@ class TerminalApp(App[int]):
             self.input_priority.key_handled()
 
     def _handle_exception(self, error: Exception) -> None:
-        """As Textual's, but ignore errors of widgets that are mounted while the app exits."""
+        """As the base's, but ignore errors of widgets that are mounted while the app exits."""
         cause = error.error if isinstance(error, WorkerFailed) else error  # the palette searches in a worker
         if not (self._exit and isinstance(cause, NoMatches | MountError)):
             super()._handle_exception(error)
