@@ -55,6 +55,19 @@ def test_what_is_no_token_is_refused_and_not_repeated(value, capsys):
     assert os.environ["HF_TOKEN"] == "of the environment"
 
 
+def test_the_word_itself_is_overwritten_where_ps_finds_it(tmp_path):
+    code = (
+        "import sys; from localq.cli import access_token; access_token.use(sys.argv[2]);"
+        "print(open('/proc/self/cmdline').read().split(chr(0))[3:], sys.argv)"
+    )
+    for given in (SECRET, "hf_short"):
+        command = [sys.executable, "-c", code, "--token", given, f"--token={given}", "more"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        assert given not in done.stdout + done.stderr
+        assert "'--token', '***" in done.stdout
+        assert "'more'" in done.stdout
+
+
 def test_a_file_that_is_none_is_wrong_usage(tmp_path):
     with pytest.raises(LocalqError) as caught:
         access_token.use(f"@{tmp_path / 'nothing'}")

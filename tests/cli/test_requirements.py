@@ -1,13 +1,14 @@
-"""A package that is not the one that localq asks for is named in one line; other faults keep their traceback."""
+"""A package that is not the one that localq asks for is named in one line; another fault is named with its log."""
 
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 
 from localq import cli
-from localq.cli import requirements
+from localq.cli import command_line, requirements
 
 STATED = [
     "typer>=0.29",
@@ -61,14 +62,15 @@ def test_out_of_a_folder_that_was_not_installed_nobody_knows(monkeypatch: pytest
 
 
 def test_a_failing_verb_names_it_in_one_line(
-    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def fails(*given: object, **named: object) -> None:
         raise AttributeError("'TyperOption' object has no attribute 'type_descriptor'")
 
-    monkeypatch.setattr(cli, "app", fails)
-    with pytest.raises(AttributeError):  # all is as it should be: the fault is localq's own
-        cli.execute(["ls"])
+    monkeypatch.setattr(command_line, "app", fails)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert cli.execute(["ls"]) == 1  # all is as it should be: the fault is localq's own
+    assert "unexpected error (AttributeError)" in capsys.readouterr().err
     installed["typer"] = "0.24.1"
     assert cli.execute(["ls"]) == 1
     shown = capsys.readouterr().err

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from localq import __version__, disk, driver, gpus, kernels, places, settings
+from localq.chat.terminal import error_log
 from localq.driver import CudaStack, Driver
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, packaged_model
@@ -198,7 +199,9 @@ def lines(facts: SystemFacts) -> list[tuple[str, str]]:
     ]
     if facts.settings is not None:
         rows.append(("network", "off (the setting `offline` is on)" if facts.settings.offline else "allowed"))
-    return rows
+    found = error_log.count()
+    count = "no unexpected error so far" if not found else f"{found} unexpected error{'s' if found > 1 else ''}"
+    return [*rows, ("log", f"{error_log.path()} ({count})")]
 
 
 def _torch_text(torch: Torch | None) -> str:
@@ -265,6 +268,7 @@ def as_json(facts: SystemFacts) -> dict[str, Any]:
         "folders": {name: {"path": str(each.path), "free_bytes": each.free} for name, each in facts.folders.items()},
         "embedded": facts.embedded,
         "offline": facts.settings.offline if facts.settings else None,
+        "log": {"path": str(error_log.path()), "errors": error_log.count()},
         "device": "cuda" if facts.driver.present else "cpu",
     }
 
