@@ -1,4 +1,4 @@
-"""Disk helpers: free space, durable writes, hashes, text files, OSErrors as LocalqErrors."""
+"""Disk helpers: free space, files opened for writing, hashes, text files, OSErrors as LocalqErrors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedRandom
 from pathlib import Path
 
 from localq import places
 from localq.errors import ExitCode, LocalqError, usage_error
 
 RESERVE_BYTES = 2**30  # a download leaves this much free; less for smaller models
+NEW_FILE_MODE = 0o666  # less what the umask takes
 
 
 def check_free(folder: Path, needed_bytes: int, what: str) -> None:
@@ -34,6 +36,22 @@ def free_bytes(folder: Path) -> int:
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
     with disk_errors(place):
         return shutil.disk_usage(place).free
+
+
+def read_error(path: Path, error: OSError, what: str = "") -> LocalqError:
+    """The LocalqError (exit 9) for an OSError of reading below `path`, about `what` (default: the file it names)."""
+    named = error.filename if isinstance(error.filename, str) else str(path)
+    why = f"cannot read {named if what else 'it'} ({error.strerror or error})"
+    return LocalqError(what or named, why, "Check its permissions and its owner.", ExitCode.DISK)
+
+
+@contextmanager
+def read_errors(path: Path, what: str = "") -> Iterator[None]:
+    """Turn an OSError of reading below `path` into a LocalqError (exit 9), as `read_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise read_error(path, error, what) from error
 
 
 def disk_error(folder: Path, error: OSError, needed_bytes: int | None = None) -> LocalqError:
@@ -124,23 +142,27 @@ def make_folder(folder: Path) -> None:
 def write_durably(path: Path, content: bytes, scratch: Path | None = None) -> None:
     """Replace the file at `path` atomically: a power cut leaves the old file or the new one.
 
-    The content is first written to the folder `scratch` on the same disk, default the folder of `path`.
+    The content is first written to the folder `scratch` on the same disk, default the folder of `path`. Mode and group
+    are those of a new file in the folder of `path`: others who share it may read what the umask lets them.
     """
-    scratch = scratch or path.parent
-    make_folder(path.parent)
-    make_folder(scratch)
-    descriptor, new = tempfile.mkstemp(dir=scratch, prefix=".new-")
-    try:
+    with replacement(path, scratch) as file:
+        file.write(content)
+
+
+def take_rights(descriptor: int, folder: Path) -> None:
+    """Give an open file the mode and group of a new file in `folder`, to which it is about to be renamed.
+
+    They follow the umask, the folder's group (setgid) and its default access list.
+    """
+    with contextlib.suppress(OSError):  # a drive without unnamed files: what the umask gave stays
+        probe = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, NEW_FILE_MODE)
         try:
-            write_all(descriptor, content)
-            os.fsync(descriptor)
+            right = os.fstat(probe)
         finally:
-            os.close(descriptor)
-        os.replace(new, path)
-    except BaseException:
-        Path(new).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+            os.close(probe)
+        if os.fstat(descriptor).st_gid != right.st_gid:
+            os.fchown(descriptor, -1, right.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(right.st_mode))
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -158,6 +180,158 @@ def sync_folder(folder: Path) -> None:
     finally:
         os.close(descriptor)
 
+
+# ---- files opened for writing: nothing that exists is emptied by opening, and no link is followed
+
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # O_EXCL follows no link
+_PRESENT = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe by this name must not block
+
+
+@contextmanager
+def new_file(path: Path, mode: int = 0o600) -> Iterator[BufferedRandom]:
+    """A new file, readable too; removed where the block raises. Raises OSError, FileExistsError also for a link."""
+    file = os.fdopen(os.open(path, _NEW, mode), "w+b")
+    try:
+        with file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def part_file(path: Path) -> Iterator[BufferedRandom]:
+    """A new file instead of an earlier one, or of a link, of this name. It stays where the block raises.
+
+    For names that only localq gives: what has them is left from a process that was killed. Raises OSError.
+    """
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, _NEW, NEW_FILE_MODE), "w+b") as file:
+        yield file
+
+
+@contextmanager
+def replacement(path: Path, scratch: Path | None = None, mode: int | None = None) -> Iterator[BufferedRandom]:
+    """A new file that takes the place of `path`, synced, at the end of the block; an error leaves what was there.
+
+    It is made in the folder `scratch` on the same disk, default the folder of `path`; both are created. Mode and group
+    are those of a new file in the folder of `path`; `mode` states another. A link at `path` is replaced, not followed.
+    """
+    scratch = scratch or path.parent
+    make_folder(path.parent)
+    make_folder(scratch)
+    new = scratch / f".new-{os.urandom(8).hex()}"
+    with new_file(new, NEW_FILE_MODE if mode is None else 0o600) as file:
+        yield file
+        file.flush()
+        if mode is None:
+            take_rights(file.fileno(), path.parent)
+        else:
+            os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+        os.replace(new, path)
+    sync_folder(path.parent)
+
+
+def open_to_append(path: Path, mode: int = 0o600) -> int:
+    """The descriptor of a regular file, made if missing, at whose end is written. Raises OSError, also for a link."""
+    return _regular(path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _PRESENT, mode))
+
+
+def open_lock(path: Path) -> int:
+    """The descriptor of a file to lock, made if missing; its content stays. Raises OSError, also for a link."""
+    return _regular(path, os.open(path, os.O_RDWR | os.O_CREAT | _PRESENT, NEW_FILE_MODE))
+
+
+def _regular(path: Path, descriptor: int) -> int:
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+@contextmanager
+def temporary_file(prefix: str, suffix: str, content: bytes) -> Iterator[Path]:
+    """A private file (0600) with `content` in the folder for temporary files, removed at the end. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=suffix)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def discard_output(descriptor: int) -> None:
+    """Let what is written to `descriptor` go nowhere. Raises OSError."""
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.dup2(nowhere, descriptor)
+    finally:
+        os.close(nowhere)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise LocalqError (exit 9) unless a file can be made or replaced at `path`. Opens nothing."""
+    with disk_errors(path):
+        found = path.stat() if path.exists() else None
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_symlink() and found is None:
+            raise FileNotFoundError(errno.ENOENT, "the link leads nowhere")
+        place = path.resolve().parent if found is None or stat.S_ISREG(found.st_mode) else path
+        place.stat()
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+class LazyOutput:
+    """The file of an option such as `--think-out`, opened with the first piece: until then it keeps what it has.
+
+    A file is replaced by a new one, which holds the first piece before it takes the name. Links to it and its mode
+    stay; a device or a pipe is written to. Raises LocalqError (exit 9).
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_replaceable(path)
+        self._path = path
+        self._file: int | None = None
+        if path.is_char_device():  # it has nothing to lose
+            with disk_errors(path):
+                self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it is one."""
+        return self._file is not None and os.isatty(self._file)
+
+    def write(self, content: bytes) -> None:
+        """Write a piece, which other programs see at once."""
+        with disk_errors(self._path):
+            if self._file is None:
+                self._file = self._open(content)
+            else:
+                write_all(self._file, content)
+
+    def close(self) -> None:
+        """Close the file."""
+        descriptor, self._file = self._file, None
+        if descriptor is not None:
+            with disk_errors(self._path):
+                os.close(descriptor)
+
+    def _open(self, content: bytes) -> int:
+        target = self._path.resolve()  # links stay
+        if target.exists() and not target.is_file():
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            write_all(descriptor, content)
+            return descriptor
+        with replacement(target, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else None) as file:
+            file.write(content)
+            return os.dup(file.fileno())
+
+
+# ---- text files
 
 MOST_TEXT_BYTES = 2**20  # of a text file; a context holds little more
 

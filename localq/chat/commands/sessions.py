@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shutil
 
 from rich.cells import cell_len, set_cell_size
@@ -106,16 +106,19 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
     if not name.strip():
         return host.show(text.rstrip("\n"), "(to write a file: /export md FILE)")
     path = places.expand(name.strip())
+    content = text.encode("utf-8", "replace")
+    opened = contextlib.ExitStack()
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        file = opened.enter_context(disk.new_file(path))
     except FileExistsError as error:
         raise usage_error(str(path), "the file already exists", "Choose another name.") from error
     except (OSError, ValueError) as error:
         why = f"cannot be written ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error
-    with disk.disk_errors(path), os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
-    return f"{path}: {human_bytes(len(text.encode('utf-8', 'replace')))}"
+    with disk.disk_errors(path), opened:
+        file.write(content)
+        file.flush()
+    return f"{path}: {human_bytes(len(content))}"
 
 
 def recap(record: Record) -> Recap:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from localq import disk
 from localq.cli.output import stderr, takes_colour
+from localq.errors import LocalqError, usage_error
 from localq.sanitize import sanitize, unfiltered
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -17,10 +19,9 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 class Thoughts:
     """Prints thinking piece by piece. stream None: prints nothing."""
 
-    def __init__(self, stream: TextIO | None, path: Path | None = None) -> None:
-        """`path`: the file of the stream, for errors (LocalqError, exit 9)."""
+    def __init__(self, stream: TextIO | None) -> None:
         self._dim = stream is not None and takes_colour(stream)
-        self._stream, self._path = unfiltered(stream) if stream is not None and self._dim else stream, path
+        self._stream = unfiltered(stream) if stream is not None and self._dim else stream
         self._open = False
 
     def write(self, text: str) -> None:
@@ -39,28 +40,50 @@ class Thoughts:
 
     def _write(self, text: str) -> None:
         assert self._stream is not None
-        with contextlib.nullcontext() if self._path is None else disk.disk_errors(self._path):
-            self._stream.write(text)
-            self._stream.flush()
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class _ThoughtFile(io.TextIOBase):
+    """The file of `--think-out`, as a stream; it is opened with the first thought."""
+
+    def __init__(self, path: Path) -> None:
+        self.output = disk.LazyOutput(path)
+
+    def write(self, text: str) -> int:
+        """Write a piece of a thought. Raises LocalqError (exit 9)."""
+        self.output.write(text.encode("utf-8", "replace"))
+        return len(text)
+
+    def isatty(self) -> bool:
+        """Whether the file is a terminal."""
+        return self.output.is_terminal
 
 
 @contextlib.contextmanager
-def open_thoughts(quiet: bool, path: str | None = None) -> Iterator[Thoughts]:
+def open_thoughts(quiet: bool, path: str | Path | None = None) -> Iterator[Thoughts]:
     """Print thinking to the file `path`, else to stderr unless `quiet`.
 
-    Raises LocalqError (exit 9) for a file that cannot be written.
+    The file keeps what it has until there is a thought. Raises LocalqError (exit 9) for one that cannot be written.
     """
     if path is None:
         yield Thoughts(None if quiet else stderr())
         return
-    place = Path(path)
-    with disk.disk_errors(place):
-        file = open(place, "w", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+    file = _ThoughtFile(Path(path))
     try:
-        yield Thoughts(file, place)
+        yield Thoughts(cast(TextIO, file))
     except BaseException:
-        with contextlib.suppress(OSError):  # the first failure counts
-            file.close()
+        with contextlib.suppress(LocalqError):  # the first failure counts
+            file.output.close()
         raise
-    with disk.disk_errors(place):
-        file.close()
+    file.output.close()
+
+
+def check_not_of_model(path: Path | None, model: Path) -> None:
+    """Raise LocalqError (exit 2) for a file of `--think-out` that is the model, or is in its folder."""
+    if path is None:
+        return
+    files = [model, *(model.iterdir() if model.is_dir() else ())]
+    is_one = path.exists() and any(each.exists() and each.samefile(path) for each in files)  # in the cache: by a link
+    if is_one or path.resolve().is_relative_to(model.resolve()):
+        raise usage_error("--think-out", f"{path} belongs to the model", "Choose another file.")

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localq import places
 from localq.chat import stop_strings
 from localq.chat.attachments import Attachment, expand_mentions, piped_attachment, read_attachment
 from localq.chat.history.export import code_blocks
@@ -21,7 +23,7 @@ from localq.cli.option_values import Command as Command
 from localq.cli.output import note, print_json, print_line
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog
-from localq.settings import Settings
+from localq.settings import Origin, Settings
 
 if TYPE_CHECKING:
     from localq.chat.reply import Reply, ReplyPiece
@@ -94,7 +96,8 @@ def run(
 ) -> int:
     """Print the answer to one prompt, or start a chat if none is given."""
     words, model = _split_words(model, model_named, prompt, prompt_named)
-    settings = options.load_reply_settings(options.setting_flags(locals()), quiet)
+    settings, project = options.load_reply_settings(options.setting_flags(locals()))
+    options.note_project(project)
     if dry_run:
         return _plan(settings, model is not None, format, json, force)
     stops = stop_strings.validate(stop or ())
@@ -103,7 +106,7 @@ def run(
     named, stages = model is not None, stats is True
     request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stages)
     if not words and not json and not extract and sys.stdin.isatty():
-        return _converse(settings, request)
+        return _converse(settings, request, project)
     return _answer(settings, request)
 
 
@@ -141,7 +144,7 @@ class _Request:
     stages: bool  # --stats as a flag: also the stages of the start
 
 
-def _converse(settings: Settings, request: _Request) -> int:
+def _converse(settings: Settings, request: _Request, project: dict[str, Origin]) -> int:
     """No prompt at a terminal: start a chat."""
     if request.think_out is not None:
         why, step = "without a prompt, `localq run` opens a chat, which does not write this file", "Pass a prompt."
@@ -153,7 +156,7 @@ def _converse(settings: Settings, request: _Request) -> int:
     from localq.cli.verbs.chat import start_chat
 
     catalog.resolve(settings.model)
-    start = open_conversation.start(None, settings, list(request.stops) or None, note, request.grammar)
+    start = open_conversation.start(None, settings, list(request.stops) or None, note, request.grammar, project)
     return start_chat(
         settings, start, request.wanted, named=request.named, plain=False, quiet=request.quiet, first=None
     )
@@ -164,21 +167,21 @@ def _answer(settings: Settings, request: _Request) -> int:
     catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
     from localq.chat import open_model
     from localq.cli.line.session import TerminalWatcher, print_reply, stop_on_interrupt
-    from localq.cli.line.thinking_lines import open_thoughts
+    from localq.cli.line.thinking_lines import check_not_of_model, open_thoughts
 
     opening = default_model.choose(
         settings, request.wanted, named=request.named, on_screen=False, quiet=request.quiet or request.json
     )
     settings, watcher = opening.settings, TerminalWatcher(request.quiet)
+    think_out = None if request.think_out is None else places.expand(request.think_out, "--think-out")
     with (
-        open_thoughts(
-            request.quiet or request.json, request.think_out
-        ) as thoughts,  # first: a model takes long to load
+        open_thoughts(request.quiet or request.json, think_out) as thoughts,  # first: a model takes long to load
         watcher,
         open_model.open_session(settings.model, settings, watcher, opening.wanted) as opened,
     ):
         opened.session.stop_strings, opened.session.grammar = request.stops, request.grammar
         opened.session.in_chat = False
+        check_not_of_model(think_out, Path(opened.session.request.path))
         loaded = watcher.load(opened)
         with stop_on_interrupt(opened.session) as interruption:
             parts = _parts(opened.session, prompt, request.quiet)

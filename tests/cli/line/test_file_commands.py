@@ -6,8 +6,10 @@ import base64
 import json
 import os
 import re
+import resource
 import stat
 
+import pytest
 from rich.cells import cell_len
 
 from localq.chat.commands.sessions import table
@@ -15,6 +17,7 @@ from localq.chat.history.record import RecordSummary
 from localq.chat.history.store import ConversationStore
 from localq.chat.terminal.clipboard import MOST_BYTES, copy_sequence
 from localq.cli.line import clipboard
+from localq.errors import LocalqError
 from tests.support.cli.line_chats import Terminal
 
 
@@ -88,6 +91,9 @@ def test_export_to_a_file_or_stdout_without_a_character_that_acts(start, tmp_pat
     assert body["messages"][1]["stats"]["prompt_tokens"] > 0
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     assert "the file already exists" in talk.refuses("/export json notes.json")
+    (tmp_path / "link.md").symlink_to(tmp_path / "elsewhere.md")
+    assert "the file already exists" in talk.refuses("/export md link.md")
+    assert not (tmp_path / "elsewhere.md").exists()
     assert "No such file" in talk.refuses("/export md no/such/folder.md")
     assert "there is no user" in talk.refuses("/export md ~no-such-user")
     assert "the first argument must be `md` or `json`" in talk.refuses("/export pdf")
@@ -108,6 +114,21 @@ def test_copy_takes_what_was_written(start, monkeypatch):
     talk.loop.handle("/copy")
     found = re.fullmatch("\x1b]52;c;([A-Za-z0-9+/=]*)\x07", screen.getvalue())
     assert base64.b64decode(found[1]).decode() == talk.session.messages[-1].content
+
+
+def test_an_export_that_fails_leaves_no_file(start, tmp_path):
+    talk = start("a")
+    talk.says("b")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(LocalqError, match="the disk is full"):
+            talk.loop.handle("/export md notes.md")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "notes.md").exists()
+    talk.says("/export md notes.md")
+    assert "b" in (tmp_path / "notes.md").read_text()
 
 
 def test_what_is_too_long_for_a_terminal_is_printed(monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import signal
+import stat
 import sys
 
 import pytest
@@ -15,8 +16,8 @@ from localq.chat.history.record import Record
 from localq.chat.history.store import ConversationStore
 from localq.chat.session import ChatSession
 from localq.cli import execute
-from localq.cli.line import line_chat
-from localq.errors import ExitCode
+from localq.cli.line import line_chat, thinking_lines
+from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
@@ -164,6 +165,36 @@ def test_a_file_for_thoughts_is_opened_first_and_what_fails_is_told(answered):
     code, _, err, _ = answered("a", "run", "smollm2-135m", "--think-out", "t", terminal=True)
     assert code == ExitCode.USAGE
     assert "--think-out: without a prompt" in err
+
+
+def test_a_file_for_thoughts_keeps_what_it_has_until_there_is_one(answered, tmp_path):
+    """Replaced then, at the end of links and with its mode; no file of the model ever is."""
+    notes, link = tmp_path / "notes", tmp_path / "link"
+    notes.write_text("mine\n")
+    notes.chmod(0o600)
+    link.symlink_to(notes)
+    for name, code in ("no-such-model", ExitCode.UNKNOWN_MODEL), ("smollm2-135m", 0):
+        assert answered("yes", "run", name, "--think-out", "link", "q")[0] == code
+        assert notes.read_text() == "mine\n"
+    assert answered("<think>\nhmm\n</think>\n\nyes", "run", "smollm2-135m", "--think-out", "link", "q")[0] == 0
+    assert ("hmm" in notes.read_text(), "mine" in notes.read_text()) == (True, False)
+    assert (link.is_symlink(), stat.S_IMODE(notes.stat().st_mode)) == (True, 0o600)
+    assert {each.name for each in tmp_path.iterdir()} >= {"notes", "link"}
+    assert not list(tmp_path.glob(".new-*"))
+
+
+def test_thoughts_go_into_no_file_of_the_model(tmp_path):
+    model = tmp_path / "snapshot"
+    model.mkdir()
+    blob = tmp_path / "blob"
+    blob.write_bytes(b"weights")
+    (model / "model.safetensors").symlink_to(blob)
+    for path in (model / "model.safetensors", blob, model / "config.json"):
+        with pytest.raises(LocalqError, match="belongs to the model"):
+            thinking_lines.check_not_of_model(path, model)
+    thinking_lines.check_not_of_model(tmp_path / "thoughts", model)
+    with pytest.raises(LocalqError, match="belongs to the model"):
+        thinking_lines.check_not_of_model(blob, blob)
 
 
 def test_a_base_model_says_that_it_reads_no_system_prompt(answered, monkeypatch):
