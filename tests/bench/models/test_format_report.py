@@ -78,7 +78,7 @@ def test_quality_over_speed_in_the_terminal_and_as_a_picture(tmp_path, monkeypat
         def __getattr__(self, name):
             return lambda *values, **more: None
 
-    monkeypatch.setattr(format_report.plot, "to_png", lambda target, draw_on, size: draw_on(Axes()))
+    monkeypatch.setattr(format_report.plot, "to_png", lambda target, draw_on, size, out: draw_on(Axes()))
     format_report.draw(TABLE, "a.png", out)
     assert [spot[:2] for spot in spots] == [(100.0, 10.0), (300.0, 11.0), (400.0, 14.0)]
     assert spots[0][2] == pytest.approx(4 * spots[1][2])  # area = memory
