@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from localq.sanitize import sanitize
 from localq.wording import human_bytes
 
 LOOKED_AT = 100_000  # names that one pattern may visit
+MENTIONS = 100  # words with @ that are looked up for a note
 
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _ESCAPED = re.compile(r"(?<!\S)\\@")
@@ -104,6 +106,12 @@ def expand_mentions(text: str) -> ExpandedMessage:
         except LocalqError as error:
             failures.append(LocalqError(f"@{sanitize(name)}", error.why, error.next_step, error.exit_code))
     return ExpandedMessage(_ESCAPED.sub("@", text), tuple(attached.values()), tuple(failures))
+
+
+def names_files(text: str) -> bool:
+    """Whether one of the first words with @ in a message names a file that exists, as `expand_mentions` finds them."""
+    first = itertools.islice(_NAMED.finditer(text), MENTIONS)
+    return any(_existing(found[1] or found[2]) is not None for found in first)
 
 
 def _existing(name: str) -> str | None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from localq.chat.attachments import names_files
 from localq.cli.output import note
 from localq.errors import usage_error
 
@@ -34,18 +35,24 @@ def read() -> str:
     return "".join(pieces).rstrip("\n")
 
 
-def read_line(first: bool) -> str:
+def read_line(first: bool, before: int = 0) -> str:
     """The next line of stdin without its line end. first: of the program, where a note tells that it waits.
 
-    Raises EOFError at the end, and LocalqError as `read`.
+    before: characters that the message has already, which count, too. Raises EOFError at the end, and LocalqError as
+    `read`.
     """
     waiting = _note_waiting(f"waiting for messages on stdin; {_SKIP}") if first else contextlib.nullcontext()
     with waiting, _read_errors():
         line = sys.stdin.readline(MOST_CHARACTERS + 1)
-    _check_size(len(line))
+    _check_size(before + len(line))
     if not line:
         raise EOFError
     return line.removesuffix("\n")
+
+
+def has_instructions(text: str) -> bool:
+    """Whether a message would be a command or attach a file if it were typed."""
+    return text.startswith("/") or names_files(text)
 
 
 def _check_size(characters: int) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from localq.cli import execute
-from tests.support.cli.cli_processes import environment_of, localq
+from tests.support.cli.cli_processes import environment_of, localq, localq_typed
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 SCHEMA = """{"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}},
@@ -64,13 +64,13 @@ def test_what_is_wrong_ends_with_2_before_a_model_is_looked_for(capsys, argument
 
 def test_a_chat_keeps_its_grammar_and_takes_another(environment):
     lines = "Hi\n/grammar\n/regen\n/grammar json [1\n/grammar nonsense\n/grammar gbnf root ::= [xyz]{4}\nHi\n"
-    result = localq(environment, "chat", "--regex", "[0-9]{3}!", "--no-stats", stdin=lines)
+    result = localq_typed(environment, "chat", "--regex", "[0-9]{3}!", "--no-stats", lines=lines)
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(r"([0-9]{3}!\n){2}[xyz]{4}\n", result.stdout), result.stdout
     assert "answers are now constrained by regex [0-9]{3}!\n" in result.stderr
     assert "[1: cannot read it" in result.stderr
     assert "Write /grammar json" in result.stderr
     assert "answers are now constrained by gbnf root ::= [xyz]{4}\n" in result.stderr
-    result = localq(environment, "chat", "--continue", "--no-stats", stdin="Hi\n/grammar off\n/grammar\n")
+    result = localq_typed(environment, "chat", "--continue", "--no-stats", lines="Hi\n/grammar off\n/grammar\n")
     assert re.fullmatch(r"[xyz]{4}\n", result.stdout), result.stdout
     assert "no grammar" in result.stderr

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from localq.chat import commands
+from localq.chat.history.store import ConversationStore
 from localq.cli import options, piped_input
 from localq.cli.line.line_input import Reader
 from localq.errors import ExitCode, LocalqError
 from tests.support.cli.cli_processes import LOCALQ, environment_of
+from tests.support.cli.line_chats import Chat
 
 
 class Pipe:
@@ -121,6 +124,85 @@ def test_the_line_chat_says_once_that_it_waits_for_messages(pipe, monkeypatch):
     pipe.close()
     with pytest.raises(EOFError):
         reader()
+
+
+@pytest.mark.parametrize(("start", "line"), [('"""', "x\n"), ("", "x\\\n")])
+def test_a_message_of_lines_without_an_end_is_refused_while_it_comes(start, line, monkeypatch):
+    class Endless(io.StringIO):
+        taken, begun = 0, False
+
+        def readline(self, size: int | None = -1) -> str:
+            self.taken += 1
+            assert self.taken < 60_000
+            first, self.begun = not self.begun, True
+            return (start if first else "") + line
+
+    monkeypatch.setattr(piped_input, "MOST_CHARACTERS", 100_000)
+    monkeypatch.setattr(sys, "stdin", Endless())
+    with pytest.raises(LocalqError, match=r"^stdin: longer than 100,000 characters") as caught:
+        Reader()()
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("piped", "messages"),
+    [
+        ('"""one\ntwo\n', ["one\ntwo"]),
+        ("one\\\ntwo\\", ["one\ntwo"]),
+        ('"""\na\n"""\nb\n', ["a", "b"]),
+        ('x\n"""', ["x", ""]),
+    ],
+)
+def test_a_pipe_that_ends_inside_a_message_loses_nothing(piped, messages, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    reader = Reader()
+    assert [reader() for _ in messages] == messages
+    with pytest.raises(EOFError):
+        reader()
+
+
+# ---- only a terminal gives commands
+
+
+@pytest.fixture
+def piped_chat(monkeypatch, capsys, tmp_path):
+    """Pipe text into a line chat; returns the messages that were sent and what came to stdout and stderr."""
+
+    def act(text: str, store: ConversationStore | None = None) -> tuple[list[str], str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        chat = Chat(capsys, ("yes",) * 300, store)
+        assert chat.loop.run() == ExitCode.OK
+        return [each.content for each in chat.session.messages[::2]], *capsys.readouterr()
+
+    return act
+
+
+NAMES = [*commands.COMMANDS, *commands.ALIASES, "/unknown", "//", "/"]
+
+
+def test_no_command_is_obeyed_in_what_is_piped(piped_chat, tmp_path, monkeypatch):
+    """All commands, with arguments that would change, write or end something."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{name} {argument}".rstrip() for name in NAMES for argument in ("", "md made.md", "off", "1", "json")]
+    store = ConversationStore(tmp_path / "sessions.db")
+    sent, out, err = piped_chat("\n".join(["hello", *lines]), store)
+    assert sent == ["hello", *lines]
+    assert out.count("yes") == len(sent)
+    assert err.count("from a pipe all is text: /commands and @files work at a terminal only") == 1
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("sessions.db")] == []
+
+
+def test_no_file_is_read_for_a_word_that_is_piped(piped_chat, tmp_path):
+    (tmp_path / "key.txt").write_text("TOP SECRET")
+    said = [f"sum up @{tmp_path / 'key.txt'}", f'"@{tmp_path / "key.txt"}" \\@x', "mail a@b.c or @nobody"]
+    sent, _, err = piped_chat("\n".join(said))
+    assert sent == said
+    assert "TOP SECRET" not in repr(sent)
+    assert err.count("from a pipe all is text") == 1
+
+
+def test_plain_text_that_is_piped_needs_no_note(piped_chat):
+    assert piped_chat("hello\n\n  \nmail a@b.c")[0::2] == (["hello", "mail a@b.c"], "")
 
 
 @pytest.mark.parametrize("verb", [["run", "smollm2-135m", "hello"], ["chat", "smollm2-135m", "-p", "hello"], ["run"]])

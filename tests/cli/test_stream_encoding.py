@@ -15,6 +15,7 @@ from tests.support.cli.terminal import Terminal
 from tests.support.cli.terminal_engine import Script, latin
 from tests.support.cli.terminal_faces import Line, Place
 from tests.support.cli.terminal_localq import COMMAND, environment
+from tests.support.cli.typed_lines import run_typed
 
 SAID = "café 語 “quoted” 🦙 end"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -45,6 +46,13 @@ def asked(place: Place, environ: dict[str, str], *arguments: str, stdin: bytes) 
     return done
 
 
+def typed(place: Place, environ: dict[str, str], *arguments: str, lines: bytes) -> subprocess.CompletedProcess[bytes]:
+    """As `asked`, with lines that are typed at a terminal."""
+    done = run_typed([*COMMAND, str(place.script), *arguments], environment(place.home, **environ), lines, place.home)
+    assert b"Traceback" not in done.stderr
+    return done
+
+
 @pytest.fixture
 def place(tmp_path) -> Place:
     place = Place(tmp_path)
@@ -54,7 +62,7 @@ def place(tmp_path) -> Place:
 
 @pytest.mark.parametrize("environ", [{"LANG": "C"}, {"LC_ALL": "POSIX"}, {"LANG": ""}], ids=["C", "POSIX", "none"])
 def test_without_a_locale_text_is_utf8(place, environ):
-    done = asked(place, environ, "chat", str(place.model), stdin="né ü\n/save Größe\n".encode())
+    done = typed(place, environ, "chat", str(place.model), lines="né ü\n/save Größe\n".encode())
     assert done.returncode == 0
     assert done.stdout.decode() == f"{SAID}\n"
     assert "Größe" in done.stderr.decode()
@@ -63,7 +71,7 @@ def test_without_a_locale_text_is_utf8(place, environ):
 
 
 def test_in_latin_1_the_chat_reads_and_writes_that_and_says_what_it_lacks(place, latin_1):
-    done = asked(place, latin_1, "chat", str(place.model), stdin="né ü\n/save Größe\n".encode("latin-1"))
+    done = typed(place, latin_1, "chat", str(place.model), lines="né ü\n/save Größe\n".encode("latin-1"))
     assert done.returncode == 0
     assert done.stdout.decode("latin-1") == "café ? ?quoted? ? end\n"
     assert done.stderr.decode("latin-1").count(BECAME) == 1  # once, however much it is

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from localq.chat import commands, open_conversation, open_model
@@ -33,6 +33,7 @@ from localq.cli.line.session import (
 from localq.cli.line.thinking_lines import open_thoughts
 from localq.cli.options import PromptText
 from localq.cli.output import note, note_lost_characters
+from localq.cli.piped_input import has_instructions
 from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
 
@@ -57,15 +58,17 @@ class _ChatStart:
         settings = dataclasses.replace(
             self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think
         )
-        return dataclasses.replace(
-            self.of(session), settings=settings, wanted=OpenOptions(wish.format, self.wanted.force)
-        )
+        place = self.of(session)
+        start = dataclasses.replace(place.start, origins=open_conversation.without_model(session.origins))
+        wanted = OpenOptions(wish.format, self.wanted.force)
+        return dataclasses.replace(place, settings=settings, start=start, wanted=wanted)
 
     def of(self, session: ChatSession) -> _ChatStart:
         """The same model, at the current state of `session`."""
         start = dataclasses.replace(
-            self.start, record=session.record, store=session.store, stop=session.stop_strings, grammar=session.grammar
-        )
+            self.start, record=session.record, store=session.store, stop=session.stop_strings, grammar=session.grammar,
+            origins=session.origins,
+        )  # fmt: skip
         return dataclasses.replace(self, start=start, attached=tuple(session.attached))
 
 
@@ -151,6 +154,7 @@ class LineChat:
         self.host = TerminalHost(self.read.aside, markdown)
         self.interrupted_at = -LEAVE_WITHIN_S
         self.interrupted = False
+        self.says_plain = True  # that piped text gives no commands: once
 
     def run(self, first: PromptText | None = None) -> int | SwitchModel:
         """Chat until the user quits (an exit code) or switches the model. first: as for `converse`."""
@@ -190,8 +194,20 @@ class LineChat:
             return None
         outcome = None
         with self._report_errors():
-            outcome = self.handle(line)
+            if sys.stdin.isatty():
+                outcome = self.handle(line)
+            else:
+                self.send_piped(line)
         return outcome
+
+    def send_piped(self, line: str) -> None:
+        """Send a line from a pipe as it is: what is piped may be a stranger's, so it gives no commands."""
+        if not line.strip():
+            return
+        if self.says_plain and has_instructions(line):
+            note("(from a pipe all is text: /commands and @files work at a terminal only)")
+            self.says_plain = False
+        self._send(lambda: ((), self.session.ask(line)))
 
     @contextlib.contextmanager
     def _report_errors(self) -> Iterator[None]:
@@ -217,8 +233,6 @@ class LineChat:
             with self.interrupts.raise_inside():
                 result = commands.COMMANDS[name](self.session, argument, self.host)
         except KeyboardInterrupt:
-            if not sys.stdin.isatty():
-                raise
             note("(stopped)")
             return None
         if isinstance(result, SwitchModel):
@@ -231,9 +245,13 @@ class LineChat:
 
     def ask(self, text: str, piped: str = "") -> Reply | None:
         """Send piped text and a message with the files it names; returns the reply."""
+        return self._send(lambda: commands.ask_with_files(self.session, text, piped))
+
+    def _send(self, begin: Callable[[], tuple[tuple[str, ...], Replies]]) -> Reply | None:
+        """Print the notices and the reply of `begin`, which sends a message."""
         try:
             with self.interrupts.raise_inside():
-                notes, parts = commands.ask_with_files(self.session, text, piped)
+                notes, parts = begin()
             for line in notes:
                 note(f"({line})")
         except KeyboardInterrupt:  # before there is a reply to stop

@@ -13,6 +13,7 @@ from localq.cli.line.session import InputDiscarded
 from localq.cli.output import is_rich_terminal, stdout
 
 PROMPT, CONTINUED = ">>> ", "... "
+END = "\0end"  # the object, not its text: a pipe ended inside a message, which is sent as it is
 
 
 class Reader:
@@ -28,7 +29,7 @@ class Reader:
         interrupts   pending presses of Ctrl-C, which the prompt handles
         """
         self._interrupts, self._stack = interrupts or Interrupts(), contextlib.ExitStack()
-        self._editor, self._waited = None, False
+        self._editor, self._waited, self._taken = None, False, 0
         if sys.stdin.isatty() and is_rich_terminal(stdout()):
             from localq.cli.line.line_editor import LineEditor  # start-up cost: a pipe needs none
 
@@ -45,8 +46,18 @@ class Reader:
         with self._interrupts.raise_inside():
             if sys.stdin.isatty():
                 return input(prompt)
-            first, self._waited = not self._waited, True
-            return piped_input.read_line(first)
+            return self._piped(continued)
+
+    def _piped(self, continued: bool) -> str:
+        first, self._waited = not self._waited, True
+        try:
+            line = piped_input.read_line(first, self._taken if continued else 0)
+        except EOFError:
+            if not continued:
+                raise
+            return END
+        self._taken = len(line) + 1 + (self._taken if continued else 0)
+        return line
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """A context in which another program uses the terminal."""
@@ -76,10 +87,12 @@ def _read_continuation(line: str, more: Callable[[], str]) -> str:
         lines: list[str] = []
         while not rest.rstrip().endswith('"""'):
             lines.append(rest)
-            rest = more()
+            if (rest := more()) is END:
+                return "\n".join(lines).strip("\n")
         return "\n".join([*lines, rest.rstrip()[:-3]]).strip("\n")
     lines = []
     while line.endswith("\\"):
         lines.append(line[:-1])
-        line = more()
+        if (line := more()) is END:
+            return "\n".join(lines)
     return "\n".join([*lines, line])

@@ -13,7 +13,7 @@ from localq.chat.history.conversation import Message
 from localq.chat.history.record import ChatSettings, Record
 from localq.chat.history.store import ConversationStore
 from localq.sampling import Sampling
-from tests.support.cli.cli_processes import LOCALQ, ROOT, environment_of, localq
+from tests.support.cli.cli_processes import LOCALQ, ROOT, environment_of, localq, localq_typed
 from tests.support.files.real_model import smollm2
 
 LONG = "Tell a very long story about the sea.\n"
@@ -53,12 +53,12 @@ def test_after_kill_9_the_question_is_there_and_can_be_answered(environment, sto
     assert stopped_in_a_reply(environment, signal.SIGKILL) == -signal.SIGKILL
     conversation = store.find(None).conversation
     assert [turn.message.content for turn in conversation.turns] == [LONG.strip()]
-    again = localq(environment, "chat", "--continue", "-n", "8", stdin="/regen\n/sessions\n")
+    again = localq_typed(environment, "chat", "--continue", "-n", "8", lines="/regen\n/sessions\n")
     assert again.returncode == 0, again.stderr
     assert "the last message has no reply; /regen generates one" in again.stderr
     assert len(store.find(None).conversation.messages()) == 2
     assert again.stderr.count(" turns ") == 2
-    other = localq(environment, "chat", "--resume", "your name", stdin="/system\n/set max_tokens\n")
+    other = localq_typed(environment, "chat", "--resume", "your name", lines="/system\n/set max_tokens\n")
     assert "system prompt: You are Ada." in other.stderr
     assert "max_tokens = 8" in other.stderr
 

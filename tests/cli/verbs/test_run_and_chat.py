@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.support.cli.cli_processes import LOCALQ, ROOT, environment_of, localq
+from tests.support.cli.cli_processes import LOCALQ, ROOT, environment_of, localq, localq_typed
 from tests.support.files.real_model import smollm2
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
@@ -60,13 +60,22 @@ def test_a_seed_makes_a_sampled_reply_repeatable(environment, tmp_path):
     assert first == second != other
 
 
-def test_a_conversation_from_a_pipe_keeps_its_turns_and_reuses_the_prefix(environment):
+def test_a_typed_conversation_keeps_its_turns_and_reuses_the_prefix(environment):
     lines = "My name is Ada.\n/nonsense\nWhat is my name?\n/stats\n/exit\n"
-    result = localq(environment, "chat", "-n", "20", stdin=lines, TERM="dumb")
+    result = localq_typed({**environment, "TERM": "dumb"}, "chat", "-n", "20", lines=lines)
     assert result.returncode == 0, result.stderr
     assert "Ada" in result.stdout
     assert "unknown command" in result.stderr
     assert "cached" in result.stderr  # the second prompt begins with the first turn
+
+
+def test_a_conversation_from_a_pipe_keeps_its_turns_and_obeys_no_command(environment):
+    lines = "My name is Ada.\n/exit\nWhat is my name?\n"
+    result = localq(environment, "chat", "-n", "20", stdin=lines, TERM="dumb")
+    assert result.returncode == 0, result.stderr
+    assert "Ada" in result.stdout
+    assert result.stderr.count("from a pipe all is text") == 1
+    assert result.stderr.count("cached") == 2  # the second and third prompt begin with the earlier turns
 
 
 def test_a_closed_pipe_ends_with_141_and_no_traceback(environment):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.cli.typed_lines import run_typed
+
 ROOT = Path(__file__).parents[3]
 LOCALQ = [sys.executable, "-m", "localq"]
 PLACES = ("LOCALQ_CONFIG", "LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE")
@@ -29,8 +31,14 @@ def environment_of(folder: Path, model: Path) -> dict[str, str]:
 def localq(
     environment: dict[str, str], *arguments: str, stdin: str = "", **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Its end; more: of the environment."""
+    """Its end with stdin from a pipe; more: of the environment."""
     return subprocess.run(
         [*LOCALQ, *arguments], input=stdin, capture_output=True, text=True, cwd=ROOT, env={**environment, **more},
         check=False, timeout=120,
     )  # fmt: skip
+
+
+def localq_typed(environment: dict[str, str], *arguments: str, lines: str) -> subprocess.CompletedProcess[str]:
+    """Its end with lines that are typed at a terminal, where commands work."""
+    done = run_typed([*LOCALQ, *arguments], environment, lines.encode(), ROOT)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
