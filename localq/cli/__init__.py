@@ -35,6 +35,7 @@ def _leave_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell starts jobs of scripts without Ctrl-C
             signal.signal(number, _leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # blocked by the script of `make`
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

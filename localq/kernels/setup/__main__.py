@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from localq.kernels.setup import machine, steps
+from localq.kernels.setup import launcher, machine, steps
 from localq.kernels.setup.link import LinkError, is_on_path, make_link, remove_link
 from localq.kernels.setup.progress import Display, about
 from localq.kernels.setup.run import Installation, SetupError
@@ -27,6 +27,7 @@ def main() -> int:
     try:
         if given.verb in ("chat", "build", "test", "install"):
             _install(given, venv)
+            launcher.write(program)
         if given.verb == "next":
             lines = next_lines(program, folder, bool(given.driver))
         elif given.verb == "uninstall":
