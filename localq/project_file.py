@@ -32,7 +32,8 @@ def find(environment: Mapping[str, str] = os.environ) -> Path | None:
     try:
         here = Path.cwd()
         found = next((each / NAME for each in _folders(here) if (each / NAME).is_file()), None)
-        return found if found is not None and found.stat().st_uid in (os.getuid(), 0) else None
+        owners = set() if found is None else {found.lstat().st_uid, found.stat().st_uid}  # of a link, and of its target
+        return found if owners <= {os.getuid(), 0} else None
     except OSError:  # the folder is gone or unreadable
         return None
 
@@ -66,6 +67,12 @@ def check(path: Path, sampling: tuple[str, ...], name: str, value: object) -> No
             why,
             f"Pass the model as an argument, add it to your models.toml, or ignore the file with {SWITCH}=1.",
         )
+
+
+def summary(decided: Mapping[str, str]) -> str:
+    """ "system, top_k: set by PATH", for settings and the path of the file that has decided each."""
+    paths = {path: [name for name, each in decided.items() if each == path] for path in decided.values()}
+    return "; ".join(f"{', '.join(names)}: set by {path}" for path, names in paths.items())
 
 
 def _is_name(value: object) -> bool:

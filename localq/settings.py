@@ -163,6 +163,11 @@ class Origin:
     value: Any
     source: str
 
+    @property
+    def is_project(self) -> bool:
+        """Whether a project's file has decided it."""
+        return Path(self.source).name == project_file.NAME
+
 
 def origins(environment: Mapping[str, str] = os.environ) -> dict[str, Origin]:
     """Every setting with its value and source."""
@@ -183,7 +188,12 @@ def origins(environment: Mapping[str, str] = os.environ) -> dict[str, Origin]:
 
 def load(environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings in force before any flag."""
-    return Settings(**{name: origin.value for name, origin in origins(environment).items()})
+    return of_origins(origins(environment))
+
+
+def of_origins(found: Mapping[str, Origin]) -> Settings:
+    """The settings with these values."""
+    return Settings(**{name: origin.value for name, origin in found.items()})
 
 
 def read_config() -> dict[str, Any]:

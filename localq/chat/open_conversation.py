@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from localq.chat import stop_strings
 from localq.chat.history import snapshot_keeper
 from localq.chat.history.store import ConversationStore
 from localq.errors import ExitCode, LocalqError
-from localq.settings import Settings
+from localq.settings import Origin, Settings
 
 if TYPE_CHECKING:  # start-up cost
     from localq.chat.history.record import Record
@@ -30,6 +30,7 @@ class Start:
     stop     stop strings
     keeper   saves and restores the KV cache; None: no snapshots
     grammar  constraint of the answers
+    origins  settings that a project's file has decided
     """
 
     record: Record | None = None
@@ -37,6 +38,7 @@ class Start:
     stop: tuple[str, ...] = ()
     keeper: SnapshotKeeper | None = None
     grammar: Grammar | None = None
+    origins: Mapping[str, Origin] = dataclasses.field(default_factory=dict)
 
     @property
     def search_store(self) -> ConversationStore:
@@ -46,7 +48,7 @@ class Start:
     def attach(self, session: ChatSession) -> Record | None:
         """Apply to a session that was just opened; return the resumed conversation, if any."""
         session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
-        session.grammar = self.grammar
+        session.grammar, session.origins = self.grammar, dict(self.origins)
         if self.record is not None:
             self.record.model, self.record.conversation.system = session.record.model, session.system
             session.record = self.record
@@ -59,13 +61,15 @@ def start(
     stop: list[str] | None,
     say: Callable[[str], None],
     grammar: Grammar | None = None,
+    origins: Mapping[str, Origin] | None = None,
 ) -> Start:
     """Return the `Start`; `stop` and `grammar` override the saved ones. Raises as `open_store`, and exit 2."""
     saved = record.settings if record is not None else None
     kept, kept_grammar = (saved.stop, saved.grammar) if saved is not None else ((), None)
     store = open_store(settings, say)
     keeper = None if store is None else snapshot_keeper.keeper(store.path, settings)
-    return Start(record, store, kept if stop is None else stop_strings.validate(stop), keeper, grammar or kept_grammar)
+    stops = kept if stop is None else stop_strings.validate(stop)
+    return Start(record, store, stops, keeper, grammar or kept_grammar, origins or {})
 
 
 def open_store(settings: Settings, say: Callable[[str], None]) -> ConversationStore | None:
@@ -97,6 +101,17 @@ def resumed_settings(record: Record, settings: Settings, flags: dict[str, Any]) 
         saved |= dataclasses.asdict(chosen.sampling) | {"max_tokens": chosen.max_tokens, "think": chosen.think}
         saved["loop_guard"] = chosen.loop_guard
     return dataclasses.replace(settings, **saved).replace(**flags)
+
+
+def resumed_origins(record: Record, settings: Settings, project: Mapping[str, Origin]) -> dict[str, Origin]:
+    """Which of `settings`, those of `resumed_settings`, a project's file has decided, now or in the conversation."""
+    found = [*project.items(), *record.origins().items()]
+    return {name: each for name, each in found if getattr(settings, name) == each.value}
+
+
+def without_model(origins: Mapping[str, Origin]) -> dict[str, Origin]:
+    """`origins` after the user has chosen another model."""
+    return {name: each for name, each in origins.items() if name != "model"}
 
 
 def save_at_exit(session: ChatSession, say: Callable[[str], None]) -> bool:

@@ -25,6 +25,7 @@ from localq.chat.reply_limits import ANSWER_TOKENS, NO_LIMITS, ReplyLimits
 from localq.chat.reply_stream import ReplyDecoder
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
+from localq.settings import Origin
 from localq.stats import Stats
 from localq.text import thinking
 from localq.text.grammar import Grammar
@@ -32,6 +33,8 @@ from localq.worker.messages import Event, Generate, Load, Loaded
 
 if TYPE_CHECKING:
     from localq.text.tokenizer import Tokenizer
+
+OF_LOAD = ("ctx", "kv", "head")  # settings that are not saved with a conversation
 
 
 @dataclass
@@ -50,6 +53,7 @@ class ChatSession:
     attached      files and texts to put before the next message
     unsaved       conversations whose last `save` failed or was interrupted
     in_chat       False: one answer is all, so notices name options instead of commands
+    origins       settings that a project's file has decided; `decided` has those that still count
     """
 
     client: Client
@@ -69,6 +73,7 @@ class ChatSession:
     last: Reply | None = None
     unsaved: list[Record] = field(default_factory=list)
     in_chat: bool = True
+    origins: dict[str, Origin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.request_ids = itertools.count(1)
@@ -123,6 +128,13 @@ class ChatSession:
     @system.setter
     def system(self, text: str | None) -> None:
         self.conversation.system = text or None
+
+    @property
+    def decided(self) -> dict[str, str]:
+        """Settings in force that a project's file has decided, and its path: those that are not changed since."""
+        now = {**dataclasses.asdict(self.sampling), "max_tokens": self.max_tokens, "think": self.think}
+        now["system"] = self.system
+        return {name: each.source for name, each in self.origins.items() if now.get(name, each.value) == each.value}
 
     def set_think(self, think: str) -> None:
         """Set thinking: "auto", "on", "off" or a level. Raises LocalqError (exit 2) for a mode it lacks."""
@@ -256,8 +268,11 @@ class ChatSession:
             if record.model == self.record.model:
                 self.sampling, self.max_tokens, self.think = chosen.sampling, chosen.max_tokens, chosen.think
                 self.loop_guard = chosen.loop_guard
+        saved = {name: each for name, each in record.origins().items() if name != "model"}  # the loaded one stays
         record.model = self.record.model
         self.record, self.last, self._reading.first = record, None, None
+        before, self.origins = self.origins, saved
+        self.origins = {**before, **{name: saved[name] for name in self.decided}}
         self.attached.clear()
 
     def save(self, record: Record | None = None) -> None:
@@ -266,7 +281,10 @@ class ChatSession:
         if self.store is not None and record.conversation.turns:
             if record is self.record:
                 record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings, self.think)
-                record.settings = dataclasses.replace(record.settings, grammar=self.grammar, loop_guard=self.loop_guard)
+                origins = {name: path for name, path in self.decided.items() if name not in OF_LOAD}
+                record.settings = dataclasses.replace(
+                    record.settings, grammar=self.grammar, loop_guard=self.loop_guard, origins=origins
+                )
             self.unsaved = [*(each for each in self.unsaved if each is not record), record]
             self.store.save(record)
             self.unsaved = [each for each in self.unsaved if each is not record]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from localq import settings
+from localq import project_file, settings
 from localq.chat.attachments import system_text
 from localq.cli import help_page, piped_input
 from localq.errors import usage_error
@@ -307,12 +307,14 @@ def setting_flags(given: dict[str, Any]) -> dict[str, Any]:
     return {name: system_text(given[name]) if name == "system" else given[name] for name in names}
 
 
-def load_settings(**flags: Any) -> settings.Settings:
-    """The settings in force: built-in < config.toml < project < environment < flags."""
-    known = settings.load()
-    if flags.get("ctx") == MAX_CONTEXT:
-        known, flags = dataclasses.replace(known, ctx=None), {**flags, "ctx": None}
-    return known.replace(**flags)
+def load_settings(uses: Sequence[str] = (), **flags: Any) -> settings.Settings:
+    """The settings in force: built-in < config.toml < project < environment < flags.
+
+    uses   settings without a flag of the verb: what a project's file decides of them and the flags is said on stderr
+    """
+    found, project = load_reply_settings(flags, say=False)
+    note_project({name: origin for name, origin in project.items() if name in uses or name in flags})
+    return found
 
 
 def flag_or_environment(name: str, flag: Any) -> Any:
@@ -323,22 +325,26 @@ def flag_or_environment(name: str, flag: Any) -> Any:
     return None if flag == MAX_CONTEXT and name == "ctx" else flag
 
 
-def load_reply_settings(flags: dict[str, Any], quiet: bool) -> settings.Settings:
-    """`load_settings`, with a note on what a project's file sets unless `quiet`."""
-    found = load_settings(**flags)
-    if not quiet:
-        note_project(flags)
-    return found
+def load_reply_settings(
+    flags: dict[str, Any], say: bool = True
+) -> tuple[settings.Settings, dict[str, settings.Origin]]:
+    """The settings in force, and those of them that a project's file decides; say: `note_project` at once."""
+    found = settings.origins()
+    known, given = settings.of_origins(found), dict(flags)
+    if given.get("ctx") == MAX_CONTEXT:
+        known, given["ctx"] = dataclasses.replace(known, ctx=None), None
+    project = {name: each for name, each in found.items() if each.is_project and flags.get(name) is None}
+    if say:
+        note_project(project)
+    return known.replace(**given), project
 
 
-def note_project(flags: dict[str, Any]) -> None:
-    """Name on stderr the settings that come from a project's file, which the user may not have written."""
-    path, project = settings.read_project()
-    names = [name for name in project if flags.get(name) is None and f"LOCALQ_{name.upper()}" not in os.environ]
-    if names:
+def note_project(project: Mapping[str, settings.Origin]) -> None:
+    """Name on stderr, --quiet or not, the settings of a project's file, which the user may not have written."""
+    if project:
         from localq.cli.output import note  # start-up cost: as above
 
-        note(f"({', '.join(names)}: set by {path})")
+        note(f"({project_file.summary({name: each.source for name, each in project.items()})})")
 
 
 def single_model(argument: str | None, option: str | None) -> str | None:

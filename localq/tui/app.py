@@ -18,7 +18,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 
 from localq import keymap
-from localq.chat.open_conversation import Start, resumed_settings
+from localq.chat.open_conversation import Start, resumed_settings, without_model
 from localq.chat.open_options import Opening, OpenOptions
 from localq.chat.terminal import editor, input_history
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -223,10 +223,13 @@ class LocalqApp(ChatApp):
             self._opening = None
         if old is not None:
             record = old.session.record
-            self.start_with = Start(record, old.session.store, old.session.stop_strings)
+            origins = without_model(old.session.origins)
+            self.start_with = Start(record, old.session.store, old.session.stop_strings, origins=origins)
             settings = resumed_settings(record, settings, {"model": name})
             self.chat.conversation.model = None
             await asyncio.to_thread(old.close)
+        else:
+            self.start_with = replace(self.start_with, origins=without_model(self.start_with.origins))
         outcome = await self.push_screen_wait(OpeningScreen(name, settings, wanted))
         if not isinstance(outcome, LocalqError):
             await self.use_model(ModelHandle.from_ready(outcome, self.chat.post_message))
@@ -262,6 +265,13 @@ class LocalqApp(ChatApp):
         """End the engine process; called after `run`."""
         if self.model is not None:
             self.model.close()
+
+    @property
+    def decided(self) -> dict[str, str]:
+        """Settings in force that a project's file has decided, and its path."""
+        if self.model is not None:
+            return self.model.session.decided
+        return {name: each.source for name, each in self.start_with.origins.items()}
 
     async def action_quit(self) -> None:
         """Quit."""
@@ -327,13 +337,14 @@ class LocalqApp(ChatApp):
 
         if self.screen is self.chat:
             session = None if self.model is None else self.model.session
-            self.push_screen(SettingsScreen(session, self.settings), self._set)
+            self.push_screen(SettingsScreen(session, self.settings, self.decided), self._set)
 
     def _set(self, settings: Settings | None) -> None:
         if settings is not None:
             self.settings = settings
             self.theme = settings.theme
             self.set_keymap(settings.keys)
+            self.chat.show_project()
 
     def search_themes(self) -> None:
         """Open the list of themes; the chosen one is saved."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import types
@@ -135,11 +136,53 @@ def test_show_names_the_winner_and_escapes_stay_off_the_terminal(project, capsys
     assert (body["project"], body["settings"]["system"]["origin"]) == (str(path), str(path))
 
 
-def test_what_it_decides_is_said_unless_a_flag_wins_or_quiet(project, capsys):
+def test_what_it_decides_is_said_unless_a_flag_wins(project, capsys):
     path = write(project, "top_k = 7\nseed = 3\n")
     execute(["chat", "no-such-model"])
     assert f"(top_k, seed: set by {path})\n" in capsys.readouterr().err
     execute(["chat", "no-such-model", "--seed", "4"])
     assert f"(top_k: set by {path})\n" in capsys.readouterr().err
-    execute(["chat", "no-such-model", "-q"])
+    execute(["chat", "no-such-model", "--seed", "4", "--top-k", "8"])
     assert "set by" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "no-such-model", "hello"], ["run", "no-such-model", "hello", "-q"],
+        ["run", "no-such-model", "hello", "--json"], ["run", "no-such-model", "hello", "-q", "-x"],
+        ["run", "no-such-model", "--dry-run"], ["chat", "no-such-model", "-q"], ["chat", "no-such-model", "--plain"],
+        ["chat", "no-such-model", "--dry-run"], ["show", "smollm2-135m"], ["fit", "smollm2-135m", "--vram", "8"],
+        ["fit", "smollm2-135m", "--vram", "8", "--json"], ["pull", "smollm2-135m", "--dry-run", "--offline"],
+        ["eval", "no-such-model", "--text", "none"], ["bench", "no-such-model"], ["config", "show"],
+        ["config", "get", "kv"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_verb_that_it_steers_says_so_quiet_or_not(project, command, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    path = write(project, 'kv = "8"\n')
+    execute(command)
+    taken = capsys.readouterr()
+    assert taken.err.count(f"(kv: set by {path})\n") == 1
+    assert "set by" not in taken.out
+    monkeypatch.setenv("LOCALQ_NOPROJECT", "1")
+    execute(command)
+    assert "set by" not in capsys.readouterr().err
+
+
+def test_verbs_that_it_does_not_steer_say_nothing(project, capsys):
+    write(project, 'system = "PLANTED"\nkv = "8"\n')
+    for command in (["ls"], ["doctor"], ["help", "keys"], ["config", "get", "top_k"], ["prune", "--dry-run"]):
+        execute(command)
+        assert "set by" not in capsys.readouterr().err
+
+
+def test_a_link_of_another_user_is_not_followed(project, monkeypatch):
+    real = write(project.parent, "top_k = 2")
+    (project / project_file.NAME).symlink_to(real)
+    assert project_file.find({}) == project / project_file.NAME
+    told = Path.lstat
+    other = types.SimpleNamespace(st_uid=os.getuid() + 1, st_mode=0o120777)
+    monkeypatch.setattr(Path, "lstat", lambda self: other if self.name == project_file.NAME else told(self))
+    assert project_file.find({}) is None

@@ -90,7 +90,9 @@ def system(session: ChatSession, argument: str, host: Host) -> str:
     if argument:
         session.system = None if argument == "off" else system_text(argument)
         session.try_save()
-    return f"system prompt: {session.system}" if session.system else "no system prompt"
+    if not session.system:
+        return "no system prompt"
+    return "\n".join([f"system prompt: {session.system}", *models.origin_lines(session, "system")])
 
 
 def set_value(session: ChatSession, argument: str, host: Host) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from localq import settings
+from localq import project_file, settings
 from localq.chat.commands.host import Host
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError, usage_error
@@ -87,7 +87,13 @@ def info(session: ChatSession) -> str:
 def parameters(session: ChatSession) -> str:
     """The sampling settings, for `/show params` and `/set`."""
     values = {**set_values(session), "think": session.think, "grammar": session.grammar}
-    return "\n".join(f"{name} = {value}" for name, value in values.items())
+    return "\n".join([*(f"{name} = {value}" for name, value in values.items()), *origin_lines(session)])
+
+
+def origin_lines(session: ChatSession, *names: str) -> list[str]:
+    """Which settings, of `names` if given, a project's file has decided."""
+    decided = {name: path for name, path in session.decided.items() if name in names or not names}
+    return [f"({project_file.summary(decided)})"] if decided else []
 
 
 def set_values(session: ChatSession) -> dict[str, object]:

@@ -124,7 +124,8 @@ def show(session: ChatSession, argument: str, host: Host) -> str:
         raise models.unknown_page(argument)
     if not session.conversation.path():
         return "the conversation is empty"
-    return host.show(session.prompt_text(), f"({len(session.prompt())} tokens)")
+    below = [f"({len(session.prompt())} tokens)", *models.origin_lines(session, "system")]
+    return host.show(session.prompt_text(), "\n".join(below))
 
 
 def copy(session: ChatSession, argument: str, host: Host) -> str:

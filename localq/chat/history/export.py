@@ -27,7 +27,9 @@ def markdown(session: Record) -> str:
     parts = [f"# {session.name() or 'Conversation'}", f"Model: {session.model}"]
     conversation = session.conversation
     if conversation.system:
-        parts += ["## System", conversation.system]
+        decided = {} if session.settings is None else session.settings.origins
+        origin = [f"(Set by {decided['system']})"] if "system" in decided else []
+        parts += ["## System", conversation.system, *origin]
     for message in conversation.messages():
         cut = "" if message.complete else " (cut)"
         parts += [

@@ -10,6 +10,7 @@ from localq.chat.attachments import AttachedFile
 from localq.chat.history.conversation import Conversation, Message, Turn, TurnSummary
 from localq.chat.stop_strings import validate
 from localq.sampling import Sampling
+from localq.settings import Origin
 from localq.stats import Stats
 from localq.text import thinking
 from localq.text.grammar import Grammar
@@ -22,6 +23,7 @@ class ChatSettings:
     think       "auto", "on", "off" or a level
     grammar     constraint of every answer
     loop_guard  a reply that repeats itself is stopped
+    origins     path of the project's file that has decided a setting, or the system prompt or model, by its name
     """
 
     sampling: Sampling
@@ -30,6 +32,7 @@ class ChatSettings:
     think: str = "auto"
     grammar: Grammar | None = None
     loop_guard: bool = True
+    origins: dict[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
@@ -37,7 +40,8 @@ class ChatSettings:
         think, grammar = thinking.validate(fields.get("think", "auto")), fields.get("grammar")
         chosen = Sampling(**fields["sampling"]), fields["max_tokens"], validate(fields["stop"])
         guard = bool(fields.get("loop_guard", True))
-        return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None, guard)
+        origins = {str(name): str(path) for name, path in dict(fields.get("origins") or {}).items()}
+        return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None, guard, origins)
 
 
 @dataclass
@@ -55,6 +59,14 @@ class Record:
     def name(self) -> str:
         """Its title, or the first words of its first message."""
         return self.title or self.conversation.title()
+
+    def origins(self) -> dict[str, Origin]:
+        """Saved settings that a project's file has decided: value and path."""
+        if (chosen := self.settings) is None:
+            return {}
+        values = {**asdict(chosen.sampling), "max_tokens": chosen.max_tokens, "think": chosen.think}
+        values |= {"system": self.conversation.system, "model": self.model}
+        return {name: Origin(values[name], path) for name, path in chosen.origins.items() if name in values}
 
 
 @dataclass(frozen=True)

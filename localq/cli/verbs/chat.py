@@ -14,7 +14,9 @@ from localq.cli.output import has_screen, is_rich_terminal, note, stdout
 from localq.cli.stream_encoding import is_utf8
 from localq.errors import usage_error
 from localq.files import catalog
-from localq.settings import Settings
+from localq.settings import Origin, Settings
+
+Origins = dict[str, Origin]
 
 if TYPE_CHECKING:
     from localq.chat.history.record import Record
@@ -77,21 +79,23 @@ def chat(
     _check_json(json, dry_run)
     model = options.single_model(model, model_named)
     flags = options.setting_flags(locals())
-    settings = options.load_reply_settings(flags, quiet)
+    settings, project = options.load_reply_settings(flags, say=False)
     named = model is not None or continue_ or resume is not None
     if dry_run:
-        return _plan(_resume(settings, flags, continue_, resume)[0], named, format, json, force)
+        return _plan(_resume(settings, project, flags, continue_, resume)[0], named, format, json, force)
     wanted = reply_options.parse_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
-    settings, record = _resume(settings, flags, continue_, resume)
-    start, wish = _start(record, settings, stop, wanted), OpenOptions(format, force, agreed=yes)
+    settings, record, project = _resume(settings, project, flags, continue_, resume)
+    start, wish = _start(record, settings, stop, wanted, project), OpenOptions(format, force, agreed=yes)
     return start_chat(settings, start, wish, named=named, plain=plain or prompt is not None, quiet=quiet, first=first)
 
 
-def _start(record: Record | None, settings: Settings, stop: list[str] | None, wanted: Grammar | None) -> Start:
+def _start(
+    record: Record | None, settings: Settings, stop: list[str] | None, wanted: Grammar | None, project: Origins
+) -> Start:
     from localq.chat import open_conversation  # start-up cost, not for --help
 
-    return open_conversation.start(record, settings, stop, note, wanted)
+    return open_conversation.start(record, settings, stop, note, wanted, project)
 
 
 def _check_json(json: bool, dry_run: bool) -> None:
@@ -109,17 +113,25 @@ def _plan(settings: Settings, named: bool, format: str | None, json: bool, force
 
 
 def _resume(
-    settings: Settings, flags: dict[str, Any], continue_: bool, resume: str | None
-) -> tuple[Settings, Record | None]:
-    """The settings, with those saved in the conversation to resume, and its record; None for a new one."""
+    settings: Settings, project: Origins, flags: dict[str, Any], continue_: bool, resume: str | None
+) -> tuple[Settings, Record | None, Origins]:
+    """The settings, with those saved in the conversation to resume, and its record; None for a new one.
+
+    The third are the settings that a project's file has decided, here or in the conversation; they are said on stderr.
+    """
     if not continue_ and resume is None:
+        options.note_project(project)
         catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
-        return settings, None
+        return settings, None, project
     from localq.chat import open_conversation  # start-up cost, not for --help
     from localq.cli.line.resume import find_conversation
 
     record = find_conversation(continue_, resume)
-    return (settings if record is None else open_conversation.resumed_settings(record, settings, flags)), record
+    if record is not None:
+        settings = open_conversation.resumed_settings(record, settings, flags)
+        project = open_conversation.resumed_origins(record, settings, project)
+    options.note_project(project)
+    return settings, record, project
 
 
 def start_chat(

@@ -49,6 +49,7 @@ def show(
     ]
     with page_output():
         stdout_table(headers, rows)
+    options.note_project({name: entry for name, entry in found.items() if entry.is_project})
 
 
 def _with_those_of(model: str, found: dict[str, settings.Origin]) -> dict[str, settings.Origin]:
@@ -75,7 +76,10 @@ def get(name: _Name, json: options.Json = False) -> None:
         found = settings.origins()[name]
         print_json({"name": name, "value": found.value, "origin": found.source})
         return
-    print_line(_text(name, settings.origins()[name].value))
+    found = settings.origins()[name]
+    print_line(_text(name, found.value))
+    if found.is_project:
+        options.note_project({name: found})
 
 
 @config.command(name="set")

@@ -63,7 +63,7 @@ def pull(
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
     for target in targets:
         _check(target, revision)
-    settings = options.load_settings(offline=offline, vram=vram, desktop=desktop)
+    settings = options.load_settings(("ctx", "kv", "head"), offline=offline, vram=vram, desktop=desktop)
     if revision is None:
         targets = [_choose_target(each, settings, quiet) for each in name]
     if dry_run:

@@ -97,7 +97,6 @@ def run(
     """Print the answer to one prompt, or start a chat if none is given."""
     words, model = _split_words(model, model_named, prompt, prompt_named)
     settings, project = options.load_reply_settings(options.setting_flags(locals()))
-    options.note_project(project)
     if dry_run:
         return _plan(settings, model is not None, format, json, force)
     stops = stop_strings.validate(stop or ())

@@ -7,6 +7,8 @@ from localq.cli.output import print_json, print_line, terminal_width
 from localq.errors import usage_error
 from localq.files import catalog
 
+PLANNED = ("ctx", "kv", "head")  # settings of a load that is planned
+
 
 def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
     """Show a model's size, source, local files and memory use."""
@@ -15,7 +17,7 @@ def show(model: options.Model = None, vram: options.Vram = None, json: options.J
     catalog.resolve(model)
     from localq.planner import model_facts  # start-up cost: a wrong name fails without it
 
-    facts = model_facts.of_name(model, options.load_settings(vram=vram))
+    facts = model_facts.of_name(model, options.load_settings(PLANNED, vram=vram))
     if json:
         print_json(facts)
     else:

@@ -28,12 +28,11 @@ def tui(model: options.Model = None) -> int:
     from localq.chat import open_conversation  # start-up cost, not for --help
     from localq.files import catalog
 
-    settings = options.load_settings(model=model)
-    options.note_project({"model": model})
+    settings, project = options.load_reply_settings({"model": model})
     if model is not None:
         catalog.resolve(model)  # a wrong name fails before the screen is taken
     choose = default_model.chooser(settings, OpenOptions(), named=model is not None)
-    start = open_conversation.start(None, settings, None, note)
+    start = open_conversation.start(None, settings, None, note, origins=project)
     return run_app(settings, start, choose=choose, pick=choose is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,12 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widget import Widget
+from textual.widgets import Static
 
+from localq import project_file
 from localq.chat.terminal.input_history import InputHistory
 from localq.keymap import bindings
+from localq.sanitize import sanitize
 from localq.tui.chat.composer import Composer
 from localq.tui.chat.composer_area import ComposerArea
 from localq.tui.chat.conversation_view import ConversationView
@@ -65,7 +69,15 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
         main = Vertical(conversation, ComposerArea(self._past, id="writing"), id="main")
         instruments = InstrumentPanel(id="instruments", mode=_mode(self.app.size.width))
         status = StatusLine(id="status", hint=self._hint(), on_tick=conversation.show_phase)
-        return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), status]
+        project = Static(_project_line(self.app.decided), id="project", markup=False)
+        project.display = bool(self.app.decided)
+        return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), project, status]
+
+    def show_project(self) -> None:
+        """Name what a project's file decides, as long as it counts."""
+        for each in self.query("#project").results(Static):
+            each.update(_project_line(self.app.decided))
+            each.display = bool(self.app.decided)
 
     def _hint(self) -> str:
         """The key of the help, where the prompt has no border that shows it."""
@@ -109,6 +121,12 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Ignore keys before the parts exist."""
         return not self._empty and super().check_action(action, parameters)
+
+
+def _project_line(decided: Mapping[str, str]) -> str:
+    """What project files decide, on one line: what counts first, as a narrow screen has no room for the path."""
+    names, paths = ", ".join(decided), ", ".join(dict.fromkeys(decided.values()))
+    return " ".join(sanitize(f"! {project_file.NAME} sets {names}: {paths}").split())
 
 
 def _mode(width: int) -> Mode:

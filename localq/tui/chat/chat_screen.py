@@ -119,6 +119,7 @@ class ChatScreen(ChatLayout):
             self._send(waiting)
 
     def _show_model(self) -> None:
+        self.show_project()
         model = self.conversation.model
         if model is not None and model.session.loaded is not None:
             loaded = model.session.loaded

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,22 +94,24 @@ def apply(form: Form, session: ChatSession) -> str | None:
     return session.try_save()
 
 
-def save_as_default(written: Mapping[str, str]) -> list[str]:
+def save_as_default(written: Mapping[str, str], foreign: Collection[str] = ()) -> list[str]:
     """Write the fields to config.toml, for every model; empty ones are removed. Returns the changed names.
 
-    Stop strings belong to a conversation. Raises LocalqError where the file cannot be read or written.
+    Stop strings belong to a conversation, and the fields `foreign` to a project's file, which is not trusted to decide
+    for other folders. Raises LocalqError where the file cannot be read or written; then nothing is changed.
     """
-    known, changed = settings.read_config(), list[str]()
+    known, changed = settings.read_config(), dict[str, str | None]()
     built_in = dataclasses.asdict(Settings())
     for name in (*LINES, "system", *CHOICES):
         text = written[name].strip()
+        if name in foreign:
+            continue
         if text and settings.parse(name, text, "this field") != known.get(name, built_in[name]):
-            settings_file.write(name, text)
-            changed.append(name)
+            changed[name] = text
         elif not text and name in known:
-            settings_file.write(name, None)
-            changed.append(name)
-    return changed
+            changed[name] = None
+    settings_file.write_all(changed)
+    return list(changed)
 
 
 def _value(name: str, text: str, otherwise: Any) -> Any:

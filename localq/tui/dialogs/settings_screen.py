@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Button, Input, Select, Static, TextArea
 
-from localq import places, settings
+from localq import places, project_file, settings
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.sampling import LIMITS, STATED, Sampling
@@ -38,20 +38,27 @@ TWO_COLUMNS = 100  # cells from which there are two
 
 
 class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
-    """Settings of `session`, if any. Dismisses with the new settings; None: unchanged."""
+    """Settings of `session`, if any. Dismisses with the new settings; None: unchanged.
+
+    decided   settings that a project's file has decided, and its path; they are not saved to config.toml
+    """
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
     BINDINGS: ClassVar = [*bindings("settings_apply", "settings_keep", "settings_leave")]
     HORIZONTAL_BREAKPOINTS = [(0, "-one"), (TWO_COLUMNS, "-two")]  # noqa: RUF012 - as its base has it
 
-    def __init__(self, session: ChatSession | None, settings: Settings) -> None:
+    def __init__(
+        self, session: ChatSession | None, settings: Settings, decided: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
         self._session, self._settings = session, settings
+        self._decided = dict(decided or {})
         self._changed = False
 
     def compose(self) -> ComposeResult:
         self._defaults = settings_form.own_defaults(self._session)
         texts = settings_form.field_texts(self._session, self._settings, self._defaults)
+        self._first_texts = {name: sanitize(text) for name, text in texts.items()}
         with Vertical(id="panel") as panel:
             panel.border_title = "Settings"
             with VerticalScroll(id="fields", can_focus=False), Container(id="columns"):
@@ -60,8 +67,8 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
                         for group in groups:
                             yield Static(group, markup=False, classes="group")
                             for name in GROUPS[group]:
-                                yield from self._rows(name, sanitize(texts[name]))
-            yield Static(_about(NAMES[0], self._defaults), id="about", markup=False)
+                                yield from self._rows(name, self._first_texts[name])
+            yield Static(self._about(NAMES[0]), id="about", markup=False)
             yield Static("", id="notice", markup=False)
             with Horizontal(id="buttons"):
                 yield Button(f"Apply {active_key(self, 'settings_apply')}", id="apply", compact=True)
@@ -93,7 +100,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         if name not in NAMES or not self.query("#fields"):  # none while the screen is closing
             return
         for about in self.query("#about").results(Static):
-            about.update(_about(name, self._defaults))
+            about.update(self._about(name))
         fields = self.query_one("#fields")
         for each in (f"wrong-{name}", f"heading-{name}", name):
             for widget in self.query(f"#{each}").results(Widget):
@@ -101,6 +108,15 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
                     fields.scroll_to_widget(widget, animate=False, immediate=True)
 
     # ---- what is written
+
+    def _about(self, name: str) -> str:
+        about = _about(name, self._defaults)
+        return sanitize(f"{about}; set by {self._decided[name]}") if name in self._foreign() else about
+
+    def _foreign(self) -> set[str]:
+        """Fields that still have what a project's file has decided."""
+        written = self._written() if self.is_mounted else self._first_texts
+        return {name for name in self._decided if name in NAMES and written[name] == self._first_texts[name]}
 
     def _written(self) -> dict[str, str]:
         return {name: _text(self.query_one(f"#{name}")) for name in NAMES}
@@ -134,16 +150,18 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         """Apply, and save to config.toml."""
         if not self._applied():
             return
+        foreign = self._foreign()
         try:
-            changed = settings_form.save_as_default(self._written())
+            changed = settings_form.save_as_default(self._written(), foreign)
+            known = settings.read_config()
         except LocalqError as error:
             self._tell(str(error))
             return
-        known = settings.read_config()
         now: dict[str, Any] = {name: known.get(name) for name in changed}
         self._settings = dataclasses.replace(self._settings, **now)
         where = f"in {places.config_file()}"
-        self._tell(f"Saved: {', '.join(changed)} {where}" if changed else f"No changes {where}")
+        others = f"; not saved: {', '.join(sorted(foreign))} of {project_file.NAME}" if foreign else ""
+        self._tell((f"Saved: {', '.join(changed)} {where}" if changed else f"No changes {where}") + others)
 
     def action_leave(self) -> None:
         """Close, discarding changes."""

@@ -16,6 +16,11 @@ class ChatApp(TerminalApp):
     settings: Settings
     start_with: Start
 
+    @property
+    @abstractmethod
+    def decided(self) -> dict[str, str]:
+        """Settings in force that a project's file has decided, and its path."""
+
     @abstractmethod
     def leave(self, code: int = ExitCode.OK) -> None:
         """Exit with `code`; a running reply is stopped and saved first."""

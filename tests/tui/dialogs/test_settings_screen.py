@@ -30,9 +30,9 @@ OWN = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40}
 
 
 class Host(App[Any]):
-    def __init__(self, session: ChatSession | None, chosen: Settings) -> None:
+    def __init__(self, session: ChatSession | None, chosen: Settings, decided: dict[str, str] | None = None) -> None:
         super().__init__()
-        self.first, self.results = SettingsScreen(session, chosen), list[Any]()
+        self.first, self.results = SettingsScreen(session, chosen, decided), list[Any]()
 
     def on_mount(self) -> None:
         self.push_screen(self.first, self.results.append)
@@ -267,3 +267,26 @@ def test_without_a_model_there_are_the_users_own_values():
 
     driven(host, script)
     assert host.results[0].theme == "ansi-dark"
+
+
+def test_what_a_project_has_decided_is_named_and_not_saved_for_other_folders(session, config):
+    config.write_text('system = "mine"\ntop_k = 9\n')
+    session.system, session.sampling = "PLANTED", Sampling(0.6, top_k=3, top_p=0.5)
+    path = "/clone/localq.toml"
+    host = Host(session, Settings(), dict.fromkeys(("system", "top_k", "top_p", "ctx"), path))
+
+    async def script(pilot: Pilot[Any]) -> None:
+        host.first.query_one("#system").focus()
+        await until(pilot, lambda: about(host).endswith(f"; set by {path}"))
+        host.first.query_one("#seed").focus()
+        await until(pilot, lambda: about(host).startswith("seed") and "set by" not in about(host))
+        host.set("seed", "7")
+        host.set("top_p", "0.8")  # the user's own by now
+        await pilot.press("f6")
+        await until(
+            pilot, lambda: "Saved: top_p, seed, max_tokens" in str(host.first.query_one("#notice", Static).content)
+        )
+        assert "; not saved: system, top_k of localq.toml" in str(host.first.query_one("#notice", Static).content)
+
+    driven(host, script, size=(200, 60))
+    assert settings.read_config() == {"system": "mine", "top_k": 9, "seed": 7, "top_p": 0.8, "max_tokens": 100}
