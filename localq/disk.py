@@ -336,20 +336,26 @@ class LazyOutput:
 MOST_TEXT_BYTES = 2**20  # of a text file; a context holds little more
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file of at most MOST_TEXT_BYTES. Raises LocalqError (exit 2) for anything else.
+def read_start(path: Path, most_bytes: int, *, devices: bool = False) -> bytes:
+    """The first `most_bytes` of a regular file, or of a pipe that the shell opened: FILE may be <(COMMAND).
 
-    A regular file, or a pipe that the shell opened: FILE may be <(COMMAND).
+    devices: also of a device, such as /dev/null. Raises OSError, ValueError for a NUL in the path, and LocalqError
+    (exit 2) for anything else that is no file.
     """
     is_pipe = path.parent == Path("/dev/fd")
+    # O_NONBLOCK: opening a named pipe must not wait for a writer.
+    descriptor = os.open(places.expand(path), os.O_RDONLY | (0 if is_pipe else os.O_NONBLOCK))
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(mode) or (is_pipe and stat.S_ISFIFO(mode)) or (devices and stat.S_ISCHR(mode))):
+            raise usage_error(str(path), "not a regular file", "Use a text file.")
+        return file.read(most_bytes)
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file of at most MOST_TEXT_BYTES. Raises LocalqError (exit 2) for anything else."""
     try:
-        # O_NONBLOCK: opening a named pipe must not wait for a writer.
-        descriptor = os.open(places.expand(path), os.O_RDONLY | (0 if is_pipe else os.O_NONBLOCK))
-        with os.fdopen(descriptor, "rb") as file:
-            mode = os.fstat(descriptor).st_mode
-            if not (stat.S_ISREG(mode) or (is_pipe and stat.S_ISFIFO(mode))):
-                raise usage_error(str(path), "not a regular file", "Use a text file.")
-            raw = file.read(MOST_TEXT_BYTES + 1)
+        raw = read_start(path, MOST_TEXT_BYTES + 1)
     except (OSError, ValueError) as error:
         why = f"cannot read it ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error

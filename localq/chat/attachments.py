@@ -6,7 +6,7 @@ import fnmatch
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from localq.sanitize import sanitize
 from localq.wording import human_bytes
 
 LOOKED_AT = 100_000  # names that one pattern may visit
+MOST_BYTES = 8 * 2**20  # of all files that a message mentions: no context holds more
 MENTIONS = 100  # words with @ that are looked up for a note
 
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
@@ -76,6 +77,17 @@ def read_attachment(path: Path, name: str | None = None) -> Attachment:
     return Attachment(sanitize(name or path.name), sanitize(read_text(path)))
 
 
+def read_attachments(paths: Iterable[Path]) -> tuple[Attachment, ...]:
+    """Files for one message, of at most MOST_BYTES in all. Raises LocalqError (exit 2)."""
+    found, room = [], MOST_BYTES
+    for path in paths:
+        found.append(read_attachment(path))
+        room -= len(found[-1].body.encode("utf-8", "replace"))
+        if room < 0:
+            raise usage_error(str(path), f"the files add up to more than {human_bytes(MOST_BYTES)}", "Attach fewer.")
+    return tuple(found)
+
+
 def piped_attachment(text: str) -> tuple[Attachment, ...]:
     """Text from stdin, which stands before the prompt; none where it is empty."""
     return (Attachment("stdin", text, is_file=False),) if text else ()
@@ -96,13 +108,17 @@ def expand_mentions(text: str) -> ExpandedMessage:
     The words stay in the message. A word that names no file, such as a mail address, is plain text; `\@` is an @.
     """
     attached: dict[str, Attachment] = {}
-    failures = []
+    failures, room = [], MOST_BYTES
     for found in _NAMED.finditer(text):
         name = _existing(found[1] or found[2])
-        if name is None or name in attached:
+        if name is None or name in attached or room < 0:
             continue
         try:
             attached[name] = read_attachment(Path(name))
+            room -= len(attached[name].body.encode("utf-8", "replace"))
+            if room < 0:
+                del attached[name]
+                raise usage_error(name, f"the files add up to more than {human_bytes(MOST_BYTES)}", "Attach fewer.")
         except LocalqError as error:
             failures.append(LocalqError(f"@{sanitize(name)}", error.why, error.next_step, error.exit_code))
     return ExpandedMessage(_ESCAPED.sub("@", text), tuple(attached.values()), tuple(failures))

@@ -50,14 +50,24 @@ def read_line(first: bool, before: int = 0) -> str:
     return line.removesuffix("\n")
 
 
+def read_bytes() -> bytes:
+    """All of stdin as bytes. Raises LocalqError (exit 2) where it is longer than MOST_CHARACTERS or cannot be read."""
+    if sys.stdin is None:
+        return b""
+    with _note_waiting("reading stdin until it ends"), _read_errors():
+        raw = sys.stdin.buffer.read(MOST_CHARACTERS + 1)
+    _check_size(len(raw), "bytes")
+    return raw
+
+
 def has_instructions(text: str) -> bool:
     """Whether a message would be a command or attach a file if it were typed."""
     return text.startswith("/") or names_files(text)
 
 
-def _check_size(characters: int) -> None:
-    if characters > MOST_CHARACTERS:
-        why = f"longer than {MOST_CHARACTERS:,} characters, which no context can hold"
+def _check_size(size: int, unit: str = "characters") -> None:
+    if size > MOST_CHARACTERS:
+        why = f"longer than {MOST_CHARACTERS:,} {unit}, which no context can hold"
         raise usage_error("stdin", why, "Pipe in less text.")
 
 

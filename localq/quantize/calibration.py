@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import places
+from localq import disk, places
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import json_files
 from localq.files.model_folder import ModelFiles
@@ -189,10 +189,11 @@ def _read_file(path: Path) -> str | ChatFile:
 def read_text(path: Path) -> str:
     """Read the UTF-8 text of `path`. Raises LocalqError (exit 2) where that fails."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_TEXT_BYTES + 1)
+        raw = disk.read_start(path, MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise usage_error(OPTION, f"{path} cannot be read ({error.strerror})", "Check the path.") from None
+    except LocalqError as error:
+        raise usage_error(OPTION, f"{path} is {error.why}", error.next_step) from None
     if len(raw) > MAX_TEXT_BYTES:
         raise usage_error(OPTION, f"{path} is larger than {MAX_TEXT_BYTES:,} bytes", "Use part of the file.")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import kv_bits, places
-from localq.cli import agree, help_page, options
+from localq import disk, kv_bits, places
+from localq.cli import agree, help_page, options, piped_input
 from localq.cli import progress as progress_lines
 from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
+from localq.text.tokenizer import MAX_TEXT_BYTES
 from localq.wording import OnProgress
 
 if TYPE_CHECKING:
@@ -153,14 +153,17 @@ def _report(results: list[dict[str, Any]], failed: list[LocalqError], models: in
 
 
 def _read_text(text: str | None) -> tuple[bytes, str]:
-    """The bytes of `--text` and their name. Raises LocalqError (exit 2) for an unreadable file."""
+    """The bytes of `--text` and their name. Raises LocalqError (exit 2) for an unreadable or too large file."""
     if text == "-":
-        return sys.stdin.buffer.read(), "stdin"
+        return piped_input.read_bytes(), "stdin"
     path = DEFAULT_TEXT if text is None else Path(text)
     try:
-        return path.read_bytes(), path.name if text is None else text
+        raw, name = disk.read_start(path, MAX_TEXT_BYTES + 1, devices=True), path.name if text is None else text
     except OSError as error:
         raise usage_error(text or path.name, f"cannot read it ({error.strerror})", "Check the path.") from None
+    if len(raw) > MAX_TEXT_BYTES:
+        raise usage_error(name, f"larger than {MAX_TEXT_BYTES:,} bytes", "Use part of the file.")
+    return raw, name
 
 
 def _print(result: dict[str, Any]) -> None:

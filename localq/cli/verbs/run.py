@@ -15,7 +15,7 @@ import typer
 
 from localq import places
 from localq.chat import stop_strings
-from localq.chat.attachments import Attachment, expand_mentions, piped_attachment, read_attachment
+from localq.chat.attachments import Attachment, expand_mentions, piped_attachment, read_attachments
 from localq.chat.history.export import code_blocks
 from localq.chat.open_options import OpenOptions
 from localq.cli import agree, default_model, help_page, options, reply_options
@@ -101,7 +101,7 @@ def run(
         return _plan(settings, model is not None, format, json, force)
     stops = stop_strings.validate(stop or ())
     wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
-    attached = tuple(map(read_attachment, file or ()))
+    attached = read_attachments(file or ())
     named, stages = model is not None, stats is True
     request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stages)
     if not words and not json and not extract and sys.stdin.isatty():
