@@ -8,6 +8,8 @@ without gap or overlap, as every writer of the format produces. Torch-free.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -52,19 +54,28 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """A checked header: the tensors in the order of their data, and the file's metadata."""
+    """A checked header: the tensors in the order of their data, and the file's metadata.
+
+    start            offset of the data; digest: sha256 of the bytes before
+    size, mtime_ns   of the file, when the header was read
+    """
 
     path: Path
     tensors: dict[str, Entry]
     metadata: dict[str, str]
+    start: int
+    digest: str
+    size: int
+    mtime_ns: int
 
 
 def read_header(path: Path) -> Header:
     """The header of a safetensors file. Raises LocalqError (exit 8) for an invalid file."""
     try:
         with path.open("rb") as file:
-            size = path.stat().st_size
-            text, start = _header_text(file.read(8), size, file.read, path)
+            found = os.fstat(file.fileno())
+            size, prefix = found.st_size, file.read(8)
+            text, start = _header_text(prefix, size, file.read, path)
     except OSError as error:
         raise bad_file(str(path), f"cannot be read ({error.strerror})", "Check the file's permissions.") from error
     fields = parse_object(text, f"{path} (header)")
@@ -76,7 +87,8 @@ def read_header(path: Path) -> Header:
         key=lambda pair: (pair[1].begin, pair[1].end),
     )
     _check_cover(path, entries, start, size)
-    return Header(path, dict(entries), metadata)
+    digest = hashlib.sha256(prefix + text.encode()).hexdigest()
+    return Header(path, dict(entries), metadata, start, digest, size, found.st_mtime_ns)
 
 
 def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 """The weights of a model, by name: one interface over safetensors shards and a .gguf file. Reading only.
 
-Every header and the index are checked before the first tensor is read (`safetensors_header`). Tensors of safetensors
-files are views of the mapped file: reading one costs no copy.
+Every header and the index are checked before the first tensor is read (`safetensors_headers`), and the data is read by
+that header (`tensor_files`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,7 @@ from localq.files.extra_tensors import extra_tensors
 from localq.files.json_files import DAMAGED
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index, shard_paths
-
-# The format's name for a type, and torch's.
-DTYPES: dict[str, torch.dtype] = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-    "U16": torch.uint16, "I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16,
-    "U32": torch.uint32, "I32": torch.int32, "F32": torch.float32,
-    "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64,
-}  # fmt: skip
+from localq.formats.tensor_files import DTYPES, TensorFile, each_tensor
 
 
 @dataclass(frozen=True)
@@ -77,13 +69,13 @@ class Checkpoint:
 
     @property
     def converts(self) -> bool:
-        """Whether reading a tensor dequantizes it (GGUF): then it is a copy, never a view of the file."""
+        """Whether reading a tensor dequantizes it (GGUF)."""
         return isinstance(self._source, _Gguf)
 
     def read(self, name: str) -> Tensor:
         """The tensor `name`; GGUF tensors come dequantized, as float32. Raises LocalqError (exit 8) without such a one.
 
-        A safetensors tensor is a view of the mapped file: do not write to it.
+        It may be a view of the mapped file: do not write to it.
         """
         if name not in self.tensors:
             raise bad_file(name, "the checkpoint contains no tensor with this name", DAMAGED)
@@ -92,10 +84,11 @@ class Checkpoint:
     def read_as(self, name: str, dtype: torch.dtype) -> Tensor:
         """The tensor `name` in `dtype`, contiguous, in memory of its own. Raises LocalqError as `read` does.
 
-        GGUF tensors are converted some rows at a time, so that a matrix never exists whole in float32.
+        Tensors in files are converted some rows at a time, so that a matrix never exists whole in its own type.
         """
-        if isinstance(self._source, _Gguf) and name in self.tensors:  # else `read` says what is wrong
-            return self._source.read_as(name, self.tensors[name].shape, dtype)
+        source = self._source
+        if isinstance(source, _Gguf | _SafetensorsFiles) and name in self.tensors:  # else `read` says what is wrong
+            return source.read_as(name, self.tensors[name].shape, dtype)
         return self.read(name).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
     def close(self) -> None:
@@ -111,9 +104,12 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(files: ModelFiles) -> Checkpoint:
-    """The weights of `files`; raises LocalqError (exit 8) for anything unsound in a header or in the index."""
-    return _open_gguf(files) if files.kind == "gguf" else _open_safetensors(files)
+def open_checkpoint(files: ModelFiles, *, mapped: bool = False) -> Checkpoint:
+    """The weights of `files`; mapped: see `tensor_files`.
+
+    Raises LocalqError (exit 8) for anything unsound in a header or in the index.
+    """
+    return _open_gguf(files) if files.kind == "gguf" else _open_safetensors(files, mapped=mapped)
 
 
 def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
@@ -128,47 +124,47 @@ def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
 
 
 class _SafetensorsFiles:
-    """Tensors in safetensors files, all mapped with the first tensor: files that are removed later are still read."""
+    """Tensors in safetensors files, all opened with the first tensor: files that are removed later are still read."""
 
-    def __init__(self, owner: dict[str, Path]) -> None:
-        self._owner = owner
-        self._open: dict[Path, Any] = {}
+    def __init__(self, owner: dict[str, Header], *, mapped: bool) -> None:
+        self._owner, self._mapped = owner, mapped
+        self._open: dict[Path, TensorFile] = {}
 
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU."""
+        return self._file(name).read(name)
+
+    def read_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """One tensor of `shape` in `dtype`, converted some rows at a time."""
+        return self._file(name).read_as(name, dtype)
+
+    def _file(self, name: str) -> TensorFile:
         if not self._open:
-            self._open = {path: _mapped(path) for path in dict.fromkeys(self._owner.values())}
-        tensor: Tensor = self._open[self._owner[name]].get_tensor(name)
-        return tensor
+            headers = {header.path: header for header in self._owner.values()}
+            self._open = {path: TensorFile(header, mapped=self._mapped) for path, header in headers.items()}
+        return self._open[self._owner[name].path]
 
     def close(self) -> None:
-        """Free the files."""
+        """Close the files."""
+        for file in self._open.values():
+            file.close()
         self._open.clear()
 
 
-def _mapped(path: Path) -> Any:
-    import safetensors  # loads with the first tensor: a plan or a listing needs the headers only
-
-    try:
-        return safetensors.safe_open(str(path), framework="pt")
-    except (OSError, safetensors.SafetensorError) as error:
-        raise bad_file(str(path), f"cannot be memory-mapped ({error})", DAMAGED) from error
-
-
-def _open_safetensors(files: ModelFiles) -> Checkpoint:
+def _open_safetensors(files: ModelFiles, *, mapped: bool) -> Checkpoint:
     headers = {shard: read_header(path) for shard, path in shard_paths(files.path).items()}
     tensors, owner = _joined(files.path, headers)
-    source = _SafetensorsFiles({name: headers[shard].path for name, shard in owner.items()})
+    source = _SafetensorsFiles({name: headers[shard] for name, shard in owner.items()}, mapped=mapped)
     return _without_extra(files, tensors, source)
 
 
 def open_fetched(files: ModelFiles, headers: dict[str, Header], path_of: Callable[[str], Path]) -> Checkpoint:
     """The weights of `files` whose shards are on the disk only while they are read: `path_of` a shard says where.
 
-    `headers` of all of them, as they will be. A tensor that was read keeps its shard mapped.
+    `headers` of all of them, as they will be. Raises LocalqError (exit 8), also while reading: for other headers.
     """
     tensors, owner = _joined(files.path, headers)
-    return _without_extra(files, tensors, _Fetched(owner, path_of))
+    return _without_extra(files, tensors, _Fetched(owner, headers, path_of))
 
 
 def _without_extra(files: ModelFiles, tensors: dict[str, TensorInfo], source: TensorSource) -> Checkpoint:
@@ -181,13 +177,17 @@ def _without_extra(files: ModelFiles, tensors: dict[str, TensorInfo], source: Te
 class _Fetched:
     """Tensors in shards that are on the disk only while they are read."""
 
-    def __init__(self, owner: dict[str, str], path_of: Callable[[str], Path]) -> None:
-        self._owner, self._path_of = owner, path_of
+    def __init__(self, owner: dict[str, str], headers: dict[str, Header], path_of: Callable[[str], Path]) -> None:
+        self._owner, self._headers, self._path_of = owner, headers, path_of
 
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU."""
-        path = self._path_of(self._owner[name])
-        return _SafetensorsFiles({name: path}).read(name)
+        shard = self._owner[name]
+        header = read_header(self._path_of(shard))
+        if header.tensors != self._headers[shard].tensors:
+            raise bad_file(str(header.path), "its tensors differ from its header on the hub", DAMAGED)
+        (tensor,) = (tensor for _, tensor in each_tensor(header, (name,)))
+        return tensor
 
     def close(self) -> None:
         """Nothing stays open."""

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from localq.errors import LocalqError, bad_file, usage_error
@@ -24,6 +23,7 @@ from localq.files import format_facts, stored_format
 from localq.files.model_folder import ModelFiles
 from localq.formats import FORMATS, bcq
 from localq.formats.checkpoint import Checkpoint, in_memory, open_checkpoint
+from localq.formats.tensor_files import read_tensors
 from localq.quantize.binary.layers import LayerCodes
 from localq.quantize.bits import binary_mixture
 from localq.quantize.bits import mixture as bit_mixture
@@ -81,12 +81,10 @@ def _format_module(source: ModelFiles, format: str) -> ModuleType:
         raise usage_error(
             format, "localq cannot quantize tensor by tensor to this format", f"Formats: {', '.join(made)}."
         )
-    if "quantization_config" in source.config and not (
-        format_facts.of(format).keeps_experts and stored_format.only_experts(source)
-    ):
-        method = source.config["quantization_config"]
-        name = method.get("quant_method", "unknown") if isinstance(method, dict) else "unknown"
-        why = f"the weights are already quantized ({name})"
+    keeps = format_facts.of(format).keeps_experts and stored_format.only_experts(source)
+    if source.quantization and not keeps:
+        method = source.quantization.get("quant_method", "by a method that config.json does not name")
+        why = f"the weights are already quantized ({method})"
         raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
     return FORMATS[format]
 
@@ -110,16 +108,10 @@ def _layers(
         names = [prefix + suffix for suffix in bcq.suffixes]
         if not files.keys() >= set(names):
             return None
-        stored = in_memory({name: _stored_tensor(files[name], name) for name in names}, source.config)
+        stored = in_memory({name: read_tensors(files[name], (name,))[name] for name in names}, source.config)
         return bcq.from_checkpoint(stored, prefix)
 
     return LayerCodes(model, streams, partial(maker_of, module), written)
-
-
-def _stored_tensor(path: Path, name: str) -> Tensor:
-    with safe_open(path, framework="pt") as file:
-        found: Tensor = file.get_tensor(name)
-    return found
 
 
 def _write_shards(

@@ -18,7 +18,7 @@ from localq.errors import bad_file, usage_error
 from localq.files.hub.shards import Shards
 from localq.files.json_files import read_object
 from localq.files.model_folder import ModelFiles
-from localq.files.safetensors_headers import shard_paths
+from localq.files.safetensors_headers import read_header, shard_paths
 from localq.quantize.output.shards import Shard, ShardWriter
 
 TENSORS, RECORD = "layers.safetensors", "made.json"
@@ -67,19 +67,18 @@ def check(ready: PrequantizedLayers, source: ModelFiles, shards: Shards | None =
 
 def copy_layers(ready: PrequantizedLayers, writer: ShardWriter, shards: Sequence[Shard]) -> None:
     """Write the pending `shards` of the layers. Raises LocalqError (exit 8) for missing or other tensors."""
-    from safetensors import SafetensorError, safe_open  # reads single tensors without a checkpoint
+    from localq.formats.tensor_files import each_tensor  # torch: only where layers are copied
 
     path = ready.folder / TENSORS
     pending = {shard.name for shard in writer.pending()}
     try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            for shard in shards:
-                if missing := set(shard.tensors) - names:
-                    raise bad_file(str(path), f"{min(missing)} is missing", AGAIN)
-                if shard.name in pending:
-                    writer.write(shard, ((name, file.get_tensor(name)) for name in shard.tensors))
-    except (SafetensorError, ValueError) as error:  # no safetensors file, or tensors of another shape
+        header = read_header(path)
+        for shard in shards:
+            if missing := set(shard.tensors) - header.tensors.keys():
+                raise bad_file(str(path), f"{min(missing)} is missing", AGAIN)
+            if shard.name in pending:
+                writer.write(shard, each_tensor(header, shard.tensors))
+    except ValueError as error:  # tensors of another shape
         raise bad_file(str(path), str(error), AGAIN) from None
 
 

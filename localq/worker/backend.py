@@ -119,7 +119,7 @@ class TorchBackend:
             clock.begin(stage)
             on_progress(stage, done, total)
 
-        model = load.load(files, request.options, report)
+        model = load.load(files, request.options, report, may_map=True)
         self._engine = engine = generate.Engine(model, on_progress=report)
         loaded = Loaded(
             name=request.options.name or files.name,

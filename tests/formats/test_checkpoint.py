@@ -17,7 +17,8 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.json_files import inside
 from localq.files.model_folder import ModelFiles, open_model
 from localq.files.safetensors_headers import DTYPE_BYTES, INDEX_NAME, read_header, read_index, shard_paths
-from localq.formats.checkpoint import DTYPES, open_checkpoint
+from localq.formats.checkpoint import open_checkpoint
+from localq.formats.tensor_files import DTYPES
 from tests.support.files.hostile_headers import (
     DATA,
     HEADERS,
@@ -66,13 +67,22 @@ def test_every_dtype(tmp_path: Path) -> None:
         assert {name: checkpoint.read(name).dtype for name in made} == DTYPES
 
 
-def test_reading_copies_nothing(tmp_path: Path) -> None:
+def test_reading_a_mapped_file_copies_nothing(tmp_path: Path) -> None:
     save_file({"large": torch.zeros(2**24, dtype=torch.uint8)}, tmp_path / "model.safetensors")
-    with open_checkpoint(files_of(tmp_path)) as checkpoint:
+    with open_checkpoint(files_of(tmp_path), mapped=True) as checkpoint:
         before = _anonymous_bytes()
         tensor = checkpoint.read("large")
         assert tensor.sum() == 0  # every page was touched
         assert _anonymous_bytes() - before < 2**22
+
+
+def test_a_tensor_that_is_converted_is_never_there_twice(tmp_path: Path) -> None:
+    save_file({"large": torch.arange(2**24).bfloat16()}, tmp_path / "model.safetensors")
+    with open_checkpoint(files_of(tmp_path)) as checkpoint:
+        before = _anonymous_bytes()
+        tensor = checkpoint.read_as("large", torch.float32)
+        assert _anonymous_bytes() - before < tensor.nbytes + 2**24
+        assert torch.equal(tensor, torch.arange(2**24).bfloat16().float())
 
 
 def _anonymous_bytes() -> int:

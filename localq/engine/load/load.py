@@ -71,11 +71,14 @@ def load(
     options: LoadOptions,
     on_progress: OnProgress = lambda stage, done, total: None,
     pick: Callable[[str], devices.DeviceChoice] = devices.pick,
-    opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint,
+    opened: Callable[[ModelFiles], Checkpoint] | None = None,
+    *,
+    may_map: bool = False,
 ) -> LoadedModel:
     """Load `files`. Raises LocalqError: exit 7 no usable GPU, 3 does not fit, 8 damaged files, 2 bad options.
 
-    opened: returns the weights; benchmarks substitute others. After an error all memory is freed.
+    opened: returns the weights; benchmarks substitute others. may_map: a file that is cut may end the process
+    (`tensor_files`). After an error all memory is freed.
     """
     before = vram.free_before_context() if options.device != "cpu" else {}
     on_progress("starting the device", 0, 0)
@@ -87,7 +90,8 @@ def load(
     dtype = pick_dtype(options.dtype, files, choice.device)
     failure: LocalqError
     try:
-        with opened(files) as checkpoint:
+        is_mapped = may_map and choice.device.type == "cuda"  # to the CPU tensors are copied anyway
+        with open_checkpoint(files, mapped=is_mapped) if opened is None else opened(files) as checkpoint:
             return _load(files, options, checkpoint, choice, dtype, before, on_progress)
     except LocalqError as error:
         failure = error.with_traceback(None)  # its frames hold the half-loaded model

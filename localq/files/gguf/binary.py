@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from localq.errors import LocalqError, bad_file
 MAX_KEYS, MAX_TENSORS, MAX_STRING, MAX_DIMENSIONS = 2**16, 2**17, 2**24, 4
 MAX_VALUES = 2**21  # of all arrays; the largest vocabularies with merges and types have under a million
 MAX_TEXT = 2**27  # bytes of all strings
+_FIRST_BYTES = 2**24  # read at first; a vocabulary of 150,000 tokens takes 6 MB
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
@@ -82,29 +83,41 @@ class Container:
     values: dict[str, Any]
     tensors: dict[str, RawTensor]
     size: int
+    mtime_ns: int
+
+
+class _MoreError(Exception):
+    """The header is longer than the bytes that were read."""
 
 
 class _ByteReader:
-    """A position in the mapped file that moves forward; reading past the end is a LocalqError (exit 8)."""
+    """A position in the first bytes of a file that moves forward.
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.at = path, data, 0
+    size: bytes of the file. Reading past its end is a LocalqError (exit 8), past the bytes at hand a _MoreError. Read,
+    not mapped: a mapped file that is cut ends the process.
+    """
+
+    def __init__(self, path: Path, data: bytes, size: int) -> None:
+        self.path, self.data, self.size, self.at = path, data, size, 0
         self.values_left, self.text_left = MAX_VALUES, MAX_TEXT
 
     def damaged(self, why: str) -> LocalqError:
         return bad_file(str(self.path), why, "The file is damaged or truncated; download it again.")
 
+    def _cut_off(self) -> Exception:
+        return _MoreError() if len(self.data) < self.size else self.damaged("the GGUF header is cut off")
+
     def take(self, layout: str) -> tuple[Any, ...]:
         try:
             values = struct.unpack_from("<" + layout, self.data, self.at)
         except struct.error:
-            raise self.damaged("the GGUF header is cut off") from None
+            raise self._cut_off() from None
         self.at += struct.calcsize("<" + layout)
         return values
 
     def count(self, what: str, limit: int) -> int:
         (value,) = self.take("Q")
-        if value > min(limit, len(self.data) - self.at):
+        if value > min(limit, self.size - self.at):
             raise self.damaged(f"the GGUF header declares an impossible number of {what}: {value}")
         return int(value)
 
@@ -116,10 +129,12 @@ class _ByteReader:
         data, at, end, length_at, found = self.data, self.at, len(self.data), _LENGTH.unpack_from, []
         for _ in range(count):
             if at + 8 > end:
-                raise self.damaged("the GGUF header is cut off")
+                raise self._cut_off()
             (length,) = length_at(data, at)
-            if length > MAX_STRING or at + 8 + length > end:
+            if length > MAX_STRING or at + 8 + length > self.size:
                 raise self.damaged(f"the GGUF header declares a string of {length} bytes, which is too long")
+            if at + 8 + length > end:
+                raise self._cut_off()
             # Tokens may be invalid UTF-8 on their own; keys and names are valid.
             found.append(str(data[at + 8 : at + 8 + length], "utf-8", "replace"))
             at += 8 + length
@@ -161,9 +176,18 @@ def read_container(path: Path) -> Container:
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, _size: int, _changed_ns: int) -> Container:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_ByteReader(path, data))
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        with path.open("rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            count = _FIRST_BYTES
+            while True:
+                data = os.pread(file.fileno(), min(count, found.st_size), 0)
+                if len(data) < min(count, found.st_size):
+                    raise bad_file(str(path), "the file was changed while it was read", "Run the command again.")
+                try:
+                    return _parse(_ByteReader(path, data, found.st_size), found.st_mtime_ns)
+                except _MoreError:
+                    count *= 4
+    except OSError as error:
         raise _unreadable(path, error) from error
 
 
@@ -171,7 +195,7 @@ def _unreadable(path: Path, error: Exception) -> LocalqError:
     return bad_file(str(path), f"cannot be read ({error})", "Check the path and the file.")
 
 
-def _parse(cursor: _ByteReader) -> Container:
+def _parse(cursor: _ByteReader, mtime_ns: int) -> Container:
     magic, version = cursor.take("4sI")
     if magic != b"GGUF":
         raise bad_file(str(cursor.path), "not a GGUF file", "Use a .gguf file or a model folder.")
@@ -191,7 +215,7 @@ def _parse(cursor: _ByteReader) -> Container:
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment > 2**20 or alignment & (alignment - 1):
         raise cursor.damaged(f"the GGUF header has an invalid alignment, {alignment!r}")
-    start, size = -(-cursor.at // alignment) * alignment, len(cursor.data)
+    start, size = -(-cursor.at // alignment) * alignment, cursor.size
     for name, tensor in tensors.items():
         # An unknown type counts as one byte for 32 values here; `read_tensor` refuses it with its name.
         block, block_bytes = BLOCKS.get(tensor.type, (32, 1))
@@ -202,7 +226,7 @@ def _parse(cursor: _ByteReader) -> Container:
         if start + tensor.offset + math.prod(tensor.shape) // block * block_bytes > size:
             raise cursor.damaged(f"tensor {name!r} of shape {tensor.shape} extends beyond the end of the file")
     placed = {name: RawTensor(each.type, each.shape, start + each.offset) for name, each in tensors.items()}
-    return Container(cursor.path, values, placed, size)
+    return Container(cursor.path, values, placed, size, mtime_ns)
 
 
 def _directory(cursor: _ByteReader, count: int) -> list[tuple[str, RawTensor]]:

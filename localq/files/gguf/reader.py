@@ -44,7 +44,8 @@ class GgufTensor:
 class GgufModel:
     """The header of a .gguf model.
 
-    Keys of `tensors` are Hugging Face names; `architecture` is GGUF's name.
+    Keys of `tensors` are Hugging Face names; `architecture` is GGUF's name; `size` and `mtime_ns` are those of the file
+    when its header was read.
     """
 
     path: Path
@@ -53,6 +54,8 @@ class GgufModel:
     generation_config: dict[str, Any]
     chat_template: str | None
     tensors: dict[str, GgufTensor]
+    size: int
+    mtime_ns: int
 
 
 def read_header(path: Path) -> GgufModel:
@@ -82,6 +85,8 @@ def read_header(path: Path) -> GgufModel:
         _generation_config(facts),
         template if isinstance(template, str) else None,
         tensors,
+        container.size,
+        container.mtime_ns,
     )
 
 

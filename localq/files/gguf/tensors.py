@@ -32,11 +32,22 @@ class FileBytes:
     """
 
     def __init__(self, model: GgufModel) -> None:
-        self._path = str(model.path)
+        self._path, self._state = str(model.path), (model.size, model.mtime_ns)
         try:
             self._file = model.path.open("rb")
         except OSError as error:
             raise bad_file(self._path, f"cannot be opened ({error})", DAMAGED) from error
+        try:
+            self._check_state()
+        except LocalqError:
+            self._file.close()
+            raise
+
+    def _check_state(self) -> None:
+        found = os.fstat(self._file.fileno())
+        if (found.st_size, found.st_mtime_ns) != self._state:
+            step = "Run the command again once no other program writes to it."
+            raise bad_file(self._path, "the file was changed while it was read", step)
 
     def read(self, first: int, count: int, gguf_name: str) -> NDArray[np.uint8]:
         """`count` bytes from `first` on, a part of the tensor `gguf_name`."""
@@ -53,6 +64,7 @@ class FileBytes:
             raise bad_file(self._path, f"tensor {gguf_name!r} cannot be read ({error})", DAMAGED) from error
         if done < count:
             raise bad_file(self._path, f"tensor {gguf_name!r} is cut off", DAMAGED)
+        self._check_state()
         return data
 
     def close(self) -> None:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import sys
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from localq import places
 from localq.errors import usage_error
 from localq.files.schemes import vq2_codebooks
 from localq.formats.codebooks.search_kernel import ENTRIES, Codebook
+from localq.formats.tensor_files import read_tensors
 from localq.quantize.codebooks.encode import search_codes
 from localq.quantize.codebooks.refine import decode, fit_codebooks
 from localq.quantize.model.statistics import Factor
@@ -40,7 +41,7 @@ def load_initial(scheme: str, device: torch.device) -> tuple[Codebook, ...]:
         raise usage_error(
             f"vq2 {scheme}", "there are no initial codebooks for this scheme", f"Schemes: {', '.join(SCHEMES)}."
         )
-    tensors = load_file(FILE)
+    tensors = read_tensors(FILE)
     return tuple(
         Codebook(stride, tensors[f"{scheme}.{number}"].float().to(device)) for number, (stride, _) in enumerate(sizes)
     )

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from localq.errors import usage_error
 from localq.formats.checkpoint import in_memory
 from localq.formats.codebooks.vq2 import Packed
+from localq.formats.tensor_files import read_tensors
 from localq.models.decoder import Block
 from localq.models.layers import RMSNorm
 from localq.quantize.codebooks import joint_training
@@ -77,7 +76,7 @@ class LayerFiles:
 
     def layer(self, index: int, *, trained: bool) -> tuple[dict[str, Packed], dict[str, Tensor]]:
         """Read a layer's matrices, and with `trained` its other parameters, by name."""
-        stored = in_memory(load_file(self.folder / self.files[1 + index].name), self.config)
+        stored = in_memory(read_tensors(self.folder / self.files[1 + index].name), self.config)
         model = self.model
         packed = {name: self.target.from_checkpoint(stored, model.prefix(index, name)) for name in model.linears(index)}
         others = model.other_names(index).items() if trained else ()
@@ -98,9 +97,7 @@ class LayerFiles:
     def end(self, name: str) -> Tensor:
         """Read a tensor of the embedding, the last norm or the head."""
         (shard,) = {each.name for each in self.files if name in each.tensors}
-        with safe_open(self.folder / shard, framework="pt") as file:
-            found: Tensor = file.get_tensor(name)
-        return found
+        return read_tensors(self.folder / shard, (name,))[name]
 
     def ending(self, device: torch.device) -> Ending:
         """Return last norm and head, which predict from the stream after the last layer."""

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from localq.errors import bad_file
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint
+from localq.formats.tensor_files import read_tensors
 from localq.models import architecture
 from localq.quantize.model.calibration_stream import Streams, stream_dtype
 from localq.quantize.model.matrix_groups import groups_of
@@ -84,7 +85,7 @@ def load_or_measure(
     """
     path = out / FILE
     if path.is_file():  # written atomically
-        return load_file(path, device=str(text.device))
+        return {name: each.to(text.device) for name, each in read_tensors(path).items()}
     with torch.inference_mode():
         found = _measure(text, source, checkpoint, on_progress)
     write_file(path, save({name: each.clone() for name, each in found.items()}))

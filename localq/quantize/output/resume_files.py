@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from localq.errors import LocalqError
+from localq.files.safetensors_headers import read_header
+from localq.formats.tensor_files import each_tensor
 from localq.quantize.output.shards import write_file
 
 
@@ -36,14 +38,14 @@ class ResumeFiles:
         The hash is checked only where all tensors are read.
         """
         try:
-            with safe_open(self.folder / name, framework="pt") as file:
-                facts = file.metadata() or {}
-                if facts.get("job") != self._job:
-                    return None
-                tensors = {key: file.get_tensor(key) for key in only or file.keys()}
-                sound = bool(only) or facts.get("sha256") == _sha256(tensors)
-                return (json.loads(facts["state"]), tensors) if sound else None
-        except (OSError, SafetensorError, ValueError, KeyError):
+            header = read_header(self.folder / name)
+            facts = header.metadata
+            if facts.get("job") != self._job:
+                return None
+            tensors = dict(each_tensor(header, only or None))
+            sound = bool(only) or facts.get("sha256") == _sha256(tensors)
+            return (json.loads(facts["state"]), tensors) if sound else None
+        except (LocalqError, ValueError, KeyError):
             return None
 
 

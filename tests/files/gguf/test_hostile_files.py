@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from localq.errors import ExitCode, LocalqError
+from localq.files.gguf import binary
+from localq.files.gguf.binary import read_container
 from localq.files.gguf.reader import read_header
-from localq.files.gguf.tensors import read_tensor
+from localq.files.gguf.tensors import FileBytes, read_tensor
 from localq.files.gguf.vocab import build_tokenizer, special_tokens
 from localq.files.model_folder import open_model
 
@@ -266,15 +269,34 @@ def test_random_damage_is_survived(tmp_path):
         assert time.process_time() - start < 1.0
 
 
-def test_a_tensor_that_shrinks_after_the_header_was_read(tmp_path):
+@pytest.mark.parametrize("content", [SOUND[:-1], SOUND + b"x", SOUND], ids=["shorter", "longer", "as long"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["", "open"])
+def test_a_file_that_changes_after_its_header_was_read(tmp_path, content, is_open):
+    """What was checked is what is used, also where the file is open already."""
     path = tmp_path / "model.gguf"
     path.write_bytes(SOUND)
     header = read_header(path)
-    path.write_bytes(SOUND[:-1])
-    with pytest.raises(LocalqError, match="cut off"):
-        read_tensor(header, "model.layers.0.self_attn.q_proj.weight")
+    file = FileBytes(header) if is_open else None
     with pytest.raises(LocalqError, match=r"tensor 'lm_head.weight' is missing"):
-        read_tensor(header, "lm_head.weight")
+        read_tensor(header, "lm_head.weight", file)
+    path.write_bytes(content)
+    os.utime(path, ns=(0, header.mtime_ns + 1))
+    with pytest.raises(LocalqError, match=r"changed while it was read|cut off") as caught:
+        read_tensor(header, "model.layers.0.self_attn.q_proj.weight", file)
+    assert (caught.value.what, caught.value.exit_code) == (str(path), ExitCode.BAD_FILE)
+    if file is not None:
+        file.close()
+
+
+def test_a_header_that_is_longer_than_what_is_read_at_first(tmp_path, monkeypatch):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(SOUND)
+    whole = read_container(path)
+    for first in (1, 30, 100, len(SOUND)):
+        monkeypatch.setattr(binary, "_FIRST_BYTES", first)
+        os.utime(path, ns=(0, first))  # as another file: it is read again
+        found = read_container(path)
+        assert (found.values, found.tensors, found.size) == (whole.values, whole.tensors, whole.size)
 
 
 def test_rows_that_do_not_divide_into_heads(tmp_path):
