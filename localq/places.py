@@ -100,6 +100,11 @@ def quantized_dir() -> Path:
     return data_dir() / "quantized"
 
 
+def checked_dir() -> Path:
+    """Records of checked files of embedded and quantized models: `<data>/checked/HASH.json`, one a folder."""
+    return data_dir() / "checked"
+
+
 def pulled_dir() -> Path:
     """Records of files in the Hugging Face cache: `<data>/pulled/models--ORG--REPO/HASH.json`."""
     return data_dir() / "pulled"
@@ -118,13 +123,26 @@ def snapshots_dir() -> Path:
 def downloads_dir() -> Path:
     """Unfinished downloads: `<cache>/downloads`, or beside the weights if those are on another disk.
 
-    A finished download is renamed into the Hugging Face cache, which works on one disk only.
+    A finished download is renamed into the Hugging Face cache, which works on one disk only. Where a folder of that
+    name is another user's, or a link of another user's, it is `<name>-<number of this user>`.
     """
     here, cache = cache_dir(), hub_cache()
     if _device(here) == _device(cache):
-        return here / "downloads"
+        return _own(here / "downloads")
     beside = cache.parent if _device(cache.parent) == _device(cache) and os.access(cache.parent, os.W_OK) else cache
-    return beside / ".localq-downloads"
+    return _own(beside / ".localq-downloads")
+
+
+def _own(folder: Path) -> Path:
+    """`folder`, or one beside it where another user made it: what lies in there is not ours to go on with."""
+    user = os.geteuid()
+    for look in (os.lstat, os.stat):  # a link, and what it leads to
+        try:
+            if look(folder).st_uid != user:
+                return folder.with_name(f"{folder.name}-{user}")
+        except OSError:  # there is none yet, or nobody may look
+            continue
+    return folder
 
 
 def _device(folder: Path) -> int:

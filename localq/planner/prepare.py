@@ -18,7 +18,7 @@ from typing import IO
 
 from localq import places, processes
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
-from localq.files import catalog, format_facts
+from localq.files import catalog, format_facts, verification
 from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
 from localq.planner import making
@@ -27,19 +27,41 @@ from localq.wording import OnProgress, Say
 POLL_S = 0.2  # interval of checks on the quantizing process
 
 
-def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
-    """The folder or .gguf file of `target`, downloaded or quantized if need be.
+def model_path(
+    target: catalog.Target, say: Say, on_progress: OnProgress | None = None, offline: bool = False, *,
+    mend: bool = False,
+) -> Path:  # fmt: skip
+    """The folder or .gguf file of `target`, downloaded or quantized if need be. Its recorded hashes are right.
 
-    `say` gets lines for the user.
+    say    gets lines for the user
+    mend   replace a damaged embedded model, and quantize a damaged one that was made here again, instead of refusing it
     """
     if target.path is not None:
+        if target.path.is_dir():
+            verification.refuse_damaged(target.path, str(target.path), on_progress)
         return target.path
     if target.source is not None:
-        return hub.fetch(target.source, on_progress, offline=offline)
+        return hub.fetch(target.source, on_progress, offline=offline, mend=mend)
     if target.repo is not None:
         return hub.fetch_repo(target.repo, target.revision, on_progress, offline=offline)
     made_here = hub.local_path(target)
-    return made_here if made_here is not None else _quantized_here(target, say, on_progress, offline)
+    if made_here is not None and not (mend and damage(target, on_progress) is not None):
+        verification.refuse_damaged(made_here, target.name, on_progress)
+        return made_here
+    return _quantized_here(target, say, on_progress, offline, again=made_here is not None)
+
+
+def damage(target: catalog.Target, on_progress: OnProgress | None = None) -> LocalqError | None:
+    """The error for a damaged file of a model that was quantized here; None for any other model."""
+    made_here = hub.local_path(target) if target.base is not None and target.source is None else None
+    if made_here is not None:
+        try:
+            verification.refuse_damaged(made_here, target.name, on_progress)
+        except LocalqError as error:
+            if error.exit_code == ExitCode.BAD_FILE:
+                return error
+            raise
+    return None
 
 
 def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
@@ -88,7 +110,10 @@ def ready_layers(target: catalog.Target) -> Path | None:
     return places.PACKAGE_DATA / f"{target.entry.name}-{target.format}"
 
 
-def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool) -> Path:
+def _quantized_here(
+    target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool, *, again: bool = False
+) -> Path:
+    """Quantize `target`, unless it was interrupted: then go on. again: replace a damaged model."""
     if target.base is None or target.format is None:
         raise bad_file(target.name, "there are no weights to download or quantize", "`localq show` lists its sources.")
     ready = ready_layers(target)
@@ -103,7 +128,8 @@ def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | 
         f"({took} after the download). Saved in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
-    more = ("--layers", str(ready), "--force") if ready else ()  # replaces an interrupted conversion in that folder
+    # --force replaces an interrupted conversion in that folder, or a damaged model.
+    more = ("--layers", str(ready), "--force") if ready else ("--force",) if again else ()
     quantize(target.name, source, target.format, out, on_progress, more)
     return out
 

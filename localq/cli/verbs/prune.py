@@ -9,12 +9,13 @@ import typer
 
 from localq.cli import options
 from localq.cli.output import note, print_json, stderr
-from localq.errors import ExitCode, usage_error
+from localq.errors import ExitCode, LocalqError, usage_error
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.chat.history.snapshot_files import UnusedFile
     from localq.files.hub.leftovers import Leftover
+    from localq.files.scratch import Scrap
 
 
 def prune(
@@ -26,13 +27,18 @@ def prune(
 
     Removes only files that localq downloaded or wrote; running downloads and other tools' files are left alone.
     """
-    from localq.chat.history import snapshot_files, snapshot_keeper  # start-up cost: only this verb looks for them
+    from localq.chat.history import snapshot_keeper  # start-up cost: only this verb looks for them
+    from localq.files import scratch
     from localq.files.hub import leftovers as hub_leftovers
 
-    found: list[Leftover | UnusedFile] = [
-        *hub_leftovers.find(),
+    unreadable: list[LocalqError] = []
+    found: list[Leftover | UnusedFile | Scrap] = [
+        *hub_leftovers.find(unreadable.append),
         *snapshot_keeper.unused_snapshots(options.load_settings()),
+        *scratch.find(),
     ]
+    for error in unreadable:
+        note(str(error))
     for each in found:
         note(f"{human_bytes(each.bytes)}  {each.what}{f' of {each.repo}' if each.repo else ''}  {each.path}")
     total = sum(each.bytes for each in found)
@@ -40,18 +46,30 @@ def prune(
         note(f"{human_bytes(total)} could be freed" if found else "nothing to remove")
         freed, found = 0, found if dry_run else []
     elif yes or _confirm(total):
-        freed = sum(
-            snapshot_files.free(each) if isinstance(each, snapshot_files.UnusedFile) else hub_leftovers.remove(each)
-            for each in found
-        )
+        freed = sum(map(_free, found))
         found = [each for each in found if not each.path.exists()]  # one that is in use again stays
         note(f"{human_bytes(freed)} freed")
     else:
         note("nothing removed")
         return ExitCode.FAILURE
     if json:
-        print_json({"removed": [_fields(each) for each in found], "freed_bytes": freed, "dry_run": dry_run})
+        from localq.cli.verbs.ls import unreadable_fields
+
+        body = {"removed": [_fields(each) for each in found], "freed_bytes": freed, "dry_run": dry_run}
+        print_json({**body, "unreadable": [unreadable_fields(each) for each in unreadable]})
     return ExitCode.OK
+
+
+def _free(leftover: Leftover | UnusedFile | Scrap) -> int:
+    from localq.chat.history import snapshot_files  # start-up cost, as above
+    from localq.files import scratch
+    from localq.files.hub import leftovers as hub_leftovers
+
+    if isinstance(leftover, scratch.Scrap):
+        return leftover.remove()
+    if isinstance(leftover, snapshot_files.UnusedFile):
+        return snapshot_files.free(leftover)
+    return hub_leftovers.remove(leftover)
 
 
 def _confirm(total: int) -> bool:
@@ -64,7 +82,7 @@ def _confirm(total: int) -> bool:
     return typer.confirm(f"Remove all of this ({human_bytes(total)})?", err=True)
 
 
-def _fields(leftover: Leftover | UnusedFile) -> dict[str, Any]:
+def _fields(leftover: Leftover | UnusedFile | Scrap) -> dict[str, Any]:
     return {
         "path": str(leftover.path),
         "bytes": leftover.bytes,

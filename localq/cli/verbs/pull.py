@@ -63,15 +63,16 @@ def pull(
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
     for target in targets:
         _check(target, revision)
-    settings = options.load_settings(("ctx", "kv", "head"), offline=offline, vram=vram, desktop=desktop)
+    settings = options.load_settings(offline=offline, vram=vram, desktop=desktop)
     if revision is None:
         targets = [_choose_target(each, settings, quiet) for each in name]
     if dry_run:
         return _plans(targets, revision, settings, force, json)
-    missing = [each for each in targets if revision is not None or _here(each) is None]
+    damaged = [each for each in targets if revision is None and _is_damaged(each, quiet)]
+    missing = [each for each in targets if revision is not None or each in damaged or _here(each) is None]
     for target in missing:
         _judge(target, revision, settings, force, quiet)
-    agree.check(missing, settings, yes, revision=revision)
+    agree.check(missing, settings, yes, revision=revision, again=damaged)
     fetched = []
     for target in targets:
         try:
@@ -133,6 +134,17 @@ def _here(target: catalog.Target) -> Path | None:
     return hub.local_path(target)
 
 
+def _is_damaged(target: catalog.Target, quiet: bool) -> bool:
+    """Whether `target` was quantized here and is damaged, which is noted: it is quantized again."""
+    from localq.planner import prepare  # start-up cost, as above
+
+    with progress.fetch_bar(target.name, quiet) as show:
+        error = prepare.damage(target, show)
+    if error is not None and not quiet:
+        note(f"{error.what}: {error.why}; localq quantizes it again")
+    return error is not None
+
+
 def _judge(target: catalog.Target, revision: str | None, settings: Settings, force: bool, quiet: bool) -> None:
     """Print whether `target` fits. Raises LocalqError (exit 3) where it does not."""
     from localq.files.hub import client as hub_client
@@ -163,7 +175,7 @@ def _pull(
         show(what, done, total)
 
     if revision is None:
-        return prepare.model_path(target, _say(quiet), count, offline), was_here
+        return prepare.model_path(target, _say(quiet), count, offline, mend=True), was_here
     if target.source is not None:  # the catalogue's hashes are of its own revision
         source = dataclasses.replace(target.source, revision=revision, sha256={})
     else:

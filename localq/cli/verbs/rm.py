@@ -23,7 +23,7 @@ def rm(
 ) -> int:
     """Delete models from this machine."""
     from localq.cli.verbs.ls import fields
-    from localq.files import local_models  # start-up cost: `localq --help` does without it
+    from localq.files import local_models, removal  # start-up cost: `localq --help` does without it
 
     found = {str(model.path): model for each in name for model in local_models.matching(each)}
     models = list(found.values())
@@ -32,8 +32,8 @@ def rm(
         return ExitCode.FAILURE
     freed = 0
     for model in models:
-        paths = ", ".join(map(str, local_models.paths_of(model)))
-        freed += local_models.remove([model])
+        paths = ", ".join(removal.paths_of(model))
+        freed += removal.remove([model])
         note(f"removed {model.name} ({paths})")
     if json:
         print_json({"removed": [fields(model) for model in models], "freed_bytes": freed})
@@ -47,11 +47,10 @@ def _confirm(models: list[LocalModel]) -> bool:
         raise usage_error(
             "localq rm", "cannot ask for confirmation without a terminal", "Use --yes to remove without confirmation."
         )
-    from localq.files.local_models import paths_of
+    from localq.files.removal import bytes_freed, paths_of
 
     for model in models:
-        paths = ", ".join(map(str, paths_of(model)))
-        note(f"{model.name}  {model.format}  {human_bytes(model.bytes)}  {paths}")
-    total = human_bytes(sum(model.bytes for model in models))
+        note(f"{model.name}  {model.format}  {human_bytes(bytes_freed(model))}  {', '.join(paths_of(model))}")
+    total = human_bytes(sum(map(bytes_freed, models)))
     which = "this" if len(models) == 1 else f"these {len(models)}"
     return typer.confirm(f"Remove {which} ({total})?", err=True)

@@ -10,12 +10,13 @@ import typer
 
 from localq.cli import options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console, stdout_table
-from localq.errors import ExitCode
+from localq.errors import ExitCode, LocalqError
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
+    from localq.files.checked_files import OnFile
     from localq.files.local_models import LocalModel
-    from localq.files.verification import CheckedFile, OnFile
+    from localq.files.verification import CheckedFile
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names from `localq ls`; without one, all.")]
 
@@ -24,23 +25,35 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
     """Check model files against their recorded hashes.
 
     Reads every file with a recorded hash and changes nothing. For a damaged model, it prints the repair command.
+    Without NAME, models that cannot be read are named and passed over.
     """
+    from localq.cli.verbs.ls import unreadable_fields
     from localq.files import local_models, verification  # start-up cost: only this verb hashes
 
+    unreadable: list[LocalqError] = []
     if name:
-        models = list({str(model.path): model for each in name for model in local_models.matching(each)}.values())
+        models = list({str(model.path): model for word in name for model in local_models.matching(word)}.values())
     else:
-        models = local_models.list_local()
-    if not models:
+        here = local_models.inventory()
+        models, unreadable = here.models, [closed.error for closed in here.unreadable]
+    if not models and not unreadable:
         note("no models yet: `localq pull smollm2-135m` downloads a small one")
     found = []
     with _progress(models, quiet) as on_file:
         for model in models:
-            found.append((model, verification.check(model, on_file)))
+            try:
+                found.append((model, verification.check(model, on_file)))
+            except LocalqError as error:
+                if name:
+                    raise
+                unreadable.append(error)  # in a cache that users share it is one of many
     if json:
-        print_json({"models": [_fields(model, checked) for model, checked in found]})
+        fields = [_fields(model, checked) for model, checked in found]
+        print_json({"models": fields, "unreadable": [unreadable_fields(each) for each in unreadable]})
     else:
         _print(found)
+        for each in unreadable:
+            note(str(each))
     good = all(verification.repair(model, checked) is None for model, checked in found)
     return ExitCode.OK if good else ExitCode.BAD_FILE
 

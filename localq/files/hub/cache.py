@@ -56,40 +56,70 @@ def repo_folder(repo: str, cache: Path | None = None) -> Path:
 
 
 def repos() -> dict[str, Path]:
-    """All model repositories of the cache -> their folders."""
-    root = places.hub_cache()
-    if not root.is_dir():
-        return {}
-    folders = sorted(path for path in root.glob(f"{_PREFIX}*") if path.is_dir() and not path.is_symlink())
+    """All model repositories of the cache -> their folders, or links to them. Raises OSError if it cannot be read."""
+    folders = [path for path in children(places.hub_cache()) if path.name.startswith(_PREFIX) and _is_folder(path)]
     return {path.name.removeprefix(_PREFIX).replace("--", "/", 1): path for path in folders}
 
 
 def revisions(repo: str) -> list[Revision]:
-    """The revisions of `repo` in the cache, those with a branch or tag first."""
+    """The revisions of `repo` in the cache, those with a branch or tag first. Raises OSError if they cannot be read."""
     folder = repo_folder(repo)
     refs: dict[str, list[str]] = {}
-    for path in sorted((folder / "refs").rglob("*")):
-        if not path.name.startswith(".") and path.is_file() and (commit := _read_ref(path)):
+    for path in files_below(folder / "refs"):
+        if not path.name.startswith(".") and (commit := read_ref(path)):
             refs.setdefault(commit, []).append(path.relative_to(folder / "refs").as_posix())
     found = [
         Revision(repo, path.name, path, tuple(refs.get(path.name, ())))
-        for path in sorted((folder / "snapshots").glob("*"))
+        for path in children(folder / "snapshots")
         if COMMIT.fullmatch(path.name) and path.is_dir()
     ]
     return sorted(found, key=lambda each: not each.refs)
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether `path` is a folder, or leads to one; also where nobody may look, which reading it will say."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return True
+
+
+def children(folder: Path) -> list[Path]:
+    """The entries of `folder`, sorted; [] without one. Raises OSError: `Path.glob` calls a closed folder empty."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files below `folder`, links to files included. Raises OSError, as `children`."""
+    return (path for path in names_below(folder) if path.is_file())
+
+
+def names_below(folder: Path) -> Iterator[Path]:
+    """Everything below `folder` but folders; links, also broken ones, are not followed. Raises OSError."""
+    for path in children(folder):
+        if path.is_dir() and not path.is_symlink():
+            yield from names_below(path)
+        else:
+            yield path
+
+
 def snapshot_folder(repo: str, revision: str) -> Path | None:
-    """The folder of `repo` at a commit (also abbreviated), branch or tag (last known commit), or None."""
+    """The folder of `repo` at a commit (also abbreviated), branch or tag (last known commit), or None.
+
+    Raises OSError for a repository that cannot be read.
+    """
     folder = repo_folder(repo)
     if not _REVISION.fullmatch(revision):
         return None
     if COMMIT.fullmatch(revision):
         commit: str | None = revision
     else:
-        commit = _read_ref(folder / "refs" / revision)
+        commit = _commit_in(folder / "refs" / revision)
     if commit is None and _SHORT_COMMIT.fullmatch(revision):
-        starting = [path.name for path in (folder / "snapshots").glob(f"{revision}*")]
+        starting = [path.name for path in children(folder / "snapshots") if path.name.startswith(revision)]
         commit = starting[0] if len(starting) == 1 else None
     path = folder / "snapshots" / commit if commit else None
     return path if path is not None and path.is_dir() else None
@@ -99,6 +129,7 @@ def find(repo: str, revision: str, files: tuple[str, ...] = ()) -> Path | None:
     """The complete folder or .gguf file of `repo` at `revision` in the cache, else None.
 
     `files` names the .gguf of a GGUF source. Without it, a folder with one .gguf and no other weights means that file.
+    Raises OSError for a repository that cannot be read.
     """
     folder = snapshot_folder(repo, revision)
     if folder is None:
@@ -122,7 +153,7 @@ def is_complete(folder: Path) -> bool:
 
 def gguf_files(folder: Path) -> list[Path]:
     """The .gguf files of a snapshot, without broken links."""
-    return sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    return [path for path in children(folder) if path.suffix == ".gguf" and path.is_file()]
 
 
 def incomplete_files(repo: str) -> list[Path]:
@@ -131,11 +162,9 @@ def incomplete_files(repo: str) -> list[Path]:
 
 
 def content(folder: Path) -> Iterator[os.stat_result]:
-    """The stat of every file of a snapshot, links resolved, each content once."""
+    """The stat of every file of a snapshot, links resolved, each content once. Raises OSError."""
     seen = set()
-    for path in folder.rglob("*"):
-        if not path.is_file():
-            continue
+    for path in files_below(folder):
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             stat = path.stat()
             if (stat.st_dev, stat.st_ino) not in seen:
@@ -148,7 +177,7 @@ def remember(repo: str, revision: str, commit: str) -> None:
     if COMMIT.fullmatch(revision) or not _REVISION.fullmatch(revision):
         return
     path = repo_folder(repo) / "refs" / revision
-    if _read_ref(path) == commit:
+    if read_ref(path) == commit:
         return
     disk.write_durably(
         path, commit.encode(), places.downloads_dir()
@@ -201,9 +230,12 @@ def discard(pointer: Path) -> None:
 
 
 def remove_file(pointer: Path) -> int:
-    """Remove a file of a snapshot, and its content unless other files link to it; returns the bytes freed."""
+    """Remove a file of a snapshot, and its content unless other files link to it; returns the bytes freed.
+
+    Raises OSError, also where one of the snapshots cannot be read: it may use the content.
+    """
     hops, size = _hops(pointer), pointer.stat().st_size
-    others = (path for path in pointer.parent.parent.rglob("*") if path.is_symlink() and path != pointer)
+    others = [path for path in names_below(pointer.parent.parent) if path.is_symlink() and path != pointer]
     shared = any(path.resolve() == hops[-1].resolve() for path in others)
     own_folder = pointer.parent.parent.parent  # content outside it is shared by the cache; only its client frees it
     for hop in hops[:1] if shared else hops:
@@ -220,10 +252,21 @@ def _hops(pointer: Path) -> list[Path]:
     return hops
 
 
-def _read_ref(path: Path) -> str | None:
+def read_ref(path: Path) -> str | None:
+    """The commit that a branch or tag names, None without a valid one, or where this user may not read it."""
+    try:
+        return _commit_in(path)
+    except OSError:
+        return None
+
+
+def _commit_in(path: Path) -> str | None:
+    """As `read_ref`. Raises OSError for one that cannot be read."""
+    if not path.is_file():  # a pipe would block
+        return None
     try:
         with path.open(encoding="ascii") as file:
             commit = file.read(_MAX_REF_BYTES).strip()
-    except (OSError, UnicodeDecodeError):  # no such ref, or not a valid one
+    except (FileNotFoundError, UnicodeDecodeError):
         return None
     return commit if COMMIT.fullmatch(commit) else None

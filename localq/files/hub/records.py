@@ -1,23 +1,23 @@
 """Records of files in the shared cache: that their hash was right, and whether localq fetched them.
 
 One small file per content, `<records>/models--ORG--REPO/HASH.json`, written last, after the hash was checked and the
-file's name was durable. A file with the size, inode and time of its record is unchanged and is not hashed again. Only
-files that localq fetched are removed or replaced without a question. No network.
+file's name was durable. A file with the stamp of its record (`checked_files.stamp`) is unchanged and is not hashed
+again. A record that another user wrote counts as none. Only files that localq fetched are removed or replaced without a
+question. No network.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from localq import disk, places
-from localq.errors import LocalqError
+from localq.files import checked_files
+from localq.files.checked_files import Stamp
 from localq.files.hub import cache as hub_cache
-from localq.files.json_files import read_object
 
 SCHEMA = 1
 _MAX_BYTES = 4096
@@ -50,35 +50,34 @@ def users() -> Store:
 
 
 def is_known(store: Store, repo: str, content_id: str, path: Path) -> bool:
-    """Whether `path` was hashed and right, and is unchanged since, by size, time and inode."""
-    known, now = _read(store, repo, content_id), _stamp(path)
+    """Whether `path` was hashed and right, and is unchanged since."""
+    known, now = _read(store, repo, content_id), checked_files.stamp(path)
     return all(known.get(key) == value for key, value in now.items())
 
 
 def is_ours(store: Store, repo: str, content_id: str, path: Path) -> bool:
     """Whether localq fetched `path`, even if it was changed since."""
-    known = _read(store, repo, content_id)
-    return known.get("ours") is True and known.get("inode") == path.stat().st_ino
+    known, now = _read(store, repo, content_id), checked_files.stamp(path)
+    return known.get("ours") is True and all(known.get(key, now[key]) == now[key] for key in ("inode", "uid"))
 
 
-def remember(store: Store, repo: str, content_id: str, path: Path, *, ours: bool) -> None:
-    """Record that the content of `path` is right. Raises OSError."""
-    body = {"schema": SCHEMA, **_stamp(path), "ours": ours}
+def remember(store: Store, repo: str, content_id: str, path: Path, *, ours: bool, stamp: Stamp | None = None) -> None:
+    """Record that the content of `path` is right. stamp: of the file that was hashed, default now. Raises OSError."""
+    body = {"schema": SCHEMA, **(stamp or checked_files.stamp(path)), "ours": ours}
     disk.write_durably(store.record(repo, content_id), json.dumps(body).encode())
 
 
 def check(store: Store, repo: str, content_id: str, path: Path) -> bool:
     """Whether `path` has the content `content_id`; hashes it, and records a right one.
 
-    Raises OSError of reading.
-
-    On read-only disks no record is written, and files are hashed each time.
+    A file that is replaced while it is hashed is not right. On read-only disks no record is written, and files are
+    hashed each time. Raises OSError of reading.
     """
-    ours = is_ours(store, repo, content_id, path)
-    if not disk.has_content(path, content_id):
+    ours, before = is_ours(store, repo, content_id, path), checked_files.stamp(path)
+    if not disk.has_content(path, content_id) or checked_files.stamp(path) != before:
         return False
     with contextlib.suppress(OSError):
-        remember(store, repo, content_id, path, ours=ours)
+        remember(store, repo, content_id, path, ours=ours, stamp=before)
     return True
 
 
@@ -94,16 +93,5 @@ def forget(store: Store, repo: str, content_id: str) -> None:
     store.record(repo, content_id).unlink(missing_ok=True)
 
 
-def _stamp(path: Path) -> dict[str, int]:
-    stat = os.stat(path)
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
-
-
 def _read(store: Store, repo: str, content_id: str) -> dict[str, Any]:
-    path = store.record(repo, content_id)
-    if not path.is_file():
-        return {}
-    try:
-        return read_object(path, _MAX_BYTES)
-    except LocalqError:  # damaged: counts as none
-        return {}
+    return checked_files.read_record(store.record(repo, content_id), _MAX_BYTES)

@@ -30,7 +30,7 @@ COPIED = re.compile(
 )
 OURS = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|conversion\.(state|bits)\.json"
-    r"|conversion\.(moments|measuring|training|(measured|layer)-\d{5})\.safetensors)"
+    r"|conversion\.(moments|measuring|training|(measured|layer)-\d{5})\.safetensors|localq\.sha256)"
 )
 
 

@@ -2,7 +2,8 @@
 
 The layout of every shard is known before its first byte (`plan_shards`), so tensors are written where they belong as
 they are made. A shard is written as `<name>.part`, synced, renamed, and only then recorded in `STATE_NAME` with its
-size and sha256; the index is written after the last shard. The same input gives the same bytes, resumed or not.
+size and sha256; the index is written after the last shard, then the hashes of all files (`checked_files`), by which
+`localq verify` and every load find damage. The same input gives the same bytes, resumed or not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from localq.disk import check_free, disk_errors, sha256_of, sync_folder
+from localq.files import checked_files
+from localq.files.hub.fetch import SMALL_FILES
 from localq.files.json_files import read_object
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME
 from localq.formats.checkpoint import DTYPES, TensorInfo
@@ -141,7 +144,10 @@ class ShardWriter:
         write_file(self._folder / STATE_NAME, json.dumps(state, indent=1).encode())
 
     def finish(self) -> None:
-        """Write the index (for more than one shard) and delete drafts and state: the checkpoint is complete."""
+        """Write the index (for more than one shard) and the hashes; delete drafts and state.
+
+        Then the checkpoint is complete. The small files must be there.
+        """
         with disk_errors(self._folder):
             for draft in self._drafts:
                 (self._folder / draft.name).unlink(missing_ok=True)
@@ -151,7 +157,17 @@ class ShardWriter:
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
             write_file(self._folder / INDEX_NAME, json.dumps(index, indent=2).encode() + b"\n")
         with disk_errors(self._folder):
+            sums = {name: str(record["sha256"]) for name, record in self._written().items()}
+            small = [path.name for path in self._folder.iterdir() if SMALL_FILES.fullmatch(path.name)]
+            index_name = [INDEX_NAME] if len(self._shards) > 1 else []
+            sums |= {name: sha256_of(self._folder / name) for name in (*small, *index_name)}
+        write_file(self._folder / checked_files.SUMS_NAME, checked_files.sums_text(sums).encode())
+        checked_files.remember(self._folder, sums)
+        with disk_errors(self._folder):
             (self._folder / STATE_NAME).unlink(missing_ok=True)
+
+    def _written(self) -> dict[str, dict[str, Any]]:
+        return {shard.name: self._finished[shard.name] for shard in self._shards}
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:

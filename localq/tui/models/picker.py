@@ -14,7 +14,7 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from localq.errors import LocalqError
-from localq.files import catalog, local_models
+from localq.files import catalog, removal
 from localq.files.local_models import LocalModel
 from localq.sanitize import sanitize
 from localq.settings import Settings
@@ -300,7 +300,8 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
 
         model = self.row.local if self.row is not None else None
         if model is None:
-            self._tell("Not on disk.")
+            is_closed = self.row is not None and self.row.verdict == picker_rows.UNREADABLE
+            self._tell(self.row.sentence if self.row is not None and is_closed else "Not on disk.")
             return
 
         def answered(yes: bool | None) -> None:
@@ -311,5 +312,5 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
 
     def _remove(self, model: LocalModel) -> None:
         self._tell(f"Deleting {model.name}")
-        self._removal = Job(model.name, lambda watcher: local_models.remove([model]), self.post_message)
+        self._removal = Job(model.name, lambda watcher: removal.remove([model]), self.post_message)
         self._removal.start()

@@ -15,7 +15,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from localq.errors import LocalqError
-from localq.files.local_models import LocalModel, paths_of
+from localq.files.local_models import LocalModel
+from localq.files.removal import bytes_freed, paths_of
 from localq.planner import model_facts
 from localq.planner.consent import OpenCost
 from localq.sanitize import sanitize
@@ -67,9 +68,9 @@ class RemoveScreen(QuestionScreen):
     """Confirms deleting a model; lists its files."""
 
     def __init__(self, model: LocalModel) -> None:
-        paths = "\n".join(map(str, paths_of(model)))
+        paths = "\n".join(paths_of(model))
         shared = "\nSome files were put there by another tool, which may still need them." if model.shared else ""
-        size = human_bytes(model.bytes)
+        size = human_bytes(bytes_freed(model))
         question = f"Delete {model.name} ({model.format}) from disk? Frees up to {size}."
         super().__init__(question, f"{paths}{shared}", "Delete", "Keep")
 

@@ -100,6 +100,8 @@ def _cpu_order(row: PickerRow) -> tuple[bool, bool, float]:
 
 
 def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRow:
+    if row.verdict == UNREADABLE:
+        return row
     if row.offer is None:
         assert row.local is not None, "a model without an offer is on disk"
         if not row.local.complete:

@@ -29,7 +29,7 @@ class PickerRow:
     ctx       maximum context, None if unknown
     tok_s     predicted speed at an empty context; tok_s_full: at `ctx`; None if unknown
     make_s    seconds to quantize it on this machine, estimated; None if it is published
-    local     its files on this machine
+    local     its files on this machine; None if they cannot be read, too
     offer     its entry in the planner, None if it cannot be planned
     needs     bytes of its weights (on the CPU of all it needs); share: of the memory there is; None if unknown
     """
@@ -50,7 +50,8 @@ class PickerRow:
     @property
     def group(self) -> str:
         """The group that it is listed in, one of `GROUPS`."""
-        return ON_DISK if self.local is not None else _GROUP_OF.get(self.verdict, UNCHECKED)
+        is_here = self.local is not None or self.verdict == UNREADABLE
+        return ON_DISK if is_here else _GROUP_OF.get(self.verdict, UNCHECKED)
 
     @property
     def place(self) -> str:
@@ -60,6 +61,8 @@ class PickerRow:
             return f"on disk, {human_bytes(self.local.bytes)}"
         if self.local is not None:
             return f"{human_bytes(self.local.bytes)}{f' of {human_bytes(size)}' if size else ''} on disk"
+        if self.verdict == UNREADABLE:
+            return "on disk"
         made = "" if self.make_s is None else f", {making.duration(self.make_s)} to quantize"
         return f"{human_bytes(size)} to download{made}" if size else "to download"
 
@@ -151,18 +154,21 @@ def fold(rows: Iterable[PickerRow], by: Callable[[PickerRow], str]) -> list[Pick
 
 
 def local_rows(known: Sequence[Offer]) -> list[PickerRow]:
-    """Rows of the models on disk, without plans. Raises as `name_rows`."""
+    """Rows of the models on disk, without plans; one for each that cannot be read. Raises as `name_rows`."""
     by_name = {each.name: each for each in known}
     by_repo: dict[str, Offer] = {}
     for each in known:
         if each.source is not None:
             by_repo.setdefault(each.source.repo.casefold(), each)
     rows: dict[str, PickerRow] = {}
-    for model in local_models.list_local():
+    here = local_models.inventory()
+    for model in here.models:
         offer = by_name.get(model.name) or (None if model.complete else by_repo.get(model.repo.casefold()))
         name = offer.name if offer is not None else model.name
         row = PickerRow(name, offer.format if offer is not None else model.format, local=model, offer=offer)
         rows.setdefault(name, row)
+    for closed in here.unreadable:
+        rows.setdefault(closed.name, PickerRow(closed.name, "-", UNREADABLE, closed.error.why))
     return list(rows.values())
 
 

@@ -1,0 +1,121 @@
+"""`rm` of a model that is a link: the link goes, what it leads to stays, and no bytes are said to be freed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localq import cli, places
+from localq.files import local_models, removal
+from localq.files.hub import cache as hub_cache
+from tests.support.files import cached_models, fake_hub
+
+FILES = fake_hub.model_files(shards=2)
+REPO, COMMIT, OTHER = "maker/tiny", fake_hub.COMMIT, "b" * 40
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path, monkeypatch):
+    for name, place in (("HF_HUB_CACHE", "hub"), ("LOCALQ_DATA", "data"), ("LOCALQ_CACHE", "cache"),
+                        ("LOCALQ_CONFIG", "config.toml"), ("LOCALQ_MODELS", "models.toml")):  # fmt: skip
+        monkeypatch.setenv(name, str(tmp_path / place))
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> Path:
+    (tmp_path / "another disk").mkdir()
+    return tmp_path / "another disk"
+
+
+def moved(path: Path, elsewhere: Path) -> Path:
+    """`path` on another disk, with a link in its place; the link."""
+    shutil.move(path, elsewhere / path.name)
+    path.symlink_to(elsewhere / path.name)
+    return path
+
+
+def quantized(elsewhere: Path) -> tuple[str, Path]:
+    folder = places.quantized_dir() / "my@nf4"
+    folder.mkdir(parents=True)
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    return "my@nf4", moved(folder, elsewhere)
+
+
+def embedded(elsewhere: Path) -> tuple[str, Path]:
+    path = places.embedded_dir() / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF" * 9)
+    return "smollm2-135m", moved(path, elsewhere)
+
+
+def repository(elsewhere: Path) -> tuple[str, Path]:
+    cached_models.put(REPO, FILES)
+    return REPO, moved(hub_cache.repo_folder(REPO), elsewhere)
+
+
+def revision(elsewhere: Path) -> tuple[str, Path]:
+    cached_models.put(REPO, {**FILES, "tokenizer_config.json": b"[1]"}, OTHER, ref="old")
+    folder = cached_models.put(REPO, FILES)
+    for path in folder.iterdir():  # their content moves along
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    [model] = [each for each in local_models.list_local() if each.commit == COMMIT]
+    return model.name, moved(folder, elsewhere)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("make", [quantized, embedded, repository, revision])
+def test_the_link_goes_and_what_it_leads_to_stays(capsys, elsewhere, make: Callable[[Path], tuple[str, Path]]):
+    name, link = make(elsewhere)
+    before = contents(elsewhere)
+    assert before
+    target = os.readlink(link)
+    [model] = [each for each in local_models.list_local() if removal.link_of(each) == link]
+    assert cli.execute(["rm", "-y", f"{REPO}@{COMMIT}" if make is revision else name]) == 0
+    said = capsys.readouterr().err
+    assert f"{link}, a link; {target} stays" in said
+    assert "0 bytes freed" in said or "0 B freed" in said
+    assert not os.path.lexists(link)
+    assert contents(elsewhere) == before
+    assert model.path not in [each.path for each in local_models.list_local()]
+    if make is revision:  # the other one is whole, and no branch names what is gone
+        assert hub_cache.is_complete(hub_cache.repo_folder(REPO) / "snapshots" / OTHER)
+        assert os.listdir(hub_cache.repo_folder(REPO) / "refs") == ["old"]
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["the last revision", "one of two"])
+def test_a_file_of_a_snapshot_that_the_user_made_a_link_stays_elsewhere(elsewhere, more):
+    if more:
+        cached_models.put(REPO, {**FILES, "tokenizer_config.json": b"[1]"}, OTHER, ref="old")
+    folder = cached_models.put(REPO, {**FILES, "generation_config.json": b"{ }"})
+    blob = (folder / "generation_config.json").resolve()
+    mine = elsewhere / "mine.json"
+    mine.write_bytes(bytes(5000))
+    (folder / "generation_config.json").unlink()
+    (folder / "generation_config.json").symlink_to(mine)
+    blob.unlink()
+    [model] = [each for each in local_models.list_local() if each.commit == COMMIT]
+    freed = removal.remove([model])
+    assert mine.read_bytes() == bytes(5000)
+    assert freed < 5000
+    assert not folder.exists()
+
+
+def test_an_unpacked_folder_goes_whole_but_not_what_links_in_it_lead_to(elsewhere):
+    name, link = quantized(elsewhere)
+    link.unlink()
+    shutil.move(elsewhere / "my@nf4", link)
+    moved(link / "model-00001-of-00002.safetensors", elsewhere)
+    before = contents(elsewhere)
+    removal.remove(local_models.matching(name))
+    assert not link.exists()
+    assert contents(elsewhere) == before
