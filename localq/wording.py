@@ -34,7 +34,7 @@ def parse_bytes(text: str) -> int:
     """Bytes of "1.2" (GiB), "1.2GiB", "900MiB" or "24GB"; LocalqError (exit 2) for anything else."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise usage_error(text, "not a memory size", "Use a size such as 24 (GiB), 24GB or 900MiB.")
+        raise usage_error(text[:80], "not a memory size", "Use a size such as 24 (GiB), 24GB or 900MiB.")
     return int(float(match[1]) * _UNITS[match[2]])
 
 

@@ -232,7 +232,7 @@ def decode(line: bytes) -> Request | Event:
             if name in body and not (name in _OPTIONAL and body[name] is None):
                 body[name] = nested(**body[name])
         message: Request | Event = kind(**body)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         cause = f"malformed message ({type(error).__name__}: {error})"
         raise LocalqError("engine process", cause, "Report this as a bug.", ExitCode.FAILURE) from error
     return message

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from localq import places
 from localq.errors import ExitCode, LocalqError
 from localq.files import json_files
 from localq.files.json_files import parse_object, read_object, read_text
+from localq.worker import messages
 
 EDITS = {
     '{"a": null, "b": {"x": 1, "x": 2}}': "the key 'x' occurs twice in one object. Remove one of the two from the file",
@@ -91,3 +94,29 @@ def test_a_pipe_and_a_device_are_neither_read_nor_waited_for(tmp_path):
         with pytest.raises(LocalqError, match="not a regular file") as caught:
             read_object(path, 1000)
         assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_no_other_module_parses_json_without_a_reason():
+    """Others read what localq has written for itself: pipes of its processes, records of its jobs, its database."""
+    found = {
+        str(path.relative_to(places.PACKAGE_PARENT / "localq"))
+        for path in (places.PACKAGE_PARENT / "localq").rglob("*.py")
+        if re.search(r"\bjson\.loads?\(|\.json\(\)", path.read_text(encoding="utf-8"))
+    }
+    assert found - {"files/json_files.py"} <= {
+        "chat/history/record.py",  # the database; the store names damage
+        "cli/verbs/doctor_install.py",  # of this environment, by pip
+        "files/hub/parts.py",  # the state of a download, to a size
+        "kernels/setup/steps.py",  # a build's own record
+        "planner/card.py", "text/template.py", "text/template_child.py", "worker/messages.py", "worker/probe.py",
+        "quantize/output/resume_files.py",  # the state of a job, by its hash
+        "text/grammar.py", "text/json_keys.py",  # the user's own schema, to a size; keys of a reply
+        "text/tokenizer_files.py",  # what the tokenizer library writes
+    }, "read it with files.json_files, or say here why not"  # fmt: skip
+
+
+def test_a_message_that_no_process_of_localq_sends_is_an_error_of_one_line():
+    for line in (b"[" * 100_000, b'{"type": ' * 100_000, b"9" * 5_000, b"{}", b"\xff"):
+        with pytest.raises(LocalqError) as caught:
+            messages.decode(line)
+        assert len(str(caught.value).splitlines()) == 1

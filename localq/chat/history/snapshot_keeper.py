@@ -151,4 +151,4 @@ def size_limit(settings: Settings) -> int:
     try:
         return parse_bytes(text)
     except LocalqError as error:
-        raise usage_error("snapshots", f"{text!r} is not a size", "Use a size such as 4GiB, or off.") from error
+        raise usage_error("snapshots", f"{text!r:.80} is not a size", "Use a size such as 4GiB, or off.") from error

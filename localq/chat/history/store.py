@@ -235,9 +235,8 @@ class ConversationStore:
     def _damage_named(self) -> Iterator[None]:
         try:
             yield
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, LocalqError) as error:
-            why = f"damaged ({type(error).__name__})"
-            raise bad_file(str(self.path), why, _DAMAGED) from error
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, LocalqError) as bad:
+            raise bad_file(str(self.path), f"damaged ({type(bad).__name__})", _DAMAGED) from bad
 
 
 def _insert(db: sqlite3.Connection, session: int, parent: int | None, turn: Turn) -> int:

@@ -45,7 +45,7 @@ class ResumeFiles:
             tensors = dict(each_tensor(header, only or None))
             sound = bool(only) or facts.get("sha256") == _sha256(tensors)
             return (json.loads(facts["state"]), tensors) if sound else None
-        except (LocalqError, ValueError, KeyError):
+        except (LocalqError, ValueError, KeyError, RecursionError):
             return None
 
 

@@ -141,3 +141,22 @@ def test_garbage_and_a_folder_in_its_place(store):
     with pytest.raises(LocalqError) as caught:
         store.check()
     assert caught.value.exit_code == 9
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "[" * 100_000 + "]" * 100_000,
+        '{"a": ' * 100_000 + "1" + "}" * 100_000,
+        "9" * 5_000,
+        '{"sampling": {}, "max_tokens": null, "stop": [], "origins": [[1]]}',
+        '{"sampling": {}, "max_tokens": null, "stop": [], "origins": "text"}',
+    ],
+)
+def test_settings_that_nobody_has_saved_are_damage(store, settings):
+    store.save(talk())
+    with sqlite3.connect(store.path) as db:
+        db.execute("UPDATE sessions SET settings = ?", (settings,))
+    with pytest.raises(LocalqError, match="damaged") as caught:
+        store.find(None)
+    assert caught.value.exit_code == 8
