@@ -118,15 +118,15 @@ def test_origins_go_along_between_conversations(store):
     session = started(store, chosen(0, *names), Start(store=store, origins=planted(*names)))
     keep(session)
     host = types.SimpleNamespace()
-    commands.COMMANDS["/new"](session, "", host)
+    assert commands.COMMANDS["/new"](session, "", host) == f"new conversation\n(system, top_k: set by {PATH})"
     assert session.decided == dict.fromkeys(names, PATH)
     session.system = "mine"
     change(session, "top_k", 9)
     keep(session)
     assert session.decided == {}
-    commands.COMMANDS["/resume"](session, "1", host)
+    assert f"(system, top_k: set by {PATH})" in commands.COMMANDS["/resume"](session, "1", host)
     assert session.decided == dict.fromkeys(names, PATH)
-    commands.COMMANDS["/resume"](session, "2", host)
+    assert PATH not in commands.COMMANDS["/resume"](session, "2", host)
     assert session.decided == {}
 
 

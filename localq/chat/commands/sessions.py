@@ -9,6 +9,7 @@ from rich.cells import cell_len, set_cell_size
 
 from localq import disk, places
 from localq.chat.commands.host import Host
+from localq.chat.commands.models import origin_lines
 from localq.chat.history.export import FORMATS, export_record
 from localq.chat.history.record import Record, RecordSummary
 from localq.chat.history.store import ConversationStore
@@ -70,9 +71,8 @@ def resume(session: ChatSession, argument: str, host: Host) -> str:
     session.save()
     session.switch_to(record)
     shown = recap(record)
-    if was_with == record.model:
-        return shown
-    return Recap(*shown.parts, (f"model changed: {was_with} -> {record.model}", False))
+    below = [] if was_with == record.model else [f"model changed: {was_with} -> {record.model}"]
+    return Recap(*shown.parts, *((line, False) for line in [*below, *origin_lines(session)]))
 
 
 def new(session: ChatSession, argument: str, host: Host) -> str:
@@ -81,7 +81,7 @@ def new(session: ChatSession, argument: str, host: Host) -> str:
     record = Record(model=session.record.model)
     record.conversation.system = session.system
     session.switch_to(record)
-    return "new conversation"
+    return "\n".join(["new conversation", *origin_lines(session)])
 
 
 def save(session: ChatSession, argument: str, host: Host) -> str:

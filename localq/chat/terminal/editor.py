@@ -32,7 +32,7 @@ def edit(text: str, otherwise: str) -> str:
         why = f"cannot write a temporary file ({error.strerror or error})"
         raise LocalqError("editor", why, otherwise, ExitCode.DISK) from error
     if not result.strip() or result == text.rstrip("\n"):
-        raise usage_error("editor", "the text is unchanged or empty", "The conversation is unchanged.")
+        raise usage_error("editor", "the text is unchanged or empty", "Nothing is changed.")
     return result
 
 
@@ -40,7 +40,7 @@ def _run(command: str, name: str) -> str:
     try:
         code = subprocess.run([*shlex.split(command), name], check=False).returncode
         if code != 0:
-            raise LocalqError(command, f"failed with exit code {code}", "The conversation is unchanged.")
+            raise LocalqError(command, f"failed with exit code {code}", "Nothing is changed.")
         return Path(name).read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # not found; quotes that do not close
         raise LocalqError(command, f"cannot be run ({error})", "Set VISUAL or EDITOR.") from error
