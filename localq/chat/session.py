@@ -136,6 +136,12 @@ class ChatSession:
         now["system"] = self.system
         return {name: each.source for name, each in self.origins.items() if now.get(name, each.value) == each.value}
 
+    def settings(self) -> ChatSettings:
+        """The settings as they are saved."""
+        origins = {name: path for name, path in self.decided.items() if name not in OF_LOAD}
+        chosen = self.sampling, self.max_tokens, self.stop_strings, self.think, self.grammar, self.loop_guard
+        return ChatSettings(*chosen, origins)
+
     def set_think(self, think: str) -> None:
         """Set thinking: "auto", "on", "off" or a level. Raises LocalqError (exit 2) for a mode it lacks."""
         thinking.variables(self.tokenizer.chat_template, think)
@@ -280,11 +286,7 @@ class ChatSession:
         record = record or self.record
         if self.store is not None and record.conversation.turns:
             if record is self.record:
-                record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings, self.think)
-                origins = {name: path for name, path in self.decided.items() if name not in OF_LOAD}
-                record.settings = dataclasses.replace(
-                    record.settings, grammar=self.grammar, loop_guard=self.loop_guard, origins=origins
-                )
+                record.settings = self.settings()
             self.unsaved = [*(each for each in self.unsaved if each is not record), record]
             self.store.save(record)
             self.unsaved = [each for each in self.unsaved if each is not record]

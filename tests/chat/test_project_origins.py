@@ -11,7 +11,6 @@ import pytest
 
 from localq import project_file
 from localq.chat import commands, open_conversation
-from localq.chat.history.export import export_record
 from localq.chat.history.record import ChatSettings, Record
 from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
@@ -130,15 +129,18 @@ def test_origins_go_along_between_conversations(store):
     assert session.decided == {}
 
 
-def test_commands_and_exports_name_the_origin(store):
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_commands_and_exports_name_the_origin(store, is_saved):
+    store = store if is_saved else None
     session = started(store, chosen(0, "system", "top_k"), Start(store=store, origins=planted("system", "top_k")))
     keep(session)
     host = types.SimpleNamespace(show=lambda text, remark: f"{text}\n{remark}")
     assert commands.COMMANDS["/system"](session, "", host) == f"system prompt: PLANTED\n(system: set by {PATH})"
     assert f"(system: set by {PATH})" in commands.COMMANDS["/show"](session, "prompt", host)
     assert f"(system, top_k: set by {PATH})" in commands.COMMANDS["/show"](session, "params", host)
-    assert f"(Set by {PATH})" in export_record(session.record, "md")
-    assert json.loads(export_record(session.record, "json"))["settings"]["origins"]["system"] == PATH
+    assert f"(Set by {PATH})" in commands.COMMANDS["/export"](session, "md", host)
+    exported = commands.COMMANDS["/export"](session, "json", host).rpartition("\n")[0]
+    assert json.loads(exported)["settings"]["origins"] == {"system": PATH, "top_k": PATH}
     assert commands.COMMANDS["/system"](session, "mine", host) == "system prompt: mine"
     assert PATH not in commands.COMMANDS["/show"](session, "prompt", host)
 

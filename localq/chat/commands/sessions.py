@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 
 from rich.cells import cell_len, set_cell_size
@@ -102,7 +103,7 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
     format, _, name = argument.partition(" ")
     if format not in FORMATS:
         raise usage_error("/export", "the first argument must be `md` or `json`", "Example: /export md notes.md")
-    text = export_record(session.record, format)
+    text = export_record(dataclasses.replace(session.record, settings=session.settings()), format)
     if not name.strip():
         return host.show(text.rstrip("\n"), "(to write a file: /export md FILE)")
     path = places.expand(name.strip())
