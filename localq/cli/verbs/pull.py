@@ -63,7 +63,7 @@ def pull(
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
     for target in targets:
         _check(target, revision)
-    settings = options.load_settings(offline=offline, vram=vram, desktop=desktop)
+    settings = options.load_settings(("ctx", "kv", "head"), offline=offline, vram=vram, desktop=desktop)
     if revision is None:
         targets = [_choose_target(each, settings, quiet) for each in name]
     if dry_run:
@@ -84,10 +84,12 @@ def pull(
                     note()  # the terminal wrote ^C
                 note(f"{target.name}: stopped; run the same command to resume")
             raise
+        was_here = was_here and target not in missing
         fetched.append(_fields(target, path, was_here))
         if not quiet:
-            size = human_bytes(fetched[-1]["bytes"])
-            note(f"{target.name}: {size}, {'already on this machine' if was_here else 'downloaded and verified'}")
+            made = "downloaded and verified" if target.source is not None or target.repo is not None else "quantized"
+            state = "already on this machine" if was_here else made
+            note(f"{target.name}: {human_bytes(fetched[-1]['bytes'])}, {state}")
         if not json:
             print_line(str(path))
     if json:
