@@ -20,7 +20,7 @@ from textual.screen import Screen
 from localq import keymap
 from localq.chat.open_conversation import Start, resumed_settings, without_model
 from localq.chat.open_options import Opening, OpenOptions
-from localq.chat.terminal import editor, input_history
+from localq.chat.terminal import editor, error_log, input_history
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.planner.consent import ConsentError
 from localq.settings import Settings
@@ -107,6 +107,13 @@ class LocalqApp(ChatApp):
         if not self.is_headless:
             preload.tune_garbage_collection()
 
+    def show_failure(self, failure: LocalqError) -> None:
+        """Show an unexpected error in the conversation, or over another screen."""
+        if self.screen is self.chat and self.chat.is_mounted:
+            self.call_later(self.chat.conversation.transcript.notice, str(failure), failed=True)
+        else:
+            super().show_failure(failure)
+
     # ---- a model
 
     @work(exclusive=True, group="choice")
@@ -117,8 +124,9 @@ class LocalqApp(ChatApp):
         self._choosing = True
         try:
             opening = await asyncio.to_thread(choose)
-        except LocalqError as error:
-            await self.chat.conversation.transcript.notice(str(error), failed=True)
+        except Exception as error:
+            failure = error_log.unexpected("model", error)
+            await self.chat.conversation.transcript.notice(str(failure), failed=True)
             opening = Opening(self.settings, self.wanted or OpenOptions())
         finally:
             self._choosing = False

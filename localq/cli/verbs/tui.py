@@ -64,7 +64,9 @@ def run_app(
                 app.model.session.save_snapshot()
         with contextlib.suppress(KeyboardInterrupt):
             app.close()
-    if code is None:  # it failed and has printed why
+    if code is None:  # it could not go on
+        if app.failure is not None:
+            note(f"localq: {app.failure}")
         return ExitCode.FAILURE
     if app.error is not None and code != ExitCode.TERMINATED:
         note(f"localq: {app.error}")

@@ -11,11 +11,9 @@ same file, one fetches it. Content from another tool in the cache is hashed and 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from localq import disk
 from localq.errors import LocalqError, bad_file
@@ -26,12 +24,14 @@ from localq.files.hub import errors as hub_errors
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
 from localq.files.hub.client import Listing, RemoteFile
+from localq.files.hub.connection import Answer
 from localq.files.hub.parts import Part
 from localq.files.hub.records import Store
 from localq.wording import Say
 
 TRIES = len(hub_errors.PAUSES_S) + 1  # without progress
-_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 OnBytes = Callable[[int], None]  # bytes received since the last call; negative when a file restarts
 
@@ -197,7 +197,7 @@ class _Transfer:
                 most = max(most, self.part.at)
                 if failures >= TRIES:
                     raise self._translate(error) from error
-                time.sleep(hub_errors.pause_after_s(error, hub_errors.PAUSES_S[failures - 1]))
+                hub_errors.pause_after(error, hub_errors.PAUSES_S[failures - 1])
 
     def _receive(self) -> None:
         part = self.part
@@ -205,8 +205,8 @@ class _Transfer:
             if not self._goes_on(answer):
                 self._restart()
             if part.at == 0:
-                part.etag = answer.headers.get("etag")
-            for piece in answer.iter_raw():
+                part.etag = download_parts.valid_etag(answer.headers.get("etag"))
+            for piece in answer.pieces():
                 if part.at + len(piece) > part.size:
                     raise _OtherContentError
                 part.write(piece)
@@ -214,14 +214,14 @@ class _Transfer:
         if part.at < part.size:
             raise _ShortError(f"the response for {self.file.name} ended early")
 
-    def _goes_on(self, answer: Any) -> bool:
+    def _goes_on(self, answer: Answer) -> bool:
         """Whether the answer continues the part; False if it has the file from the beginning.
 
         Raises _OtherContentError or _UnusableError for other answers.
         """
         if answer.status_code != 206:
             length = answer.headers.get("content-length", "")
-            if length.isascii() and length.isdigit() and int(length) != self.part.size:
+            if _NUMBER.fullmatch(length) and int(length) != self.part.size:
                 raise _OtherContentError
             return self.part.at == 0
         match = _RANGE.fullmatch(answer.headers.get("content-range", ""))

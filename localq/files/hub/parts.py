@@ -34,6 +34,7 @@ POLL_S = 0.2
 _BLOCK_BYTES = 2**20
 _MAX_STATE_BYTES = 2**20
 _FLAGS = os.O_RDWR | os.O_CREAT
+_ETAG = re.compile(r'(W/)?"[!#-~]{0,200}"')
 _NAME = re.compile(r"(?P<id>[0-9a-f]{40}|[0-9a-f]{64})(\.[0-9a-f]{16})?\.part")
 
 
@@ -71,7 +72,7 @@ class Part:
             raise
         known, self._durable, end = _read_state(self._state_fd)
         os.ftruncate(self._state_fd, end)
-        self.etag: str | None = known.get("etag")
+        self.etag: str | None = valid_etag(known.get("etag"))
         self._has_header = end > 0
         self.at = self._durable = min(self._durable, os.fstat(self._fd).st_size, self.size)
         os.ftruncate(self._fd, self.at)
@@ -139,6 +140,11 @@ class Part:
             self._state_path.unlink(missing_ok=True)
 
 
+def valid_etag(value: object) -> str | None:
+    """`value`, a header or what a state has, if it is an etag of ASCII that can be sent back; else None."""
+    return value if isinstance(value, str) and _ETAG.fullmatch(value) else None
+
+
 def _new_digest(content_id: str, size: int) -> Any:
     if len(content_id) == 64:
         return hashlib.sha256()
@@ -152,7 +158,7 @@ def _read_state(descriptor: int | None) -> tuple[dict[str, Any], int, int]:
     header, *counts = os.pread(descriptor, _MAX_STATE_BYTES, 0).split(b"\n")
     try:
         known = json.loads(header) if counts else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         known = {}
     if not isinstance(known, dict) or not known:
         return {}, 0, 0

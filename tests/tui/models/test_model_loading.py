@@ -14,6 +14,7 @@ from textual.widgets import Static
 from localq.chat import open_model
 from localq.chat.open_model import OpenSession
 from localq.chat.open_options import OpenOptions
+from localq.chat.terminal import error_log
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
@@ -162,7 +163,9 @@ def test_a_base_model_is_refused_before_it_is_loaded(client):
     assert client.closed.is_set()
 
 
-def test_a_bug_in_the_thread_ends_the_app(client, monkeypatch):
+def test_a_bug_in_the_thread_is_shown_with_its_log(client, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -170,8 +173,11 @@ def test_a_bug_in_the_thread_ends_the_app(client, monkeypatch):
     host = Host(OpeningScreen("a-model", SETTINGS, OpenOptions()))
 
     async def script(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: client.closed.is_set())
-        await pilot.pause(1)
+        await until(pilot, lambda: host.first.error)
+        assert client.closed.is_set()
+        assert "unexpected error (ZeroDivisionError)" in screen_text(host)
+        await pilot.press("escape")
+        await until(pilot, lambda: host.results)
 
-    with pytest.raises(ZeroDivisionError):
-        drive(host, script)
+    drive(host, script)
+    assert "ZeroDivisionError: a bug" in error_log.path().read_text()
