@@ -32,8 +32,8 @@ class ExitCode(enum.IntEnum):
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "success",
     ExitCode.FAILURE: "any other failure",
-    ExitCode.USAGE: "usage error: unknown option, bad value or missing argument",
-    ExitCode.DOES_NOT_FIT: "does not fit in the available memory or context",
+    ExitCode.USAGE: "usage error: unknown option, bad or missing value, text too long",
+    ExitCode.DOES_NOT_FIT: "does not fit in the available memory",
     ExitCode.UNKNOWN_MODEL: "unknown model",
     ExitCode.GATED: "gated model, or missing or invalid access token",
     ExitCode.NETWORK: "network failure, or a file is missing while offline",

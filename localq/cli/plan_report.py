@@ -156,7 +156,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
     offer, plan = taken.offer, taken.plan
     rows = [("model", f"{offer.name}, {fit_rows.human_count(offer.arch.parameters)} parameters")]
     rows += [("memory", report.memory.text(report.settings))]
-    rows += [("format", f"{offer.format}, {offer.bits:.2f} bits per weight ({report.choice.why})")]
+    rows += [("format", f"{offer.shown_format}, {_bits(offer)} ({report.choice.why})")]
     rows += [("source", _source(taken)), ("download", _download(taken).removesuffix(" to download"))]
     rows += [(line.what, f"{line.value} ({line.why}; {line.option})") for line in report.decisions]
     parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
@@ -167,6 +167,11 @@ def lines(report: Report) -> list[tuple[str, str]]:
     rows += [("quality", _quality(offer))]
     rows += [row for each in report.alternatives for row in _alternative(report, each)]
     return rows
+
+
+def _bits(offer: Offer) -> str:
+    text = f"{offer.stored_bits:.2f} bits per weight"
+    return text if offer.stored_bits == offer.bits else f"{text}, {offer.bits:.2f} in memory"
 
 
 def _alternative(report: Report, each: FormatCandidate) -> list[tuple[str, str]]:
@@ -219,7 +224,7 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
 
     return {
         "name": offer.name,
-        "format": offer.format,
+        "format": offer.shown_format,
         "why": report.choice.why,
         "fits": fits,
         "runs": report.unsupported is None,

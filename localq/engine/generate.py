@@ -131,8 +131,8 @@ class Engine:
 
         constraint: of the reply, which ends when that has stopped; breakers: ids that end a repetition, for DRY.
 
-        Raises LocalqError at once for a prompt that is empty or has unknown ids (exit 2) or is longer than the context
-        (exit 3), and while decoding for a non-finite logit.
+        Raises LocalqError at once for a prompt that is empty or has unknown ids (exit 2), or is longer than the context
+        (exit 2), and while decoding for a non-finite logit.
         """
         self._check(prompt, max_tokens)
         return self._reply(prompt, sampling, stop_ids, max_tokens, cancelled, constraint, breakers)
@@ -148,8 +148,7 @@ class Engine:
             raise usage_error("max_tokens", f"{max_tokens} is too small", "Use 1 or more.")
         if len(prompt) > self.model.ctx:
             why = f"{len(prompt)} tokens long, but the context is only {self.model.ctx} tokens"
-            next_step = "Shorten it, start over with /clear, or load with a larger --ctx."
-            raise LocalqError("prompt", why, next_step, ExitCode.DOES_NOT_FIT)
+            raise usage_error("prompt", why, "Shorten it, or load with a larger --ctx.")
 
     def _reply(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +13,14 @@ from localq.files.safetensors_headers import read_header, shard_paths
 from localq.files.schemes import Shapes
 
 UNKNOWN = "unknown"
+_OF_HEADERS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}  # dtypes of safetensors headers
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def format_of_config(config: dict[str, Any]) -> str:
     """The format of a config.json: that of its quantization, else its dtype."""
     quantization = config.get("quantization_config")
-    if isinstance(quantization, dict):
+    if isinstance(quantization, dict) and quantization:
         method = str(quantization.get("quant_method", UNKNOWN))
         if method == "bitsandbytes":
             return str(quantization.get("bnb_4bit_quant_type", "fp4")) if quantization.get("load_in_4bit") else "int8"
@@ -28,6 +30,20 @@ def format_of_config(config: dict[str, Any]) -> str:
     parts = (config, inner if isinstance(inner, dict) else {})
     named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
     return next((_DTYPES[name] for name in named if isinstance(name, str) and name in _DTYPES), UNKNOWN)
+
+
+def format_of_files(files: ModelFiles) -> str:
+    """The format of a model folder: that of config.json, else the dtype of most elements of its matrices."""
+    format = format_of_config(files.config)
+    if format != UNKNOWN or files.quantization:
+        return format
+    sizes = dict.fromkeys(_OF_HEADERS, 0)
+    for path in shard_paths(files.path).values():
+        for each in read_header(path).tensors.values():
+            if each.dtype in sizes and len(each.shape) > 1:
+                sizes[each.dtype] += math.prod(each.shape)
+    largest = max(sizes, key=lambda dtype: sizes[dtype])
+    return _OF_HEADERS[largest] if sizes[largest] else UNKNOWN
 
 
 def scheme_of(files: ModelFiles) -> str:

@@ -35,6 +35,7 @@ class Offer:
     block_bytes  exact bytes of the weights without embedding and head, None if unknown
     entry        its entry in the catalogue, if any
     file_bits    bits per weight in the files, where the scheme does not state them (GGUF); None: as the scheme says
+    file_format  format of the files where it is loaded in another: "fp32"; empty: `format`
     """
 
     name: str
@@ -48,6 +49,12 @@ class Offer:
     block_bytes: int | None = None
     entry: ModelEntry | None = None
     file_bits: float | None = None
+    file_format: str = ""
+
+    @property
+    def shown_format(self) -> str:
+        """The format of the files, for the user."""
+        return self.file_format or self.format
 
     @property
     def model(self) -> str:

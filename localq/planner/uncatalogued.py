@@ -55,6 +55,7 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     arch, scheme = replace(Architecture.from_config(files.config), thinks=files.thinks), stored_format.scheme_of(files)
     layers = files.text_config.get("num_hidden_layers")
     exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path, layers)
+    stored = "" if format == "gguf" else stored_format.format_of_files(files)
     format = "bf16" if format in _AS_BF16 else format
     if format not in format_facts.FORMATS:
         step = f"Supported: {', '.join(format_facts.FORMATS)}."
@@ -66,4 +67,9 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
         raise LocalqError(name, why, step, ExitCode.FAILURE)
     unsupported = format_facts.why_unsupported(arch, format)
     bits = 8 * (source.bytes if source else path.stat().st_size) / arch.parameters if format == "gguf" else None
-    return Offer(name, arch, format, scheme, source, unsupported=unsupported, block_bytes=exact, file_bits=bits)
+    if stored == "fp32":
+        bits = 32.0
+    return Offer(
+        name, arch, format, scheme, source, unsupported=unsupported, block_bytes=exact, file_bits=bits,
+        file_format="" if stored == stored_format.UNKNOWN else stored,
+    )  # fmt: skip

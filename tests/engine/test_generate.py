@@ -104,7 +104,7 @@ def test_a_full_context_ends_the_reply(engine, reference, length):
 def test_a_prompt_longer_than_the_context_is_refused_with_both_counts(engine):
     with pytest.raises(LocalqError, match="513 tokens long, but the context is only 512 tokens") as caught:
         engine.generate(prompt_of(CONTEXT + 1), GREEDY)
-    assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
+    assert caught.value.exit_code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("prompt", [[], [320], [-1], [1, 2.0], [True], ["1"]])
