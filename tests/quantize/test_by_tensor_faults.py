@@ -208,6 +208,50 @@ def test_a_second_conversion_into_the_same_folder_waits_for_nobody(llama: Path, 
 
 
 @pytest.mark.parametrize("force", [False, True], ids=["", "force"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(LOCK_NAME, "conversion.state.json", "conversion.state.json.part", "config.json", "config.json.part"),
+        *("model.safetensors", "model-00001-of-00002.safetensors.part", "tokenizer.json", "localq.sha256"),
+    ],
+)
+def test_a_link_of_another_in_the_folder_leads_nowhere(llama: Path, tmp_path: Path, name: str, force: bool) -> None:
+    """The folder may be one in /tmp that another user has prepared."""
+    victim, out = tmp_path / "authorized_keys", tmp_path / "out"
+    victim.write_text("ssh-ed25519 AAAA\n")
+    out.mkdir()
+    (out / name).symlink_to(victim)
+    with pytest.raises(LocalqError) as caught:
+        quantized(llama, out, force=force)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert victim.read_text() == "ssh-ed25519 AAAA\n"
+    (out / name).unlink()
+    os.link(victim, out / name)
+    with pytest.raises(LocalqError):
+        quantized(llama, out, force=force)
+    assert victim.read_text() == "ssh-ed25519 AAAA\n"
+
+
+def test_a_link_that_appears_later_leads_nowhere(llama: Path, finished: Path, tmp_path: Path) -> None:
+    """Each file is made anew under a name of its own, then renamed."""
+    victim, out = tmp_path / "authorized_keys", tmp_path / "out"
+    victim.write_text("ssh-ed25519 AAAA\n")
+    names = [path.name for path in finished.iterdir()]
+
+    def planted(what: str, done: int, total: int) -> None:
+        left = (
+            [name for name in names if not (out / name).is_file() or (out / name).is_symlink()] if done < total else []
+        )
+        for name in (each for known in left for each in (known, f"{known}.part")):
+            if not os.path.lexists(out / name):
+                (out / name).symlink_to(victim)
+
+    quantized(llama, out, on_progress=planted)
+    assert victim.read_text() == "ssh-ed25519 AAAA\n"
+    assert digests(out) == digests(finished)
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["", "force"])
 def test_what_another_finishes_just_before_the_lock_is_kept(llama, finished, tmp_path, monkeypatch, force) -> None:
     """Its lock is removed and gone: ours is of a new file, and the folder is looked at again."""
     out, tries = tmp_path / "out", []

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from localq import __version__
-from localq.disk import disk_errors
+from localq.disk import disk_errors, open_lock
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import own_files
 from localq.files.json_files import inside
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import shard_paths
@@ -66,6 +67,7 @@ def claim_folder(source: ModelFiles, out: Path, task: dict[str, Any], force: boo
     """Hold `out` for a conversion: a new or empty folder, the same one interrupted, or with `force` an earlier model.
 
     Checks before it writes anything, and again under the lock: another localq may have been writing until then.
+    Raises LocalqError: exit 2 for a folder that holds something else, or files of others, 9 for the disk.
     """
     _stale(source, out, task, force)
     with disk_errors(out):
@@ -83,12 +85,36 @@ def claim_folder(source: ModelFiles, out: Path, task: dict[str, Any], force: boo
         (out / LOCK_NAME).unlink(missing_ok=True)
 
 
+def _check_own(out: Path) -> None:
+    """Raise a usage error where a name that a conversion uses is a link, another user's file, or no file.
+
+    Another user may have prepared the folder, so that what is written here would land elsewhere.
+    """
+    with disk_errors(out):
+        try:
+            owner = own_files.owner_in(out)
+        except own_files.ForeignError:  # shared with this user
+            owner = os.geteuid()
+        used = [path for path in out.iterdir() if _is_used(path.name)]
+        foreign = sorted(path.name for path in used if not own_files.is_free(path, owner))
+    if foreign:
+        why = f"{foreign[0]} in it is a link, or another user made it"
+        raise usage_error(str(out), why, "Remove it, or choose another folder.")
+
+
+def _is_used(name: str) -> bool:
+    plain = name.removesuffix(".part")
+    return plain in (LOCK_NAME, "config.json") or bool(OURS.fullmatch(plain) or COPIED.fullmatch(plain))
+
+
 def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> list[Path]:
     """Return the files of an earlier model in `out` to delete; raises a usage error unless `out` may be written."""
     if out.resolve() == (source.path if source.kind == "safetensors" else source.path.parent).resolve():
         raise usage_error(str(out), "this is the folder of SOURCE", "Choose another folder.")
     if out.exists() and not out.is_dir():
         raise usage_error(str(out), "this is a file, not a folder", "Choose a folder.")
+    if out.exists():
+        _check_own(out)
     unstarted = {LOCK_NAME, f"{STATE_NAME}.part"}  # left by a kill before the first record
     names = [path.name for path in out.iterdir() if path.name not in unstarted] if out.exists() else []
     if not names:
@@ -99,15 +125,15 @@ def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> 
     if not force:
         why = "the folder contains a different unfinished conversion" if state else "the folder is not empty"
         raise usage_error(str(out), why, "Choose another folder, or use --force to replace the model in it.")
-    return [out / name for name in names if OURS.fullmatch(name)]
+    return [out / name for name in names if OURS.fullmatch(name.removesuffix(".part"))]
 
 
-def _lock(out: Path) -> IO[str]:
+def _lock(out: Path) -> IO[bytes]:
     """Return the open lock file, which keeps a second localq from writing into the same folder."""
     path = out / LOCK_NAME
     while True:
         with disk_errors(out):
-            file = path.open("w")
+            file = os.fdopen(open_lock(path), "r+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(path, file):
@@ -119,7 +145,7 @@ def _lock(out: Path) -> IO[str]:
         file.close()  # its owner has ended and deleted it
 
 
-def _is_at(path: Path, file: IO[str]) -> bool:
+def _is_at(path: Path, file: IO[bytes]) -> bool:
     """True while `path` still names the open `file`."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))

@@ -20,12 +20,13 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from localq.disk import check_free, disk_errors, sha256_of, sync_folder
+from localq.disk import check_free, disk_errors, part_file, sha256_of, sync_folder
 from localq.files import checked_files
 from localq.files.hub.fetch import SMALL_FILES
 from localq.files.json_files import read_object
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME
-from localq.formats.checkpoint import DTYPES, TensorInfo
+from localq.formats.checkpoint import TensorInfo
+from localq.formats.tensor_files import DTYPES
 
 STATE_NAME = "conversion.state.json"
 SHARD_BYTES = 5_000_000_000  # what transformers writes; small enough for every file system and every resume
@@ -115,8 +116,8 @@ class ShardWriter:
         """Raises LocalqError (exit 9) when the pending shards will not fit on the disk. Makes the folder."""
         with disk_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            for part in self._folder.glob("*.part"):  # left by a kill; about to be written again
-                part.unlink()
+            for shard in self.pending():
+                _part(self._folder / shard.name).unlink(missing_ok=True)  # left by a kill; about to be written again
         check_free(self._folder, sum(shard.nbytes for shard in self.pending()), str(self._folder))
 
     def write(self, shard: Shard, tensors: Iterable[tuple[str, Tensor | Iterable[Tensor]]]) -> None:
@@ -124,7 +125,7 @@ class ShardWriter:
         header, offsets = _header(shard)
         path = self._folder / shard.name
         missing = set(shard.tensors)
-        with disk_errors(self._folder), _part(path).open("w+b") as file:
+        with disk_errors(self._folder), part_file(_part(path)) as file:
             file.write(header)
             for name, tensor in tensors:
                 missing.remove(name)
@@ -215,7 +216,7 @@ def _write_tensor(file: BinaryIO, name: str, parts: Iterable[Tensor], info: Tens
 def write_file(path: Path, content: bytes) -> None:
     """Write a small file so that after a crash there is the old content or the new, never a part."""
     with disk_errors(path.parent):
-        with _part(path).open("wb") as file:
+        with part_file(_part(path)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
