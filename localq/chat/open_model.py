@@ -24,7 +24,7 @@ from localq.planner.speed import local_measurements
 from localq.sampling import Sampling
 from localq.settings import Settings
 from localq.wording import OnProgress
-from localq.worker.client import EngineClient
+from localq.worker.client import ONCE, EngineClient
 from localq.worker.messages import Event, Load, Loaded
 
 
@@ -50,6 +50,10 @@ class OpenSession:
 
     session: ChatSession
     client: EngineClient
+
+    def answer_once(self) -> None:
+        """State that no message follows: notices name options, and errors promise no new engine process."""
+        self.session.in_chat, self.client.next_step = False, ONCE
 
 
 @contextlib.contextmanager

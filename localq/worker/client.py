@@ -12,12 +12,15 @@ import dataclasses
 import itertools
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from localq.errors import ExitCode, LocalqError
 from localq.processes import exit_reason, last_message
 from localq.worker import messages
+from localq.worker.load_deaths import load_death
 from localq.worker.messages import (
     GPU,
     STEP_LIMIT_S,
@@ -48,7 +51,8 @@ LOG_LINES = 200
 SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog reacts first, if it can
 FILE_S = 300.0  # 4 GiB, to a disk of 15 MB/s
 Answer = TypeVar("Answer", Profiled, CacheSaved, CacheRestored)
-_NEXT = "Your next message starts a new engine process."
+NEXT = "Your next message starts a new engine process."
+ONCE = "Run the command again."  # where no message follows
 
 
 class EngineClient:
@@ -66,7 +70,9 @@ class EngineClient:
         self._recovery = recovery or Recovery()
         self._silence_s, self._file_s = silence_s, file_s
         self._ids = itertools.count(-1, -1)  # for requests other than replies, whose ids count up in the session
+        self.next_step = NEXT  # after a death in a reply; ONCE where no message follows
         self._loaded: Loaded | None = None
+        self._loading: tuple[Path, float] | None = None  # what, and since when (epoch)
         self._process: EngineProcess | None = None
         self._events: queue.Queue[Event | LocalqError | None] = queue.Queue()
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
@@ -122,15 +128,18 @@ class EngineClient:
             self._death()  # not reported yet
         asked = request if self.alive else self._recovery.permit(request)
         self.start()
-        self._loaded = None
-        self._send(asked)
-        for event in self._replies():
-            if isinstance(event, Loading) and on_event is not None:
-                on_event(event)
-            elif isinstance(event, Loaded):
-                return self._confirm(request, event)
-            elif isinstance(event, Failed) and event.id is None:
-                raise self._failure(event)
+        self._loaded, self._loading = None, (Path(asked.path), time.time())
+        try:
+            self._send(asked)
+            for event in self._replies():
+                if isinstance(event, Loading) and on_event is not None:
+                    on_event(event)
+                elif isinstance(event, Loaded):
+                    return self._confirm(request, event)
+                elif isinstance(event, Failed) and event.id is None:
+                    raise self._failure(event)
+        finally:
+            self._loading = None
         raise AssertionError("replies end only by raising")
 
     def _confirm(self, request: Load, loaded: Loaded) -> Loaded:
@@ -251,23 +260,34 @@ class EngineClient:
                 process.kill()
             self.close()
             why = f"the engine process did not respond for {limit_s:g} s and was killed"
-            raise self._recovery.after(LocalqError(GPU if on_gpu else "engine process", why, _NEXT), on_gpu) from None
+            raise self._recovery.after(self._dead(GPU if on_gpu else "engine process", why), on_gpu) from None
 
     def _failure(self, failed: Failed) -> LocalqError:
         error = failed.to_error()
         if not failed.dying:
             return error
         on_gpu = self._on_gpu or error.what == GPU
+        if not error.next_step:
+            error = self._dead(error.what, error.why, error.exit_code)
         self.close()
         return self._recovery.after(error, on_gpu)
+
+    def _dead(self, what: str, why: str, code: ExitCode = ExitCode.FAILURE) -> LocalqError:
+        """Return the error for a process that has ended. Only a loaded model promises that a message goes on."""
+        if self._loading is not None:
+            return LocalqError(what, why, "`localq doctor` shows what is wrong.", code)
+        return LocalqError(what, why, self.next_step, code)
 
     def _death(self) -> LocalqError:
         """Return the error for a missing process: its signal or exit code, and its last log line."""
         process = self._process
         if process is None:
-            return LocalqError("engine process", "not running", _NEXT)
+            return self._dead("engine process", "not running")
         code = process.code()
         last, on_gpu = last_message(self._log), self._on_gpu
-        self.close()
         why = f"ended ({exit_reason(code)})" + (f": {last}" if last else "")
-        return self._recovery.after(LocalqError("engine process", why, _NEXT), on_gpu)
+        error = self._dead("engine process", why)
+        if self._loading is not None:
+            error = load_death(code, last, *self._loading)
+        self.close()
+        return self._recovery.after(error, on_gpu)

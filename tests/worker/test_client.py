@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from localq.errors import ExitCode, LocalqError
 from localq.processes import last_message
-from localq.worker.client import COMMAND, EngineClient
+from localq.worker.client import COMMAND, ONCE, EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Progress, Tokens, encode
 from localq.worker.recovery import Recovery
 from localq.worker.server import BATCH_S
@@ -145,6 +148,61 @@ def test_killed_process_is_reported_with_its_signal_and_last_words(client):
     assert not client.alive
     client.load(Load("tiny"))
     assert reply(client, 0, id=2)[1] == "length"
+
+
+def test_where_no_message_follows_none_is_promised(client):
+    client.next_step = ONCE
+    for script, why in ((1005, "SIGKILL"), (1002, "CUDA error")):
+        client.load(Load("tiny"))
+        with pytest.raises(LocalqError, match=why) as caught:
+            reply(client, script)
+        assert caught.value.next_step == ONCE
+        client.close()
+        client._recovery = Recovery(lost=lambda: "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT])
+def test_a_death_in_a_load_promises_no_message_and_says_what_to_do(client, number):
+    with pytest.raises(LocalqError, match=f"while the model was loaded .signal {number.name}") as caught:
+        client.load(Load(number.name))
+    assert caught.value.exit_code == ExitCode.FAILURE
+    assert "message" not in caught.value.next_step
+    assert ("smaller model" in caught.value.next_step) == (number == signal.SIGKILL)
+    assert client.load(Load("tiny")).notes == ["a note"]  # a conversation goes on
+
+
+@pytest.mark.parametrize("fault", ["none", "written", "cut", "missing", "two whole", "gguf"])
+def test_sigbus_in_a_load_names_the_file_and_its_cause(client, tmp_path, fault):
+    model = tmp_path / "SIGBUS"
+    model.mkdir()
+    names = ["model.safetensors"]
+    if fault in ("cut", "two whole"):
+        names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        index = {"weight_map": {str(number): name for number, name in enumerate(names)}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    for number, name in enumerate(names):
+        save_file({str(number): torch.ones(10)}, model / name)
+        os.utime(model / name, (0, 0))
+    expected = model / names[-1]
+    if fault == "written":
+        os.utime(expected)
+    elif fault == "cut":
+        os.truncate(expected, 90)
+        os.utime(expected, (0, 0))
+    elif fault == "missing":
+        expected.unlink()
+        expected = model
+    elif fault == "two whole":
+        expected = model
+    elif fault == "gguf":
+        shutil.rmtree(model)
+        model.write_bytes(b"GGUF")
+        expected = model
+    with pytest.raises(LocalqError, match="cannot be read, or was changed while it was read") as caught:
+        client.load(Load(str(model)))
+    assert (caught.value.what, caught.value.exit_code) == (str(expected), ExitCode.BAD_FILE)
+    assert "message" not in str(caught.value)
+    assert client.load(Load("tiny")).notes == ["a note"]  # a conversation goes on
 
 
 def test_process_that_leaves_is_reported_with_its_code(client):

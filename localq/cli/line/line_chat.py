@@ -159,7 +159,7 @@ class LineChat:
     def run(self, first: PromptText | None = None) -> int | SwitchModel:
         """Chat until the user quits (an exit code) or switches the model. first: as for `converse`."""
         if first is not None and not sys.stdin.isatty():
-            self.session.in_chat = False
+            self.opened.answer_once()
             reply = self.ask(first.words, first.piped)
             if reply is not None:
                 check_complete(reply)

@@ -179,7 +179,7 @@ def _answer(settings: Settings, request: _Request) -> int:
         open_model.open_session(settings.model, settings, watcher, opening.wanted) as opened,
     ):
         opened.session.stop_strings, opened.session.grammar = request.stops, request.grammar
-        opened.session.in_chat = False
+        opened.answer_once()
         check_not_of_model(think_out, Path(opened.session.request.path))
         loaded = watcher.load(opened)
         with stop_on_interrupt(opened.session) as interruption:

@@ -79,6 +79,8 @@ class ScriptedBackend:
         if request.path == "slow":
             time.sleep(60)
         on_progress("loading weights", 5, 10)
+        if (name := os.path.basename(request.path)).startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[name])
         return Loaded(request.path, "cpu", "CPU", "float32", "dense", 100, 50, False, 0.5, {"weights": 10}, ["a note"])
 
     def unload(self) -> None:
