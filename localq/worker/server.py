@@ -45,7 +45,7 @@ from localq.worker.messages import (
 )
 
 BATCH_S = 0.025  # tokens are sent together when they come faster than this
-_NEXT = "The engine process ends; your next message starts a new one."
+_NEXT = ""  # the process ends; the client knows whether a message follows
 _LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
 
 
