@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from functools import cache
 from pathlib import Path
 
+from tests.support.files import fake_hub
 from tests.support.files.hostile_models import FORMATS, Case, cases, write_sound
 from tests.tools import hostile_draws as draws
 from tests.tools.hostile_process import Plan
@@ -23,9 +25,14 @@ def _corpus() -> list[Case]:
 
 def folder(rng: random.Random, scratch: Scratch) -> Plan:
     """A model folder, or a GGUF file, in which something is wrong."""
-    way = rng.choice((_case, _case, _mutated, _mutated, _odd, _odd, _named, _gguf, _quantized))
+    way = rng.choice((_case, _case, _mutated, _mutated, _odd, _odd, _named, _gguf, _quantized, _cached))
     target, trap = way(rng, scratch)
     plan = Plan(draws.on_model(rng, target, scratch), trap)
+    if plan.argv[0] in ("run", "quantize", "eval", "bench") and rng.random() < 0.3:
+        weights = scratch.work / "model/model.safetensors"
+        plan.during = (lambda: weights.is_file() and os.truncate(weights, 1000), rng.uniform(0.2, 6))
+        plan.trap += "; weights are cut meanwhile"
+        scratch.allow(weights)
     if plan.argv[0] == "rm" and target.startswith("/"):
         return plan  # a folder is no name: nothing may be deleted
     return plan
@@ -128,15 +135,28 @@ def _quantized(rng: random.Random, scratch: Scratch) -> tuple[str, str]:
     return rng.choice(("tiny@nf4", str(made))), trap
 
 
-# ---- files that options name
+def _cached(rng: random.Random, scratch: Scratch) -> tuple[str, str]:
+    """A repository of the cache that another tool has laid out, or seems to have."""
+    part = draws.name(rng)[:60]
+    folder = scratch.hub / rng.choice((f"models--x--{part}", "models--x--y", "models--", part, f"datasets--{part}"))
+    commit = rng.choice((fake_hub.COMMIT, part, "main"))
+    snapshot = folder / "snapshots" / commit
+    if not snapshot.exists():
+        draws.sound_model(snapshot)
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs/main").write_bytes(rng.choice((commit.encode(), draws.data(rng)[:3000])))
+    path = rng.choice((folder / "blobs", folder / "refs/main", snapshot / "config.json", folder / "refs", snapshot))
+    trap = f"{path.name} is a {draws.odd_file(rng, path, scratch)}" if rng.random() < 0.6 else "as it should be"
+    names = (folder.name.removeprefix("models--").replace("--", "/"), "x/y", str(snapshot))
+    return rng.choice(names), f"cached; {trap}"
 
-READING = ("-f", "-s", "--json-schema", "--grammar", "--token")
-WRITING = ("--think-out", "--out", "--plot", "--write", "export")
+
+# ---- files that options name
 
 
 def file(rng: random.Random, scratch: Scratch) -> Plan:
     """A file that an option names: for reading, for writing, or stdin."""
-    return rng.choice((_read, _read, _written, _written, _piped))(rng, scratch)
+    return rng.choice((_read, _read, _written, _written, _piped, _piped, _template, _grammar))(rng, scratch)
 
 
 def _read(rng: random.Random, scratch: Scratch) -> Plan:
@@ -198,3 +218,47 @@ def _piped(rng: random.Random, scratch: Scratch) -> Plan:
         argv, f"stdin: {stdin if isinstance(stdin, str) else stdin[:20]!r}", scripted=argv[0] in ("run", "chat", "tui"),
         stdin=stdin, may_tell=argv[0] in ("run", "chat"), patience=2.0 if stdin == "open" else None,
     )  # fmt: skip
+
+
+TEMPLATES = (
+    "{{ messages", "{% for i in range(10**9) %}x{% endfor %}", "{{ 'a' * 10**10 }}", "{{ ''.__class__.__mro__ }}",
+    "{{ raise_exception('\x1b]0;ZQtitle\x07') }}", "{{ 1 // 0 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "",
+    "{{ messages[-1].content }}" * 3000, "{{ 9 ** 9 ** 9 }}", "{% include '/etc/passwd' %}", "{{ messages | tojson }}",
+    "{% set x = namespace(a=[]) %}{% for i in range(1000) %}{% set x.a = x.a + x.a + [i] %}{% endfor %}",
+    "\x1b]0;ZQtitle\x07{{ messages[-1].content }}\u202e", "{{ lipsum.__globals__['os'].environ }}",
+    "{{ " + "(" * 3000 + "}}",
+    "{% for m in messages %}{{ m.content.split() }}{% endfor %}", "{{ messages[-1].content | reverse | upper }}",
+)  # fmt: skip
+GRAMMARS = (
+    "root ::= root", "root ::= " + "(" * 5000, "root ::= " + '"a" | ' * 50_000 + '"b"', "start: start",
+    "root ::= [^\\x00-",
+    "start: /(a+)+$/", "start: /" + "(a|" * 500 + "/", "root ::= \"\x1b]0;ZQtitle\x07\"", "root ::= x{1000000}",
+    "%import x",
+    '{"$ref": "#"}', '{"type": "\x1bc"}', '{"pattern": "(a*)*b"}', '{"$ref": "file:///etc/passwd"}', '{"enum": []}',
+    '{"type": "object", "properties": ' + '{"a": {"properties": ' * 300, '{"minLength": 1e99}',
+    '{"$ref": "http://127.0.0.1:9"}',
+)  # fmt: skip
+
+
+def _template(rng: random.Random, scratch: Scratch) -> Plan:
+    """A chat template that comes with the model."""
+    model = draws.sound_model(scratch.work / "model")
+    draws.says(scratch, rng)
+    template = rng.choice(TEMPLATES)
+    (model / "chat_template.jinja").write_text(template)
+    argv = rng.choice((["run", str(model), "hello"], ["chat", str(model), "--plain"], ["show", str(model)]))
+    stdin = b"hello\n/show prompt\n/show template\n/compact\n/think on\nhello\n" if argv[0] == "chat" else b""
+    return Plan(argv, f"template {template[:50]!r}", stdin=stdin, scripted=argv[0] != "show", may_tell=True)
+
+
+def _grammar(rng: random.Random, scratch: Scratch) -> Plan:
+    """A grammar, a schema or a pattern, in words or in a file."""
+    model = str(draws.sound_model(scratch.work / "model"))
+    draws.says(scratch, rng)
+    text = rng.choice((*GRAMMARS, draws.text(rng).encode("utf-8", "replace").decode(), rng.choice(draws.WORDS)))
+    path = scratch.work / rng.choice(("a.gbnf", "a.lark", "a.json", "a"))
+    path.write_text(text)
+    option = rng.choice(("--grammar", "--json-schema", "--regex"))
+    given = (str(path) if rng.random() < 0.5 and option != "--regex" else text[:50_000]).replace("\0", "")
+    return Plan(["run", model, "hello", option, given], f"{option} {text[:50]!r}", scripted=True, may_tell=True)

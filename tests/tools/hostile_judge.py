@@ -12,6 +12,7 @@ process       no process is left behind
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 
 from localq.errors import EXIT_CODE_MEANINGS, ExitCode
@@ -22,8 +23,8 @@ from tests.tools.hostile_scratch import Entry, Scratch, holds, walk
 
 TRACEBACK = re.compile(
     rb"Traceback \(most recent call last\)|Traceback.{0,40}most recent call|Exception ignored in|Fatal Python error"
-    rb"|Error in sys\.excepthook|File \"[^\"\n]+\.py\", line \d+|object at 0x[0-9a-f]{6}|localq-crash|unexpected error"
-    rb"|panicked at"
+    rb"|Error in sys\.excepthook|File \"[^\"\n]+\.py\", line \d+|object at 0x[0-9a-f]{6}"
+    rb"|unexpected error \(|panicked at|Report this as a bug"
 )
 READ_BYTES = 64 * 2**20  # of a file in which a secret is looked for
 SIGNALS = {ExitCode.INTERRUPTED: {2}, ExitCode.TERMINATED: {15, 1}}
@@ -50,7 +51,7 @@ def _tracebacks(outcome: Outcome) -> Iterator[str]:
     for name, data in outcome.output.items():
         plain = _CSI.sub(b"", data)
         imported = b"/localq/" in plain and not any(each in plain for each in _IMPORTS)
-        before_localq = outcome.code == ExitCode.INTERRUPTED and not imported and name == "stderr"
+        before_localq = signal.SIGINT in outcome.sent and b"KeyboardInterrupt" in plain and not imported
         if (found := TRACEBACK.search(plain)) and not before_localq:
             line = plain[max(0, found.start() - 100) : found.end() + 1200].decode("utf-8", "replace")
             yield f"traceback: {name}: {line}"
@@ -123,7 +124,10 @@ def _terminal(plan: Plan, outcome: Outcome) -> Iterator[str]:
     """A terminal echoes what is typed where nobody reads it: that is not written by the program."""
     typed = "".join(key if isinstance(key, str) else key.decode("utf-8", "replace") for key in plan.keys or ()
                     if isinstance(key, str | bytes))  # fmt: skip
-    own = _PAGER if plan.keys is not None and plan.argv[:1] not in (["chat"], ["run"], ["tui"], []) else ()
+    is_chat = plan.argv[:1] in (["chat"], ["run"], ["tui"], [])
+    own = (
+        () if plan.keys is None else ("\x07",) if is_chat else _PAGER
+    )  # a line editor rings at a key that does nothing
     wrong = []
     for name, data in outcome.output.items():
         if name != "screen":

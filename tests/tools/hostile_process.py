@@ -41,10 +41,11 @@ class Plan:
     stdin     bytes; "endless", "closed" or "open" (a pipe in which nothing comes)
     stdout, stderr  "pipe", "closed", "full" (/dev/full) or "broken" (nobody reads)
     keys      at a terminal: what is typed, resized (columns, rows) or sent (a signal) in turn; None: pipes
-    signal    (number, seconds after the start)
+    signal, child_signal  (number, seconds after the start); the second goes to the youngest process below
     patience  seconds after which a run that waits, as it should, is interrupted; it must end then
     scripted  with the scripted engine (`scratch.script`) instead of the product's
     deletes   a folder that is gone by the time the run starts: its working folder
+    during    (what somebody else does meanwhile, seconds after the start)
     may_tell  the conversation is what the command shows
     """
 
@@ -57,6 +58,7 @@ class Plan:
     keys: Sequence[str | bytes | tuple[int, int] | signal.Signals] | None = None
     size: tuple[int, int] = (100, 30)
     signal: tuple[signal.Signals, float] | None = None
+    child_signal: tuple[signal.Signals, float] | None = None
     patience: float | None = None
     scripted: bool = False
     limits: dict[int, int] = field(default_factory=dict)
@@ -64,7 +66,7 @@ class Plan:
     folder: Path | None = None
     deletes: Path | None = None
     may_tell: bool = False
-    during: Callable[[], None] | None = None
+    during: tuple[Callable[[], object], float] | None = None
     foreign_requests: Callable[[], list[str]] = list
     close: Callable[[], None] = lambda: None
 
@@ -260,7 +262,7 @@ def _stream(how: str, stack: contextlib.ExitStack) -> Any:
 
 def _watch(process: subprocess.Popen[bytes], plan: Plan, outcome: Outcome, readers: dict[str, Any]) -> None:
     clock, last, begun = Clock(process.pid, outcome), 0.0, time.monotonic()
-    interrupted, waiting = False, dict(readers)
+    interrupted, waiting, others = False, dict(readers), _others(process.pid, plan)
     while process.poll() is None:
         ready, _, _ = select.select(list(waiting.values()), [], [], TICK_S)
         seconds = clock.tick()
@@ -270,6 +272,9 @@ def _watch(process: subprocess.Popen[bytes], plan: Plan, outcome: Outcome, reade
             last = seconds if data else last
             if not data:
                 del waiting[name]  # closed; the process need not have ended
+        for what, after_s in [each for each in others if time.monotonic() - begun >= each[1]]:
+            others.remove((what, after_s))
+            what()
         if plan.signal and plan.signal[0] not in outcome.sent and time.monotonic() - begun >= plan.signal[1]:
             last = _send(process.pid, plan.signal[0], outcome, seconds)
         if plan.patience is not None and not interrupted and seconds > plan.patience:
@@ -277,6 +282,22 @@ def _watch(process: subprocess.Popen[bytes], plan: Plan, outcome: Outcome, reade
         if why := _hangs(seconds, last, outcome, QUIET_S if {"-q", "--quiet"} & {*plan.argv} else LIMIT_S):
             outcome.hung = why
             return
+
+
+def _others(process: int, plan: Plan) -> list[tuple[Callable[[], object], float]]:
+    """What is done meanwhile, and when."""
+
+    def strike(number: signal.Signals) -> None:
+        below = [each for each in descendants(process) if each != process]
+        if below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(max(below), number)
+
+    found = [plan.during] if plan.during else []
+    if plan.child_signal:
+        number, after_s = plan.child_signal
+        found.append((lambda: strike(number), after_s))
+    return found
 
 
 def _hangs(seconds: float, last: float, outcome: Outcome, limit_s: float) -> str:
@@ -320,10 +341,10 @@ def at_terminal(plan: Plan, scratch: Scratch) -> Outcome:
     with Terminal(_deleting(plan, prepared), environment, plan.size, folder) as terminal:
         clock = Clock(terminal.process.pid, outcome)
         with contextlib.suppress(Gave):
-            _quiet(terminal, clock, 3.0)
+            _quiet(terminal, clock, 2.0)
             for key in plan.keys or ():
                 _press(terminal, key, outcome)
-                _quiet(terminal, clock, 1.0)
+                _quiet(terminal, clock, 0.6)
         _leave(terminal, clock, outcome)
         if terminal.process.poll() is not None:
             _read_all(terminal)
@@ -350,6 +371,8 @@ def _press(terminal: Terminal, key: str | bytes | tuple[int, int] | signal.Signa
     elif isinstance(key, tuple):
         terminal.resize(*key)
     else:
+        if CTRL_C in (key if isinstance(key, str) else key.decode("latin-1")):
+            outcome.sent.add(signal.SIGINT)
         terminal.send(key, patience_s=2.0)
 
 

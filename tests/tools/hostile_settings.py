@@ -121,9 +121,7 @@ FOLDERS = ("HOME", "TMPDIR", "HF_HOME", "HF_HUB_CACHE", "LOCALQ_CONFIG", "LOCALQ
 def environment(rng: random.Random, scratch: Scratch) -> Plan:
     """A machine on which something is odd, full, closed, small or gone."""
     plan = rng.choice((_plain, _plain, _plain_engine))(rng, scratch)
-    ways = rng.sample(
-        (_variables, _variables, _setting, _streams, _limits, _signals, _signals, _gone_folder, _umask), 2
-    )
+    ways = rng.sample(_WAYS, 2)
     traps = [way(rng, scratch, plan) for way in ways if not (way is _gone_folder and plan.scripted)]
     plan.trap = "; ".join(filter(None, traps))
     return plan
@@ -169,7 +167,8 @@ def _variables(rng: random.Random, scratch: Scratch, plan: Plan) -> str:
         if kind in ("folder", "text", "link to nothing", "link to a folder"):
             scratch.allow(path, scratch.foreign / "not there")
     else:
-        kind = value = rng.choice((draws.argument(rng), rng.choice(draws.NUMBERS), "/nonexistent", None))
+        odd = ("latin-1", "ascii", "utf-16", "utf-8:strict") if name == "PYTHONIOENCODING" else ()
+        kind = value = rng.choice(odd or (draws.argument(rng), rng.choice(draws.NUMBERS), "/nonexistent", None))
         if name == "PATH" and plan.scripted:
             value = None
     if name == "HF_ENDPOINT" and value is not None:
@@ -221,6 +220,18 @@ def _gone_folder(rng: random.Random, scratch: Scratch, plan: Plan) -> str:
     return "the working folder is gone"
 
 
+def _ended_child(rng: random.Random, scratch: Scratch, plan: Plan) -> str:
+    """Its youngest process is killed or stopped; where it is stopped, the front end is told to end."""
+    number = rng.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGABRT))
+    plan.child_signal = (number, rng.choice((0.3, 0.6, rng.uniform(0, 3))))
+    if number == signal.SIGSTOP:
+        plan.patience = 2.0
+    return f"{number.name} to a child after {plan.child_signal[1]:.1f} s"
+
+
 def _umask(rng: random.Random, scratch: Scratch, plan: Plan) -> str:
     plan.umask = rng.choice((0o777, 0o000, 0o077))
     return f"umask {plan.umask:o}"
+
+
+_WAYS = (_variables, _variables, _setting, _streams, _limits, _signals, _signals, _gone_folder, _ended_child, _umask)

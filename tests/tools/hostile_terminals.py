@@ -44,6 +44,7 @@ def plan(rng: random.Random, scratch: Scratch) -> Plan:
     if rng.random() < 0.15:
         keys.insert(rng.randint(0, len(keys)), rng.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
     trap = f"terminal {environment['TERM']!r}, {len(keys)} keys"
+    keys = [each.replace("\x1c", "").replace("\x1a", "") if isinstance(each, str) else each for each in keys]
     return Plan(argv, trap, environment, keys=keys, size=rng.choice(SIZES), scripted=scripted, may_tell=True)
 
 
@@ -74,7 +75,8 @@ def _key(rng: random.Random, scratch: Scratch) -> str | bytes | tuple[int, int]:
     if chance < 0.85:
         return rng.choice(SIZES)
     if chance < 0.92:
-        return rng.randbytes(rng.randint(1, 60))
+        # The kernel takes these two for signals of the user's own.
+        return rng.randbytes(rng.randint(1, 60)).replace(b"\x1c", b"").replace(b"\x1a", b"")
     path = scratch.work / "notes.txt"
     return rng.choice((f"/export md {path}\r", f"/read {path}\r", f"say @{scratch.work / 'loop'}\r", "/export md\r",
                        f"/system @{draws.argument(rng)[:200]}\r".replace("\n", " "), "/fit\r",

@@ -1,0 +1,116 @@
+"""Asks for hundreds of replies in one chat at a terminal, and looks at what its processes hold after each.
+
+    python -m tests.tools.chat_growth --replies 400 --face line
+
+Memory is what the front end and the engine process have in private pages, descriptors and threads are counted. What
+the first hundred replies fill, caches and buffers, is there to stay: from then on a reply may take 1 kB, and no
+descriptor and no thread. `--real` has the product's engine with a tiny model, else it is a scripted one. Every reply is
+in a conversation of its own, so that what is said is no part of the growth. Last line: one JSON object; exit status 1
+where anything grows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.cli.terminal import Gave, Terminal
+from tests.support.cli.terminal_engine import Script
+from tests.support.cli.terminal_faces import Line, Place
+from tests.support.cli.terminal_localq import environment
+from tests.tools import terminal_campaign
+from tests.tools.hostile_process import descendants
+
+WARM, REPLY_BYTES = 100, 1024  # replies that fill caches; what each further one may take
+_PRIVATE = re.compile(r"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)
+
+
+@dataclass
+class Report(terminal_campaign.Report):
+    """By process, after each reply: (bytes, descriptors, threads)."""
+
+    replies: int = 0
+    held: defaultdict[str, list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def figures(self) -> dict[str, object]:
+        """As printed."""
+        return {
+            "replies": self.replies,
+            **{name: growth(held) for name, held in self.held.items()},
+            "wrong": self.wrong,
+        }
+
+
+def growth(held: list[tuple[int, int, int]]) -> dict[str, object]:
+    """Bytes per reply after the first hundred, and how many descriptors and threads there were."""
+    late = held[min(WARM, len(held) // 2) :]
+    size = [each[0] for each in late]
+    slope = statistics.linear_regression(range(len(size)), size).slope if len(size) > 1 else 0.0
+    return {
+        "bytes_per_reply": round(slope),
+        "descriptors": sorted({each[1] for each in late}),
+        "threads": sorted({each[2] for each in late}),
+    }
+
+
+def holdings(process: int) -> tuple[int, int, int]:
+    """(bytes in private pages, descriptors, threads) of a process."""
+    folder = Path(f"/proc/{process}")
+    pages = sum(map(int, _PRIVATE.findall((folder / "smaps_rollup").read_text())))
+    return 1024 * pages, len(os.listdir(folder / "fd")), len(os.listdir(folder / "task"))
+
+
+def processes(terminal: Terminal) -> dict[str, int]:
+    """The front end, and the engine process below it."""
+    found = {"front end": terminal.process.pid}
+    for process in descendants(terminal.process.pid):
+        line = Path(f"/proc/{process}/cmdline").read_bytes()
+        if b"terminal_engine" in line or b"worker.server" in line:
+            found["engine"] = process
+    return found
+
+
+def real(face: Line, place: Place) -> Terminal:
+    """A chat with the product's engine and a tiny model."""
+    from tests.support.files.hostile_models import write_sound
+
+    model = write_sound(place.home / "real")
+    command = [sys.executable, "-m", "localq", "chat", str(model), "-n", "8"]
+    return Terminal(command, environment(place.home, LOCALQ_UI=face.ui, OMP_NUM_THREADS="1"), (100, 30), place.home)
+
+
+def campaign(home: Path, face: Line, count: int, seed: int, real_engine: bool = False) -> Report:
+    """`count` replies."""
+    report, place = Report(), Place(home / "growth")
+    place.says(Script(text="Hello, and *so* on.\n\n- one\n- two\n", step=5))
+    with real(face, place) if real_engine else face.start(place, size=(100, 30)) as terminal:
+        try:
+            terminal.until(lambda: face.is_ready(terminal), 120)
+            while report.replies < count:
+                face.exchange(terminal, f"say {report.replies}")
+                face.exchange(terminal, "/new")
+                report.replies += 1
+                for name, process in processes(terminal).items():
+                    report.held[name].append(holdings(process))
+                terminal.raw.clear()
+            face.leave(terminal)
+        except Gave as error:
+            report.wrong.append(str(error))
+    report.wrong += [each for name, held in report.held.items() for each in _grown(name, growth(held))]
+    return report
+
+
+def _grown(name: str, found: dict[str, object]) -> list[str]:
+    wrong = [f"{name}: {found[each]} {each}" for each in ("descriptors", "threads") if len(found[each]) > 1]  # type: ignore[arg-type]
+    return wrong + (
+        [f"{name}: {found['bytes_per_reply']} bytes a reply"] if found["bytes_per_reply"] > REPLY_BYTES else []
+    )  # type: ignore[operator]
+
+
+if __name__ == "__main__":
+    sys.exit(terminal_campaign.main(__doc__, "replies", 400, campaign, real_engine="with the product's engine"))
