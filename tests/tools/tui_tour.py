@@ -2,7 +2,6 @@
 
     python -m pytest tests/tools/tui_tour.py                    at 80x24 and 160x50, with the embedded model on the CPU
     python -m tests.tools.tui_tour --pictures FOLDER   the same, and an SVG of what the pane shows at each station
-    python -m tests.tools.tui_tour --screenshots tests/data/screenshots    SVGs of what README shows, without tmux
     python -m tests.tools.tui_tour --screens FOLDER    every screen at four sizes with a pretended card, without tmux
 
 At each step what the pane shows is looked at: texts that must be there, lines that must not be longer than the window,
@@ -12,8 +11,6 @@ the composer and the line of what goes on at the bottom, whole.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import shutil
 import sys
 import tempfile
@@ -23,9 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-from tests.support.cli.terminal_localq import environment  # noqa: E402
 from tests.support.files.real_model import smollm2  # noqa: E402
-from tests.support.tui.tui_pilot import screen_text  # noqa: E402
 from tests.tools import tui_screens  # noqa: E402
 from tests.tools.tmux_pane import Pane  # noqa: E402
 
@@ -167,55 +162,10 @@ def leave(pane: Pane) -> None:
     pane.until("goes on")
 
 
-# ---- screenshots
-
-
-async def shoot(folder: Path) -> list[Path]:
-    """SVGs of what README shows, by Textual's exporter: the list of models, a conversation, its instruments."""
-    from textual.app import App
-
-    from localq import settings
-    from localq.chat import open_conversation
-    from localq.tui.app import LocalqApp
-
-    made: list[Path] = []
-
-    async def until(app: App[int], pilot: object, holds: object) -> None:
-        while not holds():  # type: ignore[operator]
-            await pilot.pause(0.1)  # type: ignore[attr-defined]
-
-    def keep(app: App[int], name: str) -> None:
-        path = folder / f"{name}.svg"
-        path.write_text(app.export_screenshot(title="localq", simplify=True) + "\n", "utf-8")
-        made.append(path)
-
-    chosen = settings.load()
-    app = LocalqApp(chosen, open_conversation.start(None, chosen, None, print), pick=True)
-    async with app.run_test(size=(110, 30)) as pilot:
-        await until(app, pilot, lambda: "● on the CPU" in screen_text(app))
-        await pilot.pause(1.0)
-        keep(app, "models")
-    app = LocalqApp(chosen, open_conversation.start(None, chosen, None, print))
-    async with app.run_test(size=(130, 36)) as pilot:
-        await until(app, pilot, lambda: app.model is not None and not app.chat.conversation.busy)
-        app.chat.composer.put("Write a short Python function that adds two numbers.")
-        await pilot.press("enter")
-        await until(app, pilot, lambda: app.chat.conversation.busy)
-        await until(app, pilot, lambda: not app.chat.conversation.busy)
-        await pilot.pause(0.5)
-        keep(app, "instruments")
-        await pilot.press("f2", "ctrl+b")
-        await pilot.pause(1.5)
-        keep(app, "conversations")
-    app.close()
-    return made
-
-
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--screenshots", type=Path)
     wanted.add_argument("--pictures", type=Path)
     wanted.add_argument("--screens", type=Path)
     parser.add_argument(
@@ -230,24 +180,14 @@ def main() -> int:
             parser.error(f"--only: unknown: {', '.join(unknown)}; known: {', '.join(tui_screens.SCREENS)}")
         tui_screens.screens(given.screens, sizes, only or tui_screens.SCREENS)
         return 0
-    folder = given.screenshots or given.pictures
+    folder = given.pictures
     folder.mkdir(parents=True, exist_ok=True)
     smollm2()
-    for size in SIZES if given.pictures else ():
+    for size in SIZES:
         with tempfile.TemporaryDirectory() as home:
             tour(Path(home), size, folder)
             print(f"{size[0]}x{size[1]}: the tour is done")
-    if given.screenshots:
-        screenshots(folder)
     return 0
-
-
-def screenshots(folder: Path) -> None:
-    """Make them, as a user who has nothing yet."""
-    with tempfile.TemporaryDirectory() as home:
-        os.environ.update({**environment(Path(home)), "LOCALQ_MODEL": "smollm2-135m", "LOCALQ_MAX_TOKENS": "200"})
-        for path in asyncio.run(shoot(folder)):
-            print(path, path.stat().st_size)
 
 
 if __name__ == "__main__":
