@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,21 @@ def _with_values(text: str, values: Mapping[str, Any]) -> str:
         for name, value in values.items():
             if value is None:
                 document.pop(name, None)
+            elif isinstance(value, dict) and isinstance(table := document.get(name), dict):
+                _fill(table, value)  # in place, for its comments
             else:
                 document[name] = value
         return tomlkit.dumps(document)
     except (ValueError, KeyError, RecursionError, tomlkit.exceptions.TOMLKitError) as error:
         raise _unchangeable(str(error)) from error
+
+
+def _fill(table: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:
+    for key in [key for key in table if key not in values]:
+        del table[key]
+    for key, value in values.items():
+        if table.get(key) != value:
+            table[key] = value
 
 
 def _unchangeable(why: str) -> LocalqError:
@@ -213,6 +223,7 @@ def _replace(path: Path, content: bytes, before: bytes) -> bool:
                 with contextlib.suppress(PermissionError):  # another group, or a user who may write but not give away
                     os.fchown(descriptor, known.st_uid, known.st_gid)
                 os.fchmod(descriptor, stat.S_IMODE(known.st_mode))
+                _copy_attributes(path, descriptor)
             disk.write_all(descriptor, content)
             os.fsync(descriptor)
         finally:
@@ -224,6 +235,14 @@ def _replace(path: Path, content: bytes, before: bytes) -> bool:
         part.unlink(missing_ok=True)
     disk.sync_folder(path.parent)
     return True
+
+
+def _copy_attributes(path: Path, descriptor: int) -> None:
+    """Copy extended attributes, access lists among them, as far as the system lets."""
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(path):
+            with contextlib.suppress(OSError):  # of the system
+                os.setxattr(descriptor, name, os.getxattr(path, name))
 
 
 def _content(path: Path) -> bytes:

@@ -170,6 +170,33 @@ def test_line_endings_marks_and_comments_stay(config_file, before, after):
     assert config_file.read_bytes() == after
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[keys] # own\n# one\nsend = 'ctrl+x' # two\nhelp = 'f9'\n",
+         "[keys] # own\n# one\nsend = 'ctrl+x' # two\nnewline = \"enter\"\n"),
+        ("keys = {send = 'f7'} # own\n", "keys = {send = \"ctrl+x\",newline = \"enter\"} # own\n"),
+        ("keys.help = 'f9'\nkeys.send = 'ctrl+x' # two\n", "keys.send = 'ctrl+x' # two\nkeys.newline = \"enter\"\n"),
+        ("# none\n", "# none\n\n[keys]\nsend = \"ctrl+x\"\nnewline = \"enter\"\n"),
+    ],
+)  # fmt: skip
+def test_comments_of_a_table_stay(config_file, before, after):
+    config_file.write_text(before)
+    settings_file.write("keys", "send=ctrl+x; newline=enter")
+    assert settings.read_config() == {"keys": {"send": "ctrl+x", "newline": "enter"}}
+    assert config_file.read_text() == after
+
+
+def test_attributes_of_the_file_stay(config_file):
+    config_file.write_text("")
+    try:
+        os.setxattr(config_file, "user.mine", b"yes")
+    except OSError:
+        pytest.skip("this file system has no attributes")
+    settings_file.write("top_k", "4")
+    assert os.getxattr(config_file, "user.mine") == b"yes"
+
+
 def test_the_copy_is_synced_before_it_is_renamed_and_the_folder_after(config_file, monkeypatch):
     config_file.write_text("")
     calls = []
