@@ -9,6 +9,8 @@ The dialect is that of llama.cpp's grammars/README.md, without its `<token>` not
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 from collections.abc import Callable
 
@@ -45,6 +47,16 @@ def to_lark(text: str) -> str:
     return _Translation(text).lark()
 
 
+def source_place(text: str, line: int, column: int) -> tuple[int, int]:
+    """Line and column of the grammar `text` for a place in its translation; all are counted from 1."""
+    translation = _Translation(text)
+    lines = translation.lark().split("\n")
+    offset = sum(len(each) + 1 for each in lines[: line - 1]) + min(column, len(lines[min(line, len(lines)) - 1])) - 1
+    ends = list(itertools.accumulate(map(len, translation.out)))
+    place = translation.places[min(bisect.bisect_right(ends, offset), len(ends) - 1)]
+    return text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+
+
 class _Translation:
     """Translation of one grammar, from left to right. depth: open parentheses."""
 
@@ -54,6 +66,7 @@ class _Translation:
         self.text, self.place, self.depth = text, 0, 0
         self.done: set[str] = set()
         self.out: list[str] = []
+        self.places: list[int] = []  # of what each part of `out` is the translation
         self.repeatable = False  # the last token is an item
         self.empty = False  # an alternative has begun and is empty so far
 
@@ -82,6 +95,11 @@ class _Translation:
         line = self.text.count("\n", 0, self.place) + 1
         return usage_error("the grammar", f"line {line}: {why}", "Fix the grammar.")
 
+    def write(self, part: str) -> None:
+        """Write a part of the translation."""
+        self.out.append(part)
+        self.places.append(self.place)
+
     def end_alternative(self) -> None:
         """End an alternative; Lark has a token for an empty one."""
         if self.empty:
@@ -95,12 +113,12 @@ class _Translation:
 
     def add(self, item: str) -> None:
         """Write an item, which can be repeated."""
-        self.out.append(" " + item)
+        self.write(" " + item)
         self.repeatable, self.empty = True, False
 
     def begin(self, sign: str) -> None:
         """Write a sign after which an alternative begins."""
-        self.out.append(sign)
+        self.write(sign)
         self.repeatable, self.empty = False, True
 
     def head(self, token: str) -> None:
@@ -144,7 +162,10 @@ class _Translation:
         """* + ? {m} {m,} {m,n}"""
         if not self.repeatable:
             raise self.failure(f"nothing to repeat before {token}")
-        self.out.append("".join(token.split()))
+        least, _, most = token.strip("{}").partition(",")
+        if most.strip() and int(most) < int(least):
+            raise self.failure(f"invalid repetition {token}")
+        self.write("".join(token.split()))
         self.repeatable = False
 
     def sign(self, token: str) -> None:

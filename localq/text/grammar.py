@@ -123,7 +123,7 @@ def check(wanted: Grammar) -> list[str]:
         if found.is_error():
             refuse(wanted, found.get_error())
     notes = _compiled_schema(wanted).notes if wanted.kind == "json_schema" else ()
-    return [*map(_one_line, notes), *(_one_line(line) for line in messages if line not in known)]
+    return [*map(_one_line, notes), *(_one_line(line, wanted) for line in messages if line not in known)]
 
 
 def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
@@ -222,7 +222,7 @@ def limits() -> LLParserLimits:
 
 def refuse(wanted: Grammar, message: str, place: str = "") -> NoReturn:
     """Raise llguidance's message as a LocalqError (exit 2). place: where in a reply it fails."""
-    why, next_step = _one_line(message), f"Fix {wanted.label}."
+    why, next_step = _one_line(message, wanted), f"Fix {wanted.label}."
     if message.startswith("NoExtensionBias"):
         why, next_step = "no reply can match it", f"Relax {wanted.label}."
     elif "Unimplemented keys" in message:
@@ -234,13 +234,20 @@ def refuse(wanted: Grammar, message: str, place: str = "") -> NoReturn:
     raise usage_error(wanted.label, f"{place}{why}", next_step)
 
 
-def _one_line(message: str) -> str:
-    """The first line of a message, or the error of a regular expression without its listing."""
+def _one_line(message: str, wanted: Grammar | None = None) -> str:
+    """The first line of a message, or the error of a regular expression without its listing.
+
+    A place in a translated grammar becomes that in `wanted`, which the user wrote.
+    """
     lines = [line.strip() for line in message.split("\n") if line.strip() and "<non-verbose/>" not in line]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = re.sub(r"^.*\(in regex\): ", "", sanitize((named or lines or ["not valid"])[0]))
     place = re.match(r"(?:at )?(\d+)\((\d+)\): ", text)
-    text = f"line {place[1]}, column {place[2]}: {text[place.end() :]}" if place else text
+    if place:
+        line, column = int(place[1]), int(place[2])
+        if wanted is not None and wanted.kind == "gbnf":
+            line, column = gbnf.source_place(wanted.text, line, column)
+        text = f"line {line}, column {column}: {text[place.end() :]}"
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from localq.errors import LocalqError
+from localq.text import gbnf
 from localq.text.grammar import Grammar, check, matcher
 
 ARITHMETIC = r"""
@@ -43,3 +47,38 @@ def test_what_a_grammar_takes_and_what_it_does_not(text, good, bad):
     assert check(Grammar("gbnf", text)) == []
     assert [reply for reply in good if not takes(text, reply)] == []
     assert [reply for reply in bad if takes(text, reply)] == []
+
+
+FAULTS = {
+    'x ::= "a" {5,2}': "invalid repetition {5,2}",
+    "x ::= " + "(" * 300 + '"a"' + ")" * 300: "too deeply nested",
+    'x ::= "a" | nobody': "unknown rule `nobody`",
+    'x ::= "a" [z-b]': "invalid range z-b",
+    'x ::= "\\q"': "unknown escape",
+    "x ::= ]": "syntax error",
+    'x ::= "a")': "unexpected )",
+    'x ::= * "a"': "nothing to repeat",
+    "x ::= []": "empty character class",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("before", [0, 1, 7])
+def test_an_error_names_the_line_of_the_users_text(fault, before):
+    """Blank lines, comments and rules of several lines have none in the translation."""
+    text = 'root ::= x\n  | "b"\n' + "# a comment: x ::= y\n\n" * before + fault + '\n\nz ::= (\n  "c"\n)\n'
+    with pytest.raises(LocalqError, match=re.escape(FAULTS[fault])) as caught:
+        check(Grammar("gbnf", text))
+    assert f"line {3 + 2 * before}" in caught.value.why
+
+
+def test_the_column_is_that_of_the_users_text():
+    text = "# deep\nroot ::= " + "(" * 300 + '"a"' + ")" * 300
+    with pytest.raises(LocalqError) as caught:
+        check(Grammar("gbnf", text))
+    found = re.match(r"line 2, column (\d+): ", caught.value.why)
+    assert found is not None
+    assert 10 < int(found[1]) < 310
+    for place in [(1, 1), (2, 1), (2, 8), (2, 9_999), (99, 99)]:
+        line, column = gbnf.source_place(text, *place)
+        assert (line, 1 <= column <= len(text)) == (2, True)
