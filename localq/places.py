@@ -146,8 +146,12 @@ def _own(folder: Path) -> Path:
 
 
 def _device(folder: Path) -> int:
-    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
-    return existing.stat().st_dev
+    for each in (folder.absolute(), *folder.absolute().parents):
+        try:
+            return each.stat().st_dev
+        except OSError:  # there is none yet, or nobody may look
+            continue
+    raise AssertionError("the root folder exists")
 
 
 def hub_cache() -> Path:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,7 @@ def _ignore(name: str, size: int) -> None:
 
 def stamp(path: Path) -> Stamp:
     """What changes when a file is written, replaced or given to another user. Raises OSError."""
-    found = os.stat(path)
-    return stamp_of(found)
+    return stamp_of(os.stat(path))
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
@@ -98,7 +98,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 
 def wrong_files(folder: Path, sums: Mapping[str, str], on_file: OnFile = _ignore, *, again: bool = False) -> list[Path]:
-    """The files of `sums` (name -> sha256) in `folder` that are missing or have another hash.
+    """The files of `sums` (name -> sha256) in `folder` that are missing, no regular files, or have another hash.
 
     Files that are unchanged since they were right are not read, unless `again`. Raises OSError of reading.
     """
@@ -108,11 +108,10 @@ def wrong_files(folder: Path, sums: Mapping[str, str], on_file: OnFile = _ignore
     wrong = []
     for name, digest in sums.items():
         path = folder / name
-        try:
-            found = stamp(path)
-        except FileNotFoundError:
+        if not _is_file(path):  # a device or a pipe has no end
             wrong.append(path)
             continue
+        found = stamp(path)
         seen = {**found, "sha256": digest}
         if again or before.get(name) != seen:
             on_file(name, found["size"])
@@ -123,6 +122,14 @@ def wrong_files(folder: Path, sums: Mapping[str, str], on_file: OnFile = _ignore
     if now != before:
         _write(folder, now)
     return wrong
+
+
+def _is_file(path: Path) -> bool:
+    """Whether `path`, links followed, is a regular file. Raises OSError where nobody may look."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def remember(folder: Path, sums: Mapping[str, str]) -> None:

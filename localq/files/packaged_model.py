@@ -100,6 +100,12 @@ def wrong_files(source: Source, on_file: checked_files.OnFile, *, again: bool = 
     return checked_files.wrong_files(path.parent, {path.name: _recorded_hash(source)}, on_file, again=again)
 
 
+def source_of(path: Path) -> Source | None:
+    """The source of the embedded model whose file is at `path`; None for any other file."""
+    sources = (source for entry in catalog.load_catalogue() for source in entry.sources if source.kind == "pypi")
+    return next((each for each in sources if path_of(each) == path.absolute()), None)
+
+
 def name_of(source: Source) -> str:
     """The name of the model in the catalogue; that of the package for a source of no entry."""
     entries = (entry for entry in catalog.load_catalogue() for each in entry.sources if each == source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from localq import disk
 from localq.errors import LocalqError, bad_file
@@ -69,8 +69,8 @@ def _can_make(name: str) -> bool:
         return False
 
 
-def refuse_damaged(folder: Path, name: str, on_progress: OnProgress | None = None) -> None:
-    """Raises LocalqError (exit 8) for a model made here of which a file is not what was written, as of its hash.
+def refuse_damaged(path: Path, name: str, on_progress: OnProgress | None = None) -> None:
+    """Raises LocalqError (exit 8) for a model at `path` of which a file is not what its recorded hash says.
 
     Files that are unchanged since they were right are not read. Raises exit 9 for one that cannot be read.
     """
@@ -79,18 +79,30 @@ def refuse_damaged(folder: Path, name: str, on_progress: OnProgress | None = Non
         if on_progress is not None:
             on_progress(f"checking {file}", 0, 0)
 
-    with disk.read_errors(folder, name):
-        wrong = checked_files.wrong_files(folder, checked_files.recorded_sums(folder), say)
+    with disk.read_errors(path, name):
+        wrong, model = _changed(path, name, say, on_progress)
     if wrong:
-        raise _damaged(name, wrong[0], f"localq pull {name}" if _can_make(name) else "")
+        raise _damaged(name, wrong[0], f"localq pull {model}" if model else None)
+
+
+def _changed(path: Path, name: str, say: OnFile, on_progress: OnProgress | None) -> tuple[list[Path], str]:
+    """The files of the model at `path`, wherever it is, that are wrong since they changed; what `pull` calls it."""
+    folder = path.parent if path.is_file() else path
+    if folder.parent.name == "snapshots" and (repo := hub_cache.repo_of(folder.parent.parent)) is not None:
+        return hub.wrong_files(repo, path, on_progress), repo
+    if path.is_file():
+        source = packaged_model.source_of(path)
+        return ([], "") if source is None else (packaged_model.wrong_files(source, say), packaged_model.name_of(source))
+    wrong = checked_files.wrong_files(path, checked_files.recorded_sums(path), say)
+    return wrong, name if _can_make(name) else ""
 
 
 def _damaged(name: str, path: Path, command: str | None) -> LocalqError:
-    state = "damaged: its hash is not the recorded one" if path.exists() else "missing"
     sums = path.parent / checked_files.SUMS_NAME
     step = f"Run `{command}` to repair it." if command else "Quantize the model again."
     if sums.exists():
         step += f" If you changed the file on purpose, delete {sums}."
+    state = "damaged: its hash is not the recorded one" if path.exists() else "missing"
     return bad_file(name, f"{path} is {state}", step)
 
 
@@ -148,9 +160,7 @@ def _missing(model: LocalModel) -> Iterator[CheckedFile]:
 
 def _check_embedded(path: Path, on_file: OnFile) -> CheckedFile:
     """The state of an embedded model."""
-    size = path.stat().st_size
-    sources = (source for entry in catalog.load_catalogue() for source in entry.sources if source.kind == "pypi")
-    source = next((each for each in sources if PurePosixPath(each.member).name == path.name), None)
+    size, source = path.stat().st_size, packaged_model.source_of(path)
     if source is None:
         return CheckedFile(path, size, UNRECORDED, ours=False)
     wrong = packaged_model.wrong_files(source, on_file, again=True)

@@ -37,8 +37,7 @@ def model_path(
     mend   replace a damaged embedded model, and quantize a damaged one that was made here again, instead of refusing it
     """
     if target.path is not None:
-        if target.path.is_dir():
-            verification.refuse_damaged(target.path, str(target.path), on_progress)
+        verification.refuse_damaged(target.path, str(target.path), on_progress)
         return target.path
     if target.source is not None:
         return hub.fetch(target.source, on_progress, offline=offline, mend=mend)

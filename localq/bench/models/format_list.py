@@ -16,7 +16,7 @@ from pathlib import Path
 
 from localq import places
 from localq.errors import LocalqError, usage_error
-from localq.files import catalog, format_facts, stored_format
+from localq.files import catalog, format_facts, stored_format, verification
 from localq.files.catalog import Target
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
@@ -72,8 +72,13 @@ def random() -> tuple[Candidate, ...]:
 
 def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> FormatCandidates:
     """Find the formats of the model `name`; fetches its weights if needed; raises as `prepare.source_path` does."""
-    target = catalog.resolve(name)
-    base = _full_precision(target) or prepare.model_path(target, say, on_progress, offline)
+    found = _find(catalog.resolve(name), say, on_progress, offline)
+    checked = (_without_damage(each, found.base, on_progress) for each in found.candidates)
+    return replace(found, candidates=tuple(checked))
+
+
+def _find(target: Target, say: Say, on_progress: OnProgress | None, offline: bool) -> FormatCandidates:
+    base = _full_precision(target, on_progress, offline) or prepare.model_path(target, say, on_progress, offline)
     if target.entry:
         return FormatCandidates(target.entry.name, base, tuple(_candidate(format, target, base) for format in names()))
     with contextlib.suppress(LocalqError):  # for unreadable weights every row shows the reason
@@ -81,6 +86,17 @@ def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> 
         candidates = (Candidate(each, base) if each == own else _candidate(each, target, base) for each in names())
         return FormatCandidates(target.name, base, tuple(candidates))
     return FormatCandidates(target.name, base, tuple(_candidate(format, target, base) for format in names()))
+
+
+def _without_damage(each: Candidate, base: Path, on_progress: OnProgress | None) -> Candidate:
+    """`each`; without its weights where a file of them has another hash than the recorded one."""
+    if each.path is None or each.path == base:  # that of `base` was checked when it was found
+        return each
+    try:
+        verification.refuse_damaged(each.path, each.path.name, on_progress)
+    except LocalqError as error:
+        return replace(each, path=None, reason=str(error), folder=None)
+    return each
 
 
 def to_make(words: str) -> tuple[str, ...]:
@@ -103,14 +119,17 @@ def make(
     return replace(found, candidates=tuple(made))
 
 
-def _full_precision(target: Target) -> Path | None:
-    """Return the full-precision weights of a catalogued model, if they are here: the reference for all formats."""
+def _full_precision(target: Target, on_progress: OnProgress | None, offline: bool) -> Path | None:
+    """Return the full-precision weights of a catalogued model, if they are here: the reference for all formats.
+
+    Raises LocalqError as `hub.fetch`, for damaged ones.
+    """
     if target.entry is None:
         return None
     for format in (*format_facts.full_precision(), target.entry.base_format):
         source = target.entry.source(format)
-        if source is not None and (path := hub.local_source(source)) is not None:
-            return path
+        if source is not None and hub.local_source(source) is not None:
+            return hub.fetch(source, on_progress, offline)
     return None
 
 

@@ -55,6 +55,13 @@ def repo_folder(repo: str, cache: Path | None = None) -> Path:
     return (cache or places.hub_cache()) / (_PREFIX + repo.replace("/", "--"))
 
 
+def repo_of(folder: Path) -> str | None:
+    """The repository whose folder in the user's cache is `folder`; None for any other folder."""
+    if not folder.name.startswith(_PREFIX) or folder.parent.absolute() != places.hub_cache().absolute():
+        return None
+    return folder.name.removeprefix(_PREFIX).replace("--", "/", 1)
+
+
 def repos() -> dict[str, Path]:
     """All model repositories of the cache -> their folders, or links to them. Raises OSError if it cannot be read."""
     folders = [path for path in children(places.hub_cache()) if path.name.startswith(_PREFIX) and _is_folder(path)]

@@ -9,6 +9,7 @@ read. Torch-free.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import IO, TypeVar
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
+from localq.files import own_files
 from localq.files.catalog import Source
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
@@ -223,16 +225,19 @@ def _folder_of(repo: str) -> str:
 
 
 def _claim(cache: Path) -> IO[bytes]:
-    """Create `cache` and lock its mark. Raises LocalqError (exit 2) for a folder that localq did not make."""
+    """Create `cache` and lock its mark.
+
+    Raises LocalqError (exit 2) for a folder that localq did not make, or that another user made.
+    """
     try:
         empty = not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
         if not empty and not (cache / MARK).is_file():
-            why = (
-                "localq needs this folder for temporary downloads, but it already exists and was not created by localq"
-            )
-            raise usage_error(str(cache), why, "Move the folder, or choose another --out.")
+            raise _foreign(cache, "it already exists and was not created by localq")
         cache.mkdir(parents=True, exist_ok=True)
-        mark = (cache / MARK).open("ab")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        mark = os.fdopen(own_files.open_own(cache / MARK, flags, own_files.owner_in(cache)), "ab")
+    except own_files.ForeignError as error:
+        raise _foreign(cache, "another user made it, or its mark is a link") from error
     except OSError as error:
         raise disk.disk_error(cache, error) from error
     try:
@@ -242,6 +247,11 @@ def _claim(cache: Path) -> IO[bytes]:
         why = "another localq process is downloading to this folder"
         raise usage_error(str(cache), why, "Wait until it has finished, or choose another --out.") from error
     return mark
+
+
+def _foreign(cache: Path, why: str) -> LocalqError:
+    why = f"localq needs this folder for temporary downloads, but {why}"
+    return usage_error(str(cache), why, "Move the folder, or choose another --out.")
 
 
 def open_shards(source: Source, cache: Path) -> Shards | None:

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from localq import cli, disk, places
+from localq.bench.models import format_list
 from localq.errors import LocalqError
-from localq.files import catalog, checked_files
+from localq.files import catalog, checked_files, packaged_model
+from localq.files.hub import fetch as hub
 from localq.files.safetensors_headers import INDEX_NAME
 from localq.planner import open_cost, prepare
 from localq.settings import Settings
@@ -202,3 +204,40 @@ def test_a_load_that_fails_for_another_reason_keeps_its_error(server, capsys):
     (folder / checked_files.SUMS_NAME).unlink()
     file_of(folder, "model-00002-of").write_bytes(bytes(8))
     assert "hash" not in run(capsys, str(folder), 8)
+
+
+def test_a_path_is_checked_as_its_name_is(server, capsys):
+    """Of the hub's cache and of the embedded model, too."""
+    folder = hub.fetch_repo(REPO)
+    embedded = packaged_model.path_of(catalog.find("smollm2-135m").sources[0])
+    embedded.parent.mkdir(parents=True)
+    embedded.write_bytes(b"GGUF")
+    prepare.source_path(str(folder), print)
+    flipped((folder / "tokenizer.json").resolve())
+    for path, file, name in ((folder, folder / "tokenizer.json", REPO), (embedded, embedded, "smollm2-135m")):
+        err = run(capsys, str(path), 8)
+        assert f"{file} is damaged" in err
+        assert f"Run `localq pull {name}`" in err
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_has_no_end_is_not_hashed(server, make):
+    folder = places.quantized_dir() / OWN
+    path = folder / "tokenizer_config.json"
+    path.unlink()
+    make(path)
+    with pytest.raises(LocalqError, match=re.escape(str(path))) as caught:
+        prepare.source_path(str(folder), print)
+    assert caught.value.exit_code == 8
+
+
+def test_formats_are_not_measured_with_damaged_weights(server):
+    folder = places.quantized_dir() / NAME
+    hub.fetch_repo(REPO)
+    found = {each.format: each for each in format_list.find("tiny", print, None, False).candidates}
+    assert found["nf4"].path == folder
+    path = file_of(folder, "model-00002-of")
+    zeroed(path)
+    found = {each.format: each for each in format_list.find("tiny", print, None, False).candidates}
+    assert found["nf4"].path is None
+    assert f"{path} is damaged" in found["nf4"].reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,8 +99,13 @@ def test_rm_and_verify_by_name_say_why_not_and_others_go(capsys, what):
     assert hub_cache.is_complete(places.quantized_dir() / "private@nf4")
 
 
-def test_the_whole_cache_may_be_closed(capsys):
-    with closed(places.hub_cache()):
+@pytest.mark.parametrize("above", [False, True], ids=["cache", "the folder above it"])
+def test_the_whole_cache_may_be_closed(capsys, tmp_path, monkeypatch, above):
+    if above:
+        (tmp_path / "home").mkdir()
+        shutil.move(places.hub_cache(), tmp_path / "home" / "hub")
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    with closed(tmp_path / "home" if above else places.hub_cache()):
         out, err = localq(capsys, "ls")
         assert "open@nf4" in out
         assert len(lines_about("Hugging Face cache", err)) == 1

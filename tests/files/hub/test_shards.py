@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,37 @@ def test_a_folder_of_somebody_else_is_refused_and_left(hub, tmp_path):
     assert caught.value.exit_code == ExitCode.USAGE
     assert mine.read_text() == "years"
     assert not hub.seen("GET", ".safetensors")
+
+
+def linked(mark: Path, mine: Path) -> None:
+    mark.symlink_to(mine)
+
+
+def of_another_user(mark: Path, mine: Path) -> None:
+    mark.touch()
+    for path in (mark, mark.parent):
+        os.chown(path, 54321, -1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        linked,
+        pytest.param(
+            of_another_user, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+        ),
+    ],
+)
+def test_a_folder_that_another_user_prepared_is_refused(hub, tmp_path, make):
+    mine, mark = tmp_path / "mine", tmp_path / "out.source" / hub_shards.MARK
+    mine.write_text("years")
+    mark.parent.mkdir()
+    make(mark, mine)
+    with pytest.raises(LocalqError, match="another user made it") as caught:
+        hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert mine.read_text() == "years"
+    assert [path.name for path in mark.parent.iterdir()] == [hub_shards.MARK]
 
 
 def test_two_at_a_time_do_not_share_a_folder(hub, tmp_path):

@@ -12,6 +12,7 @@ from localq.files import catalog, local_models
 from localq.files.hub import fetch as hub
 from localq.tui.models.opening_screen import PullScreen
 from localq.tui.models.picker_dialogs import ConsentScreen, DetailsScreen, RemoveScreen
+from tests.support.common import privileges
 from tests.support.files import cached_models, fake_hub
 from tests.support.files import uncatalogued_models as unlisted_models
 from tests.support.files.fake_hub import FakeHub
@@ -107,6 +108,25 @@ def test_removing_asks_first_and_says_what_was_freed(server, by_mouse):
 
     picked(script)
     assert [each.name for each in local_models.list_local()] == ["maker/other"]
+
+
+def test_what_this_user_may_not_read_is_one_line_among_the_others(server):
+    """In a cache that users share."""
+    cached_models.put(REPO, fake_hub.model_files())
+    folder = cached_models.put("maker/private", fake_hub.model_files()).parents[1]
+
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await until(pilot, lambda: host.picker._rows and host.picker._rows[0].verdict != "...")
+        assert {REPO, "maker/private", "llama-3.1-8b"} <= set(rows(host))
+        await pilot.press(*"private", "down")
+        await until(pilot, lambda: "unreadable" in screen_text(host))
+        await pilot.press("d")
+        await until(pilot, lambda: "Permission denied" in screen_text(host))
+        assert host.screen is host.picker
+        assert_sound(host.screen)
+
+    with privileges.closed(folder):
+        picked(script, (160, 40))
 
 
 def test_details_are_those_of_show(server):
