@@ -294,14 +294,14 @@ def max_tokens_text(value: int | None) -> str:
 
 
 def parse_count(value: int | float | str) -> int:
-    """A whole number; text may end in k for 1024, as in context sizes: 8k is 8192, 25.6k is 26214.
+    """A whole number of 64 bits; text may end in k for 1024, as in context sizes: 8k is 8192, 25.6k is 26214.
 
     Raises ValueError otherwise.
     """
     if isinstance(value, str):
         text = value.strip().lower()
         size = float(text[:-1]) * 1024 if text.endswith("k") else int(text)
-        value = math.floor(size) if math.isfinite(size) else size
-    if not math.isfinite(value) or value != int(value):
-        raise ValueError(f"{value} is not a whole number")
+        value = math.floor(size) if -math.inf < size < math.inf else size
+    if not -(2**63) <= value < 2**63 or value != int(value):  # NaN is in no range
+        raise ValueError(f"{value!s:.40} is not a whole number of 64 bits")
     return int(value)

@@ -22,7 +22,10 @@ def _count(text: str) -> int:
     try:
         count = settings.parse_count(text)
     except ValueError:
-        raise usage_error(text, "not a token count", "Use a number such as 4096 or 8k.") from None
+        raise usage_error(text[:40], "not a token count", "Use a number such as 4096 or 8k.") from None
+    if count > settings.NO_LIMIT:
+        why = f"too many tokens; the limit is {settings.NO_LIMIT:,}"
+        raise usage_error(text[:40], why, "Use max for as many as fit.")
     if count < 1:
         raise usage_error(text, "too few tokens", "Use 1 or more.")
     return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -11,8 +12,8 @@ import pytest
 import typer
 from typer._click.exceptions import UsageError
 
-from localq.cli import option_values, registry
-from localq.errors import LocalqError
+from localq.cli import execute, option_values, registry
+from localq.errors import ExitCode, LocalqError
 
 LINES = [
     "run", "run llama-3.1-8b a prompt of five words", "run --ctx 8k -n 5 --temp 0.7 --seed 3 -- -x", "run -q",
@@ -106,3 +107,62 @@ def test_a_tilde_in_a_path_is_the_home_folder(verb, option, monkeypatch, tmp_pat
     assert registry._Commands()[verb].make_context(verb, needed).params[name] == given
     with pytest.raises(LocalqError, match=f"^{option} ~nobody-of-that-name/x: there is no user"):
         registry._Commands()[verb].make_context(verb, [*needed, f"{option}=~nobody-of-that-name/x"])
+
+
+# ---- numbers have limits
+
+OTHERS = {"run": ["x"], "quantize": ["--out", "o"]}  # that a verb needs beside a model
+TAKE_A_MODEL = ("run", "chat", "pull", "show", "quantize", "bench", "eval")
+LARGE = ("1000000000", "1" + "0" * 18, "1" + "0" * 30, "9" * 400, "9" * 5000, "1e308", "1e400", "9" * 400 + "k", "-9")
+# Options for which a large number has a meaning: seeds, limits of a plan, and a filter that keeps all tokens.
+TAKEN = {"--seed": 2**63 - 1, "--ctx": 2**30, "--max-tokens": 2**30, "--top-k": None, "--vram": None, "--reserve": None,
+         "--desktop": None}  # fmt: skip
+
+
+def number_options() -> list[tuple[str, str]]:
+    """(verb, option) of all options that take a number, a size or a list of counts."""
+    found = []
+    for verb in registry.VERBS:
+        for parameter in registry._Commands()[verb].params:
+            option = next((each for each in parameter.opts if each.startswith("-")), None)
+            kind = str(parameter.type_descriptor.annotation) if option else ""
+            is_number = "int" in kind or "float" in kind or parameter.metavar in ("TOKENS", "SIZE", "GB/S", "N")
+            if option and (is_number or option in ("-p", "-n", "-d")) and parameter.name != "prompt_named":
+                found.append((verb, option))
+    return found
+
+
+def test_all_options_with_numbers_are_found():
+    wanted = [("bench", "-r"), ("bench", "-d"), ("eval", "--window"), ("quantize", "--windows"), ("run", "--top-k")]
+    assert set(number_options()) >= {*wanted, ("run", "--ctx"), ("fit", "--bandwidth"), ("chat", "--max-tokens")}
+
+
+@pytest.mark.parametrize(("verb", "option"), number_options())
+def test_every_number_has_a_limit(verb, option, monkeypatch, tmp_path, capsys):
+    for name in ("LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE", "LOCALQ_CONFIG", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("LOCALQ_OFFLINE", "1")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    for value in LARGE:
+        words = [f"{option}={value}"] if option.startswith("--") else [option, value]
+        model = ["no-such-model"] if verb in TAKE_A_MODEL else []
+        code = execute([verb, *model, *OTHERS.get(verb, []), *words])
+        err = capsys.readouterr().err
+        assert "unexpected error" not in err, (value[:40], err)
+        assert max(map(len, err.split("\n"))) < 500
+        if code != ExitCode.USAGE:
+            most = TAKEN[option]
+            assert most is None or float(value) <= most, value[:40]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["-r", "1001"], "less than or equal to 1000"),
+        (["-p", "16777217"], "2 tests of up to 16,777,218 tokens"),
+        (["-d", ",".join(map(str, range(300)))], "600 tests"),
+    ],
+)
+def test_a_benchmark_ends_within_a_lifetime(given, said, capsys):
+    assert execute(["bench", "no-such-model", *given]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err

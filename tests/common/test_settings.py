@@ -95,3 +95,13 @@ def test_settings_without_keys_compare_none_for_clashes(monkeypatch):
     """The catalogue has settings for every model."""
     monkeypatch.setattr(keymap, "_refuse_clashes", lambda chosen: pytest.fail("nothing is chosen"))
     assert settings.Settings().keys == {}
+
+
+@pytest.mark.parametrize("name", ["seed", "ctx", "top_k", "max_tokens"])
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 400 + "k", "1e400k", "nank", str(2**63), 10**400, float("inf")])
+def test_a_number_of_more_than_64_bits_is_none(name, value):
+    with pytest.raises(LocalqError, match="is not a whole number") as caught:
+        settings.parse(name, value, "config.toml")
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert len(str(caught.value)) < 300
+    assert settings.parse("seed", str(2**63 - 1), "config.toml") == 2**63 - 1

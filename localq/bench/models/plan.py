@@ -14,6 +14,7 @@ from localq.errors import usage_error
 from localq.settings import parse_count
 
 PROMPT, GENERATE, REPETITIONS = 512, 128, 5
+MOST_CASES, MOST_POSITIONS = 200, 2**24  # more tests than one sits through, and than any context holds
 RIVALS = ("transformers", "bitsandbytes")
 CONTEXT_STEP = 64  # contexts are multiples of it
 
@@ -83,7 +84,12 @@ def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS,
         raise usage_error("bench", "-p 0 -n 0 leaves nothing to measure", "Set one of them to a number of tokens.")
     if short := next((case for case in cases if case.generate == 1), None):
         raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more.")
-    return BenchPlan(tuple(dict.fromkeys(cases)), repetitions, seed)
+    plan = BenchPlan(tuple(dict.fromkeys(cases)), repetitions, seed)
+    if len(plan.cases) > MOST_CASES or plan.positions > MOST_POSITIONS:
+        why = f"{len(plan.cases):,} tests of up to {plan.positions:,} tokens"
+        step = f"Use at most {MOST_CASES} tests of at most {MOST_POSITIONS:,} tokens."
+        raise usage_error("bench", why, step)
+    return plan
 
 
 def rivals(words: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
@@ -110,7 +116,7 @@ def _counts(option: str, text: str) -> list[int]:
     try:
         counts = [parse_count(part) for part in text.split(",")]
     except ValueError:
-        why = f"{text!r} is not a list of token counts"
+        why = f"{text[:40]!r} is not a list of token counts"
         raise usage_error(option, why, "Use something like 512 or 128,512,4k.") from None
     if any(count < 0 for count in counts):
         raise usage_error(option, f"{text!r} contains a negative count", "Use 0 or more.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import agree, help_page, options, progress
+from localq.cli import agree, help_page, option_values, options, progress
 from localq.cli.output import note, print_json, stderr, stdout
 from localq.cli.verbs import bench_formats, bench_write
 from localq.errors import LocalqError, usage_error
@@ -61,6 +61,7 @@ Repetitions = Annotated[
         "-r",
         "--repetitions",
         min=1,
+        max=option_values.MOST_REPETITIONS,
         help="Timed runs per test (median reported).",
         rich_help_panel=help_page.TESTS,
     ),
@@ -107,6 +108,7 @@ Seed = Annotated[
     typer.Option(
         "--seed",
         min=0,
+        max=option_values.LARGEST_SEED,
         help="Seed for random prompts and weights.",
         show_default=False,
         rich_help_panel=help_page.TESTS,

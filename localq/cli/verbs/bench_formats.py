@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import agree, help_page, progress
+from localq.cli import agree, help_page, option_values, progress
 from localq.cli.output import note, stderr, stdout
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
@@ -24,7 +24,12 @@ Make = Annotated[
     str,
     typer.Option("--make", metavar="LIST", help=_MAKE, show_default=False, rich_help_panel=help_page.MODES),
 ]
-Windows = Annotated[int | None, typer.Option("--max-windows", min=0, help=_WINDOWS, rich_help_panel=help_page.MODES)]
+Windows = Annotated[
+    int | None,
+    typer.Option(
+        "--max-windows", min=0, max=option_values.MOST_WINDOWS, help=_WINDOWS, rich_help_panel=help_page.MODES
+    ),
+]
 
 
 @dataclass(frozen=True)

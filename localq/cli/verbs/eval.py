@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq import disk, kv_bits, places
-from localq.cli import agree, help_page, options, piped_input
+from localq.cli import agree, help_page, option_values, options, piped_input
 from localq.cli import progress as progress_lines
 from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
@@ -37,17 +37,36 @@ Text = Annotated[
     str | None,
     typer.Option("--text", metavar="FILE|-", help="Text to evaluate on; - = stdin.", rich_help_panel=help_page.TESTS),
 ]
-Window = Annotated[int, typer.Option("--window", min=4, help="Tokens per window.", rich_help_panel=help_page.TESTS)]
+Window = Annotated[
+    int,
+    typer.Option(
+        "--window", min=4, max=option_values.MOST_TOKENS, help="Tokens per window.", rich_help_panel=help_page.TESTS
+    ),
+]
 MaxWindows = Annotated[
     int | None,
-    typer.Option("--max-windows", min=1, help="Evaluate at most N windows.", rich_help_panel=help_page.TESTS),
+    typer.Option(
+        "--max-windows",
+        min=1,
+        max=option_values.MOST_WINDOWS,
+        help="Evaluate at most N windows.",
+        rich_help_panel=help_page.TESTS,
+    ),
 ]
 Against = Annotated[
     str | None, typer.Option("--against", metavar="MODEL", help=_AGAINST, rich_help_panel=help_page.TESTS)
 ]
 Decode = Annotated[
     int,
-    typer.Option("--decode", min=0, metavar="N", help=_DECODE, show_default=False, rich_help_panel=help_page.TESTS),
+    typer.Option(
+        "--decode",
+        min=0,
+        max=option_values.MOST_TOKENS,
+        metavar="N",
+        help=_DECODE,
+        show_default=False,
+        rich_help_panel=help_page.TESTS,
+    ),
 ]
 Speed = Annotated[
     bool, typer.Option("--speed", help="Also time a reply of 128 tokens.", rich_help_panel=help_page.TESTS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq.cli import help_page
+from localq.cli import help_page, option_values
 from localq.errors import usage_error
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ Calibration = Annotated[
 Windows = Annotated[
     int | None,
     typer.Option(
-        "--windows", min=1, help="Number of 2048-token calibration windows.", rich_help_panel=help_page.QUALITY
+        "--windows", min=1, max=option_values.MOST_WINDOWS, help="Number of 2048-token calibration windows.",
+        rich_help_panel=help_page.QUALITY,
     ),
-]
+]  # fmt: skip
 Seed = Annotated[
     int | None,
     typer.Option(
