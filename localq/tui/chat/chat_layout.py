@@ -75,9 +75,11 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
 
     def show_project(self) -> None:
         """Name what a project's file decides, as long as it counts."""
-        for each in self.query("#project").results(Static):
-            each.update(_project_line(self.app.decided))
-            each.display = bool(self.app.decided)
+        for each in self.query("#project").results(Static):  # none until `fill`
+            decided = self.app.decided
+            if decided or each.display:  # no layout for nothing
+                each.update(_project_line(decided))
+                each.display = bool(decided)
 
     def _hint(self) -> str:
         """The key of the help, where the prompt has no border that shows it."""
