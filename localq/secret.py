@@ -16,12 +16,13 @@ HIDDEN = "***"
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "LOCALQ_TOKEN")
 _ADDRESS_VARIABLES = ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 _LEAST = 6  # characters of a known secret that is searched for in text: shorter ones are parts of words
+_LONGEST = 200  # characters of an address that are shown
 _KEYS = "signature|credential|token|key|secret|password|policy|sig"  # in the names of values of a query
 _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:/+")
 _LOOKS_SECRET = (
     (re.compile(r"(?<=://)[^\s/?#\"'<>]*@"), ""),  # a name and a password in an address
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), HIDDEN),
-    (re.compile(r"\b(bearer|basic) +[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {HIDDEN}"),
+    (re.compile(r"\b(bearer|authorization\W{1,6}basic) +[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {HIDDEN}"),
     (re.compile(rf"([?&][\w-]*(?:{_KEYS})[\w-]*=)[^&\s\"'<>]+", re.IGNORECASE), rf"\1{HIDDEN}"),  # signed addresses
 )
 _known: set[str] = set()  # secrets that came from elsewhere than the environment
@@ -63,7 +64,8 @@ class Address(Secret):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return _without_password(self._value).partition("?")[0]
+        shown = _without_password(self._value).partition("?")[0]
+        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
 
     def _hidden(self) -> set[str]:
         return _passwords(self._value)

@@ -33,8 +33,10 @@ def path() -> Path:
 
 def count() -> int:
     """Number of errors in the log; 0 without one."""
-    with contextlib.suppress(OSError, LocalqError), path().open(encoding="utf-8", errors="replace") as file:
-        return sum(line.startswith(_HEAD) for line in file)
+    with contextlib.suppress(OSError, LocalqError):
+        if path().is_file():  # a pipe would block
+            with path().open(encoding="utf-8", errors="replace") as file:
+                return sum(line.startswith(_HEAD) for line in file)
     return 0
 
 

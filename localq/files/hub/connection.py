@@ -287,6 +287,9 @@ def library() -> Any:
     try:
         import huggingface_hub
         from huggingface_hub.utils import logging as hub_logging
+
+        utils: Any = huggingface_hub.utils  # it does not declare its exports
+        assert utils.build_hf_headers, "its parts are imported at their use, and the connection reads the variables"
     except ValueError as error:  # a number that is none
         why = "the hub's library does not accept the value of one of its variables"
         raise LocalqError("environment", why, "Check the variables that begin with HF_.", ExitCode.NETWORK) from error
