@@ -289,7 +289,7 @@ def library() -> Any:
         from huggingface_hub.utils import logging as hub_logging
 
         utils: Any = huggingface_hub.utils  # it does not declare its exports
-        assert utils.build_hf_headers, "its parts are imported at their use, and the connection reads the variables"
+        utils.build_hf_headers(token=False)  # its parts are imported at their use: now, for the error
     except ValueError as error:  # a number that is none
         why = "the hub's library does not accept the value of one of its variables"
         raise LocalqError("environment", why, "Check the variables that begin with HF_.", ExitCode.NETWORK) from error

@@ -97,7 +97,8 @@ class ChatScreen(ChatLayout):
 
     def on_fetching(self, message: Fetching) -> None:
         """Show progress of a fetch."""
-        self.status(doing=status_line.transfer_text(f"downloading {message.what}", message.done, message.total))
+        what = f"downloading {message.what}" if message.total else message.what  # else a check or a pause
+        self.status(doing=status_line.transfer_text(what, message.done, message.total))
 
     def on_loading_stage(self, message: LoadingStage) -> None:
         """Show progress of a load."""
