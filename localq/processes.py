@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from localq import places
-from localq.errors import ExitCode, LocalqError
+from localq.errors import ExitCode, LocalqError, usage_error
 
 T = TypeVar("T")
+MAX_CHAIN = 20  # causes of an error; they may form a circle
 SLOWEST = 10  # on a busy machine a process may get only a tenth of a processor
 
 
@@ -140,22 +141,54 @@ def last_message(log: Sequence[str] | collections.deque[str]) -> str:
     return lines[-1] if lines else ""
 
 
+LEAST_ADDRESS_SPACE = 2**30  # of torch; with less its libraries abort, where no handler is called
+
+
+def check_limits() -> None:
+    """Raises LocalqError where torch would end this process: too little address space (exit 3)."""
+    import resource  # start-up cost: only for torch
+
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= allowed < LEAST_ADDRESS_SPACE:
+        why = f"torch needs 1 GiB of address space, and this process may have {allowed / 2**20:.0f} MiB"
+        raise LocalqError("memory", why, "Raise the limit with `ulimit -v unlimited`.", ExitCode.DOES_NOT_FIT)
+
+
+def check_torch() -> None:
+    """As `check_limits`; also (exit 2) where the working folder is deleted, in which torch's libraries do not load."""
+    check_limits()
+    if is_in_deleted_folder():
+        raise usage_error(*_DELETED)
+
+
+def is_in_deleted_folder() -> bool:
+    """The working folder of this process is deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+_DELETED = ("working folder", "it is deleted", "Change to another folder with `cd`.")
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start new thread", "not enough memory")
 
 
 def shortage(error: BaseException) -> LocalqError | None:
     """What the machine lacks, if that is behind `error`: descriptors, memory, a working, temporary or home folder."""
     seen: BaseException | None = error
-    while seen is not None:
-        found = _shortage(seen)
-        if found is not None:
-            return found
+    for _ in range(MAX_CHAIN):
+        if seen is None or (found := _shortage(seen)) is not None:
+            return None if seen is None else found
         seen = seen.__cause__ or seen.__context__
     return None
 
 
 def _shortage(error: BaseException) -> LocalqError | None:
-    number, text = getattr(error, "errno", None), str(error)
+    try:
+        number, text = getattr(error, "errno", None), str(error)
+    except Exception:  # of another's class
+        return None
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
         return LocalqError("open files", "the limit of this process is reached", "Raise it with `ulimit -n 1024`.")
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(each in text.lower() for each in _NO_MEMORY):
@@ -165,7 +198,7 @@ def _shortage(error: BaseException) -> LocalqError | None:
         if "temporary directory" in text:
             step = "Set TMPDIR to a folder that can be written."
             return LocalqError("temporary folder", "none can be written", step, ExitCode.DISK)
-        return LocalqError("working folder", "it is deleted", "Change to another folder with `cd`.", ExitCode.USAGE)
+        return usage_error(*_DELETED)
     if isinstance(error, RuntimeError) and "home directory" in text:
         return LocalqError(
             "home folder", "this user has none", "Set HOME to a folder that can be written.", ExitCode.DISK

@@ -12,15 +12,25 @@ Open first: `command_line.py`, `registry.py`, then `verbs/<verb>.py`; options th
 
 import os
 import signal
+import sys
 from types import FrameType
+
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all of this file
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> None:
     """Entry point of the `localq` command."""
     _leave_on_signals()
-    from localq.cli import command_line  # with the handlers in place: it imports the parser
-
-    command_line.run()
+    try:
+        from localq.cli import command_line  # with the handlers in place: it imports the parser
+    except Exception as error:
+        _give_up(error)
+    try:
+        command_line.run()
+    except MemoryError as error:  # what reports errors had none left
+        _give_up(error)
 
 
 def execute(arguments: list[str]) -> int:
@@ -28,6 +38,21 @@ def execute(arguments: list[str]) -> int:
     from localq.cli import command_line  # as above
 
     return command_line.execute(arguments)
+
+
+def _give_up(error: Exception) -> "NoReturn":
+    """End with one line, for too little memory, too few descriptors or a damaged installation."""
+    lines = str(error).splitlines() or [""]
+    is_short = isinstance(error, MemoryError | SystemError) or "failed to map segment" in lines[0]
+    line = f"cannot start ({type(error).__name__}: {lines[0][:200]}). Install it again, or raise `ulimit -n`."
+    if is_short:
+        line = "memory: this process gets no more of it. Raise the limit with `ulimit -v unlimited`."
+    try:
+        sys.stderr.write(f"localq: {line}\n")
+        sys.stderr.flush()
+    except Exception:  # nobody reads it
+        pass
+    os._exit(3 if is_short else 1)  # the codes of `errors.ExitCode`, which may not be there
 
 
 def _leave_on_signals() -> None:

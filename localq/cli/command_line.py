@@ -22,6 +22,7 @@ from localq.cli.output import has_screen, is_hung_up, note, note_lost_characters
 from localq.cli.registry import Verbs
 from localq.errors import ExitCode, LocalqError
 from localq.files.hub import pauses
+from localq.processes import shortage
 from localq.sanitize import clean_stream
 
 app = typer.Typer(
@@ -155,8 +156,9 @@ def execute(arguments: list[str]) -> int:
     except ClickException as error:  # usage errors, in the parser's words
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        return ExitCode.INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        # The parser takes any EOFError for a Ctrl-D; a question that gets one has no cause.
+        return _report_unexpected(stop.__cause__) if isinstance(stop.__cause__, EOFError) else ExitCode.INTERRUPTED
     except BrokenPipeError:
         return ExitCode.CLOSED_PIPE
     except SystemExit as stop:
@@ -180,6 +182,9 @@ def _report_unexpected(error: BaseException) -> int:
 
         return last_resort.report(error)
     except Exception as failure:  # without descriptors, memory or files nothing can be imported
+        if (found := shortage(error) or shortage(failure)) is not None:
+            note(f"localq: {found}")
+            return found.exit_code
         note(f"localq: unexpected error ({type(error).__name__}, then {type(failure).__name__})")
         return ExitCode.FAILURE
 

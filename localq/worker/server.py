@@ -207,6 +207,8 @@ def _read_ahead(path: str) -> None:
 def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float = STEP_LIMIT_S) -> None:
     """Serve until stdin ends. Events take over stdout: fd 1 becomes stderr."""
     processes.end_with_parent()
+    if processes.is_in_deleted_folder():
+        os.chdir("/")  # nothing is read by a relative path, and torch needs a folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the front end, which sends Cancel or Shutdown
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -214,9 +216,12 @@ def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float
     server.send(Ready(os.getpid()))
     threading.Thread(target=server.read_requests, name="requests", daemon=True).start()
     try:
+        processes.check_limits()
         backend = make_backend()
     except Exception as error:  # torch itself may fail to import: report it
         traceback.print_exc()
+        if (known := error if isinstance(error, LocalqError) else processes.shortage(error)) is not None:
+            server.die(known)
         cause = f"could not start ({type(error).__name__}: {error})"
         server.die(LocalqError("engine process", cause, "`localq doctor` shows what is wrong.", ExitCode.NO_DEVICE))
     try:

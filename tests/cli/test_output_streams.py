@@ -29,6 +29,7 @@ SHOWN = sanitize(EVIL)
 # The only places that name a stream of the process or call `print`: file -> why.
 WRITERS = {
     "cli/output.py": "the writer of the command line",
+    "cli/__init__.py": "a start that fails before there is a writer",
     "cli/command_line.py": "puts the filter in front of the streams",
     "kernels/setup/__main__.py": "`make`: a program of its own, which shows no name of a model",
     "text/template_child.py": "a pipe to the front end",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localq import processes
 from localq.cli import agree, help_page, option_values, options, progress
 from localq.cli.output import note, print_json, stderr, stdout
 from localq.cli.verbs import bench_formats, bench_write
@@ -184,6 +185,7 @@ def bench(
 
     Compares it with fp16, transformers and the memory bandwidth. The last line on stdout is a JSON object.
     """
+    processes.check_torch()
     ctx = options.flag_or_environment("ctx", ctx)
     arguments = _CommonArguments(model, synthetic, "json" if json else output, plot, force, quiet, yes, ctx)
     flags = (kernels, profile, crossover, patched, quantize, bcq, formats, write is not None)

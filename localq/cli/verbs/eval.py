@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import disk, kv_bits, places
+from localq import disk, kv_bits, places, processes
 from localq.cli import agree, help_page, option_values, options, piped_input
 from localq.cli import progress as progress_lines
 from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console, stdout_table
@@ -106,6 +106,7 @@ def eval(
     settings = options.load_settings(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )
+    processes.check_torch()
     raw, name = _read_text(text)
     loading = replace(budget.load_options(settings, "", force=force), ctx=ctx)
     from localq.bench import plot as plots  # start-up cost: not for --help

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localq import processes
 from localq.cli import agree, help_page, options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console
 from localq.cli.verbs import quantize_bcq, quantize_calibrated
@@ -80,6 +81,7 @@ def quantize(
         None if scheme or mix else bits, texts, windows, wish, device, seed, vram, layers
     )
     settings = options.load_settings(offline=offline, device=device, vram=vram)
+    processes.check_torch()
     job = _Conversion(source, format, out, force, quiet, settings, keep, scheme, mix, yes)
     folder = job.run(calibration_options)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
