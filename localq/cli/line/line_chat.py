@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from localq.chat.open_conversation import Start
 from localq.chat.open_model import OpenSession
 from localq.chat.open_options import OpenOptions
 from localq.chat.reply import MEASURED, Reply, check_complete
+from localq.chat.terminal import error_log
 from localq.cli.line.command_host import TerminalHost
 from localq.cli.line.interrupts import Interrupts
 from localq.cli.line.line_input import Reader
@@ -211,12 +213,19 @@ class LineChat:
 
     @contextlib.contextmanager
     def _report_errors(self) -> Iterator[None]:
-        """Print an expected failure and continue; a closed pipe or Ctrl-C ends the chat."""
+        """Print a failure and continue; a closed pipe or Ctrl-C ends the chat, and a bug does without a terminal."""
         try:
             yield
         except LocalqError as error:
             self.watcher.status.clear()
             note(f"localq: {error}")
+        except (OSError, termios.error):  # of a terminal or a pipe that is closed
+            raise
+        except Exception as error:
+            if not sys.stdin.isatty():
+                raise
+            self.watcher.status.clear()
+            note(f"localq: {error_log.unexpected('chat', error)}")
 
     def handle(self, line: str) -> int | SwitchModel | None:
         """Act on one message or command; None continues the chat."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Iterator
 from types import FrameType
+from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
@@ -22,7 +24,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.search import stop_search
 
 from localq.chat.commands import completion
-from localq.chat.terminal import editor, input_history
+from localq.chat.terminal import editor, error_log, input_history
 from localq.cli.line import extended_keys
 from localq.cli.line.interrupts import Interrupts
 from localq.cli.line.session import InputDiscarded, SendCancelled
@@ -57,6 +59,8 @@ class LineEditor:
         self._session.default_buffer.on_text_changed += self._changed
         if isinstance(self._session.input, Vt100Input):
             self._session.input.vt100_parser = KeyParser(self._session.input.vt100_parser.feed_key_callback)
+        # prompt_toolkit prints a traceback and waits for Enter.
+        self._session.app._handle_exception = _report_unexpected  # type: ignore[method-assign]
         self.ahead = TypeAhead(self._session.input, self._session.output)
 
     def read(self, prompt: str) -> str:
@@ -209,3 +213,11 @@ def _history_on_disk() -> History:
                 input_history.append(path, string)
 
     return FileHistory()
+
+
+def _report_unexpected(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Print one line for an error of a key or of the completion, and go on reading."""
+    error = context.get("exception")
+    if isinstance(error, Exception):
+        failure = error_log.unexpected("prompt", error)
+        run_in_terminal(lambda: note(f"localq: {failure}"))

@@ -233,3 +233,18 @@ def test_an_error_begins_a_line_of_its_own(start, capsys):
         with pytest.raises(LocalqError):
             talk.loop.handle("go")
         assert capsys.readouterr().out == written
+
+
+def test_a_bug_in_a_command_is_one_line_and_the_chat_goes_on(start, monkeypatch, tmp_path, capsys):
+    def fail(*given):
+        raise LookupError("a bug")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setitem(commands.COMMANDS, "/undo", fail)
+    talk = start("fine")
+    for at_terminal in (True, False):
+        monkeypatch.setattr("sys.stdin", Terminal() if at_terminal else io.StringIO())
+        with contextlib.nullcontext() if at_terminal else pytest.raises(LookupError), talk.loop._report_errors():
+            talk.loop.handle("/undo")
+    assert "chat: unexpected error (LookupError)" in capsys.readouterr().err
+    assert talk.says("hello") == ("fine\n", "")

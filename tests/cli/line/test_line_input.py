@@ -177,3 +177,25 @@ def test_the_keys_of_a_line_editor(typing):
     read(child, "\r", "kept")
     child.send("\x04")
     child.expect("EOFError")
+
+
+BROKEN = """
+from localq.chat.commands import completion
+def fail(*given, **named):
+    token = "hf_of-the-user"
+    raise LookupError("no completion")
+for name in [each for each in vars(completion) if each[0] != "_" and callable(getattr(completion, each))]:
+    setattr(completion, name, fail)
+"""
+
+
+def test_a_key_that_fails_is_one_line_and_reading_goes_on(typing, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "READ", BROKEN + READ)
+    child = typing()
+    child.send("/s\t")
+    child.expect_exact("unexpected error (LookupError)")
+    child.send("\x15")  # Ctrl-U clears the line
+    read(child, "still here\r", "still here")
+    log = (tmp_path / "localq/errors.log").read_text()
+    assert "LookupError: no completion" in log
+    assert "hf_of-the-user" not in log
