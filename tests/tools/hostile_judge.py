@@ -32,7 +32,7 @@ _IMPORTS = (
     b"    from localq import cli\n",
     b"    from localq.worker import client\n",
 )  # of the scripted engine's command
-_PAGER = ("\x07", "\x1b=", "\x1b>", "\x1bM", "\x1b[?1h", "\x1b[?1l")  # what `less` writes by itself
+_PAGER = ("\x07", "\x0f", "\x1b=", "\x1b>", "\x1bM", "\x1b[?1h", "\x1b[?1l")  # what `less` writes by itself
 _CSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 
 

@@ -229,7 +229,7 @@ def piped(plan: Plan, scratch: Scratch) -> Outcome:
 
 def _deleting(plan: Plan, words: list[str]) -> list[str]:
     """Through a shell that removes the folder in which it stands, where the plan says so."""
-    return ["sh", "-c", 'rm -r "$0" && exec "$@"', str(plan.deletes), *words] if plan.deletes else words
+    return ["/bin/sh", "-c", '/bin/rm -r "$0" && exec "$@"', str(plan.deletes), *words] if plan.deletes else words
 
 
 def _stdin(plan: Plan, stack: contextlib.ExitStack) -> Any:

@@ -15,8 +15,10 @@ import argparse
 import json
 import random
 import shlex
+import shutil
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -87,6 +89,17 @@ def _keep(folder: Path, result: Result, plan: Plan, outcome: Outcome) -> None:
     (folder / "run.json").write_text(json.dumps(told, indent=1))
 
 
+def attempt(seed: int, out: Path) -> Result:
+    """A run of the campaign; one that could not be made is no run without a fault, and does not end the campaign."""
+    room = out / "room"
+    try:
+        return run_one(seed, room, out)
+    except Exception as error:
+        shutil.rmtree(room, ignore_errors=True)
+        why = "".join(traceback.format_exception(error))
+        return Result(seed, kind_of(seed), "", "", None, 0.0, 0.0, [f"campaign: {type(error).__name__}: {why}"])
+
+
 def campaign(out: Path, runs: int, seed: int) -> dict[str, object]:
     """Runs `seed` to seed + runs - 1, one after the other; how many broke which rule."""
     out.mkdir(parents=True, exist_ok=True)
@@ -94,7 +107,7 @@ def campaign(out: Path, runs: int, seed: int) -> dict[str, object]:
     failed = []
     with (out / "runs.jsonl").open("a", encoding="utf-8") as report:
         for number in range(seed, seed + runs):
-            result = run_one(number, out / "room", out)
+            result = attempt(number, out)
             report.write(json.dumps(asdict(result)) + "\n")
             report.flush()
             kinds[result.kind] += 1
