@@ -16,6 +16,7 @@ from localq.errors import usage_error
 
 NAME = "localq.toml"
 SWITCH = "LOCALQ_NOPROJECT"
+MOST_BYTES = 2**18  # of the file: less than what takes seconds to parse
 # In addition to the sampling settings. Excluded: settings of the machine, of private data, of the disk.
 MAY_SET = ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
 _CATALOGUE_NAME = re.compile(r"\w[\w.+:-]*(@[\w.+-]+)?")
@@ -45,8 +46,12 @@ def _folders(here: Path) -> list[Path]:
 
 
 def text(path: Path) -> str:
-    """The text of the file. Raises LocalqError (exit 2) unless it is UTF-8 text of at most a megabyte."""
-    return disk.read_text(path)
+    """The text of the file. Raises LocalqError (exit 2) unless it is UTF-8 text of at most MOST_BYTES."""
+    found = disk.read_text(path)
+    if len(found.encode()) > MOST_BYTES:
+        why = f"larger than {MOST_BYTES / 1e6:.2f} MB"
+        raise usage_error(str(path), why, f"Shorten it, or ignore the file with {SWITCH}=1.")
+    return found
 
 
 def check(path: Path, sampling: tuple[str, ...], name: str, value: object) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 from localq.errors import LocalqError, bad_file
 
 MOST_BYTES = 2**20  # of a file
-MOST_PARTS = 16  # of a key: a.b.c has three
+MOST_PARTS = 8  # of a key: a.b.c has three
 MOST_DIGITS = 512  # of a number, in any base
 MOST_DEPTH = 16  # of brackets in brackets
-MOST_CHARACTERS = {"=": 2**14, "[": 2**14, "{": 2**13, ",": 2**15}  # outside comments and strings
+MOST_CHARACTERS = {"=": 2**16, "[": 2**14, "{": 2**13, ",": 2**15}  # outside comments and strings
 _BOM = "\ufeff"  # begins files that some editors write
 _FIX = "Fix the file, or move it out of the way."
 # One that does not end goes on to the end of its line or of the file, where the parser stops too.

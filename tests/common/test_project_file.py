@@ -107,6 +107,7 @@ def test_a_model_is_a_name_of_the_catalogue(project, monkeypatch, model):
         ("x" * 100_000 + " = 1", ExitCode.USAGE),
         ('kv = "' + "y" * 100_000 + '"', ExitCode.USAGE),
         ("top_k = 1 # " + "z" * 2_000_000, ExitCode.USAGE),
+        ("top_k = 1 # " + "z" * project_file.MOST_BYTES, ExitCode.USAGE),
         ("top_k = \0", ExitCode.USAGE),
     ],
 )
