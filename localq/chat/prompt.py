@@ -61,8 +61,11 @@ def fit(
     return Prompt(ids, exchanges)
 
 
-def omission_notice(prompt: Prompt, left_out: int) -> str:
-    """A notice where `prompt` leaves out more or fewer exchanges than `left_out`, the number before; else empty."""
+def omission_notice(prompt: Prompt, left_out: int, in_chat: bool = True) -> str:
+    """A notice where `prompt` leaves out more or fewer exchanges than `left_out`, the number before; else empty.
+
+    in_chat: it may name commands of a chat.
+    """
     if prompt.left_out == left_out:
         return ""
     if prompt.left_out < left_out:
@@ -70,18 +73,20 @@ def omission_notice(prompt: Prompt, left_out: int) -> str:
         which = "an older exchange fits" if again == 1 else f"{again} older exchanges fit"
         return f"{which} into the context again; the prompt is reprocessed from there"
     oldest = "exchange is" if prompt.left_out == 1 else f"{prompt.left_out} exchanges are"
+    advice = ". /compact replaces the oldest turns with a summary instead" if in_chat else ""
     return (
         f"the context is full: the oldest {oldest} left out of the prompt (not deleted), and the rest is "
-        "reprocessed. /compact replaces the oldest turns with a summary instead"
+        f"reprocessed{advice}"
     )
 
 
-def fill_warning(used: int, size: int) -> str:
-    """A warning that the context is nearly full."""
-    return (
-        f"the context is {used / size:.0%} full ({used} of {size} tokens). When it is full, the oldest turns are left "
-        "out of the prompt; /compact replaces them with a summary, /clear starts over"
+def fill_warning(used: int, size: int, in_chat: bool = True) -> str:
+    """A warning that the context is nearly full. in_chat: it may name commands of a chat."""
+    advice = (
+        ". When it is full, the oldest turns are left out of the prompt; /compact replaces them with a summary, "
+        "/clear starts over"
     )
+    return f"the context is {used / size:.0%} full ({used} of {size} tokens){advice if in_chat else ''}"
 
 
 FRAME_BYTES = 64  # upper bound of what a template writes around a message
@@ -156,8 +161,9 @@ class PromptBuilder:
         return self.tokenizer.encode(thinking.continue_prompt(self.text(messages, think), begun))
 
     def fit(
-        self, conversation: Conversation, ids: Callable[[list[Message]], list[int]], size: int, max_tokens: int | None
-    ) -> tuple[list[int], str]:
+        self, conversation: Conversation, ids: Callable[[list[Message]], list[int]], size: int, max_tokens: int | None,
+        in_chat: bool = True,
+    ) -> tuple[list[int], str]:  # fmt: skip
         """`ids` of the newest turns of the path that fit into `size` tokens, and a notice about those left out."""
         _, turns = conversation.model_context()
         before = self._left_out(turns)
@@ -169,7 +175,7 @@ class PromptBuilder:
 
         found = fit(without, len(turns) // 2, before, size, max_tokens)
         self.first = turns[2 * found.left_out] if found.left_out else None
-        return found.ids, omission_notice(found, before)
+        return found.ids, omission_notice(found, before, in_chat)
 
     def _left_out(self, turns: list[int]) -> int:
         """Exchanges at the beginning of `turns` that the prompt leaves out."""

@@ -105,7 +105,7 @@ def notices(ending: Ending, warned_before: bool) -> tuple[str, ...]:
     found = [what + cut + advice] if what else []
     stats = ending.stats
     if ending.reason != "context" and stats.context_fill >= WARNING and not warned_before:
-        found.append(fill_warning(stats.context_used, stats.context_size))
+        found.append(fill_warning(stats.context_used, stats.context_size, ending.in_chat))
     return tuple(found)
 
 

@@ -213,6 +213,7 @@ class ChatSession:
                 lambda messages: self._reading.ids_with_start(messages, think, begun, exact),
                 loaded.context_size,
                 self.max_tokens,
+                self.in_chat,
             )
             if self.keeper is not None:
                 self.keeper.restore(self.client, record, loaded)

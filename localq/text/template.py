@@ -85,7 +85,8 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
         size += _bytes(content)
     if size > MAX_CONVERSATION_BYTES:
         why = f"the conversation is {size} bytes long; the limit is {MAX_CONVERSATION_BYTES}"
-        raise usage_error("chat", why, "Start over with /clear, or send a shorter message.")
+        again = "Start over with /clear, or send a shorter message." if len(messages) > 1 else "Send a shorter text."
+        raise usage_error("chat", why, again)
 
 
 _NEXT_STEP = "The template is unusual, damaged or malicious. Use another copy of the model."
@@ -109,8 +110,11 @@ def _busy(seconds: float) -> LimitExceeded:
 
 
 def _refusal(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:
-    has_system = any(message["role"] == "system" for message in messages)
-    next_step = "Remove the system prompt (/system off)." if has_system else "Start over with /clear."
+    next_step = "Use another copy of the model."
+    if any(message["role"] == "system" for message in messages):
+        next_step = "Remove the system prompt (--system, or /system off in a chat)."
+    elif len(messages) > 1:
+        next_step = "Start over with /clear."
     return LocalqError("chat template", f"the template rejects this conversation: {words}", next_step)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -216,3 +217,14 @@ def test_a_command_says_that_it_reads_stdin(verb, tmp_path: Path):
         assert child.stderr is not None
         assert child.stderr.readline() == "localq: reading stdin until it ends; use `</dev/null` to skip this\n"
         child.terminate()
+
+
+def test_no_notice_names_a_command_where_none_is_taken(monkeypatch, capsys):
+    """A context of 1,000 characters: it becomes full, is full, and the oldest exchanges are left out."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(["a" * 14] * 60)))
+    chat = Chat(capsys, ("yes",) * 90, None)
+    assert chat.loop.run() == ExitCode.OK
+    err = capsys.readouterr().err
+    assert "% full" in err
+    assert "the context is full: the oldest" in err
+    assert not re.search(r"/(compact|clear|continue|set)", err)

@@ -213,3 +213,17 @@ def test_nothing_stays_from_one_render_to_the_next():
     assert template.render(text, turns("q"), raise_exception="own", late="!") == "a1!"
     with pytest.raises(LocalqError, match="no!"):
         template.render("{{ raise_exception('no!') }}", turns("q"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "step"),
+    [
+        (turns("Hi"), "Use another copy of the model."),  # as of `localq run`: there is nothing to clear
+        (turns("Hi", "a", "b"), "Start over with /clear."),
+        (turns("Hi", system="x"), "Remove the system prompt (--system, or /system off in a chat)."),
+    ],
+)
+def test_the_advice_for_a_refusal_can_be_followed(messages, step):
+    with pytest.raises(LocalqError) as caught:
+        template.render("{{ raise_exception('no') }}", messages)
+    assert caught.value.next_step == step

@@ -166,6 +166,7 @@ class LineChat:
             if reply is not None:
                 check_complete(reply)
             return ExitCode.INTERRUPTED if self.interrupted else ExitCode.OK
+        self.session.in_chat = sys.stdin.isatty()  # without a terminal no notice names a command
         # Without a terminal, Ctrl-C ends the program at any point.
         with self.interrupts.listen() if sys.stdin.isatty() else contextlib.nullcontext(), self.read:
             if first is not None:
