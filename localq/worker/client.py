@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import queue
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 from localq.errors import ExitCode, LocalqError
 from localq.processes import exit_reason, last_message
 from localq.worker import messages
-from localq.worker.load_deaths import load_death
+from localq.worker.load_deaths import LoadedFiles
 from localq.worker.messages import (
     GPU,
     STEP_LIMIT_S,
@@ -72,7 +71,7 @@ class EngineClient:
         self._ids = itertools.count(-1, -1)  # for requests other than replies, whose ids count up in the session
         self.next_step = NEXT  # after a death in a reply; ONCE where no message follows
         self._loaded: Loaded | None = None
-        self._loading: tuple[Path, float] | None = None  # what, and since when (epoch)
+        self._loading: LoadedFiles | None = None
         self._process: EngineProcess | None = None
         self._events: queue.Queue[Event | LocalqError | None] = queue.Queue()
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
@@ -128,7 +127,7 @@ class EngineClient:
             self._death()  # not reported yet
         asked = request if self.alive else self._recovery.permit(request)
         self.start()
-        self._loaded, self._loading = None, (Path(asked.path), time.time())
+        self._loaded, self._loading = None, LoadedFiles.of(Path(asked.path))
         try:
             self._send(asked)
             for event in self._replies():
@@ -288,6 +287,6 @@ class EngineClient:
         why = f"ended ({exit_reason(code)})" + (f": {last}" if last else "")
         error = self._dead("engine process", why)
         if self._loading is not None:
-            error = load_death(code, last, *self._loading)
+            error = self._loading.death(code, last)
         self.close()
         return self._recovery.after(error, on_gpu)

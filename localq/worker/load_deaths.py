@@ -3,46 +3,74 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.files.safetensors_headers import read_header, shard_paths
+from localq.files.safetensors_headers import read_header
 from localq.processes import exit_reason
 
 _DOCTOR = "`localq doctor` shows what is wrong."
 _MEMORY = "The system may lack memory: use a smaller model or a shorter context (--ctx), or close other programs."
 _AGAIN = "Check the disk, and run the command again once no other program writes to the file."
 
-
-def load_death(code: int, last: str, model: Path, started_s: float) -> LocalqError:
-    """The error for an engine process that ended with `code` while it loaded `model`, from `started_s` (epoch) on.
-
-    last: its last message, "" without one. A mapped file that is cut, or that the disk cannot read, is SIGBUS.
-    """
-    reason = exit_reason(code)
-    if code == -signal.SIGBUS:
-        file = _suspect(model, started_s)
-        what = "the file" if file != model or model.is_file() else "a file in it"
-        why = f"{what} cannot be read, or was changed while it was read (engine process: {reason})"
-        return bad_file(str(file), why, _AGAIN)
-    why = f"ended while the model was loaded ({reason})" + (f": {last}" if last else "")
-    step = _MEMORY if code == -signal.SIGKILL else _DOCTOR
-    return LocalqError("engine process", why, step, ExitCode.FAILURE)
+State = tuple[int, int]  # bytes and time of writing
 
 
-def _suspect(model: Path, started_s: float) -> Path:
-    """The file of weights that is damaged or was written since; the model itself where none stands out."""
-    if model.is_file():
-        return model
+@dataclass(frozen=True)
+class LoadedFiles:
+    """A model that is being loaded, and the states of its weights before."""
+
+    model: Path
+    states: dict[Path, State]
+
+    @classmethod
+    def of(cls, model: Path) -> Self:
+        """The files of `model`, a folder or a .gguf file, as they are now."""
+        return cls(model, {path: state for path in _weights(model) if (state := _state(path)) is not None})
+
+    def death(self, code: int, last: str) -> LocalqError:
+        """The error for an engine process that ended with `code` in the load; last: its last message, "" without one.
+
+        A mapped file that is cut, or that the disk cannot read, is SIGBUS.
+        """
+        reason = exit_reason(code)
+        if code == -signal.SIGBUS:
+            file = self._suspect()
+            what = "a file in it" if file.is_dir() else "the file"
+            why = f"{what} cannot be read, or was changed while it was read (engine process: {reason})"
+            return bad_file(str(file), why, _AGAIN)
+        why = f"ended while the model was loaded ({reason})" + (f": {last}" if last else "")
+        step = _MEMORY if code == -signal.SIGKILL else _DOCTOR
+        return LocalqError("engine process", why, step, ExitCode.FAILURE)
+
+    def _suspect(self) -> Path:
+        """The file that was written since, or that is damaged; the model itself where none stands out."""
+        changed = [path for path, state in self.states.items() if _state(path) != state]
+        if changed or len(self.states) == 1:
+            return [*changed, *self.states][0]
+        return next((path for path in self.states if not _is_sound(path)), self.model)
+
+
+def _weights(model: Path) -> list[Path]:
     try:
-        paths = list(shard_paths(model).values())
-    except (LocalqError, OSError):
-        return model
-    for path in paths:
-        try:
-            if path.stat().st_mtime >= started_s:
-                return path
-            read_header(path)
-        except (LocalqError, OSError):
-            return path
-    return paths[0] if len(paths) == 1 else model
+        return sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
+    except OSError:
+        return []
+
+
+def _state(path: Path) -> State | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        read_header(path)
+    except LocalqError:
+        return False
+    return True

@@ -171,35 +171,30 @@ def test_a_death_in_a_load_promises_no_message_and_says_what_to_do(client, numbe
     assert client.load(Load("tiny")).notes == ["a note"]  # a conversation goes on
 
 
-@pytest.mark.parametrize("fault", ["none", "written", "cut", "missing", "two whole", "gguf"])
+@pytest.mark.parametrize("fault", ["single", "written", "damaged", "gone", "sound", "gguf"])
 def test_sigbus_in_a_load_names_the_file_and_its_cause(client, tmp_path, fault):
-    model = tmp_path / "SIGBUS"
+    model, wait = tmp_path / "SIGBUS", tmp_path / "SIGBUS.wait"
     model.mkdir()
-    names = ["model.safetensors"]
-    if fault in ("cut", "two whole"):
-        names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-        index = {"weight_map": {str(number): name for number, name in enumerate(names)}}
-        (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    for number, name in enumerate(names):
-        save_file({str(number): torch.ones(10)}, model / name)
-        os.utime(model / name, (0, 0))
-    expected = model / names[-1]
-    if fault == "written":
-        os.utime(expected)
-    elif fault == "cut":
-        os.truncate(expected, 90)
-        os.utime(expected, (0, 0))
-    elif fault == "missing":
-        expected.unlink()
-        expected = model
-    elif fault == "two whole":
-        expected = model
+    files = [model / "model-00001-of-00002.safetensors", model / "model-00002-of-00002.safetensors"]
+    for number, path in enumerate(files[: 1 if fault == "single" else 2]):
+        save_file({str(number): torch.ones(10)}, path)
+    expected = {"single": files[0], "sound": model, "gguf": model}.get(fault, files[1])
+    if fault == "damaged":
+        os.truncate(files[1], 90)
     elif fault == "gguf":
         shutil.rmtree(model)
         model.write_bytes(b"GGUF")
-        expected = model
+    wait.touch()
+
+    def meanwhile(event: object) -> None:
+        if fault == "written":
+            os.truncate(files[1], 90)
+        elif fault == "gone":
+            files[1].unlink()
+        wait.unlink()
+
     with pytest.raises(LocalqError, match="cannot be read, or was changed while it was read") as caught:
-        client.load(Load(str(model)))
+        client.load(Load(str(model)), meanwhile)
     assert (caught.value.what, caught.value.exit_code) == (str(expected), ExitCode.BAD_FILE)
     assert "message" not in str(caught.value)
     assert client.load(Load("tiny")).notes == ["a note"]  # a conversation goes on
