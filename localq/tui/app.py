@@ -330,7 +330,7 @@ class LocalqApp(ChatApp):
 
         self._picking = True
         try:
-            picked = await self.push_screen_wait(PickerScreen(self.settings))
+            picked = await self.push_screen_wait(PickerScreen(self.settings, self.decided))
             await self.chat.fill()
         finally:
             self._picking = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,6 +14,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
+from localq import project_file
 from localq.errors import LocalqError
 from localq.files import catalog, removal
 from localq.files.local_models import LocalModel
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from localq.tui.models.picker_plans import Outlook
 
 
+PLANNED = ("ctx", "kv", "head")  # settings that plans are made with
 BESIDE = 150  # columns from which the details are beside the list
 ABOUT_CELLS = 42  # of the details, without their border
 FILTER_KEYS = ("picker_leave", "picker_open", "picker_list")
@@ -68,9 +71,12 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     class Drawn(Message):
         """The first frame is drawn."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, decided: Mapping[str, str] | None = None) -> None:
+        """decided: settings in force that a project's file has decided; those of a plan are named."""
         super().__init__()
         self._settings, self._every = settings, False
+        names = [name for name in PLANNED if name in (decided or {})]
+        self._foreign = f"{project_file.NAME} sets {', '.join(names)}. " if names else ""
         self._order = next(iter(ORDERS))
         self._rows: list[PickerRow] = []
         self._words = "Checking what fits this machine"
@@ -162,7 +168,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
 
     def _draw(self) -> None:
         order = f"{self._order[:1].upper()}{self._order[1:]}{', every format' if self._every else ''}"
-        self.query_one("#heading", Static).update(sanitize(f"{self._words}. {order}."))
+        self.query_one("#heading", Static).update(sanitize(f"{self._foreign}{self._words}. {order}."))
         rows = picker_rows.filter_rows(self._rows, self._text, self._order, self._every)
         is_best_first = ORDERS[self._order] is None
         self.query_one(ModelTable).show(picker_rows.grouped(rows) if is_best_first else rows)

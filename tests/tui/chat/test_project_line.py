@@ -119,3 +119,16 @@ def test_a_path_cannot_write_to_the_terminal():
         assert not {"\x1b", "\x07", "\u202e"} & set(screen_text(app))
 
     drive(app, script, size=(110, 30))
+
+
+@pytest.mark.parametrize("size", [(120, 30), (60, 15), (34, 8)])
+def test_the_list_of_models_names_what_plans_are_made_with(size, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
+    app = app_of(Start(origins={name: Origin("8", PATH) for name in ("system", "kv", "head")}))
+
+    async def script(pilot):
+        await ready(app, pilot)
+        await pilot.press("f3")
+        await until(pilot, lambda: "localq.toml sets kv, head." in screen_text(app))
+
+    drive(app, script, size=size)
