@@ -195,14 +195,18 @@ def bench(
     )
     if mode in PARTS:
         return PARTS[mode](mode, arguments, settings, seed, only)
-    from localq.bench.models import plan as plans  # torch-free, as is all before `_request`
-
-    plan = plans.make(prompt, generate, depth, repetitions, seed)
+    plan = _plan(prompt, generate, depth, repetitions, seed)
     if write is not None:
         return bench_write.run(model, write, settings, seed, quiet, as_json=arguments.output == "json")
     if mode == "formats":
         return bench_formats.run(bench_formats.of(arguments, make, max_windows), plan, settings)
     return _measure(_request(arguments, settings, plan, against or (), not no_baseline), mode, arguments)
+
+
+def _plan(prompt: str, generate: str, depth: str, repetitions: int, seed: int) -> BenchPlan:
+    from localq.bench.models import plan as plans  # torch-free, as is all before `_request`
+
+    return plans.make(prompt, generate, depth, repetitions, seed)
 
 
 def _mode(chosen: list[str], arguments: _CommonArguments, context: Any) -> str:
