@@ -71,13 +71,13 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
         on_source = source_note(source, checkpoint, model.origin)
         not_joint = joint_output.why_not(request.joint_tuning, model, source.name, ready=request.layers is not None)
         work = _LayerwiseConversion(request, model, checkpoint)
+        work.place()
         task = layerwise_task(request, work.layouts)
         report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
         with claim_folder(source, out, task, request.force):
             for line in filter(None, (on_source, not_joint, request.start_note)):
                 note(line)
             with memory.guard(out):
-                work.place()
                 if request.bits is not None:
                     start_state(out, task)
                     work.mix(task, report, note)
@@ -151,15 +151,19 @@ class _LayerwiseConversion:
         Raises LocalqError (exit 3) where a layer does not fit: on a GPU, or in RAM with the windows of the text.
         """
         request, model = self._request, self._model
+        table = max(each.nbytes for each in (*self._first.values(), *self._last.values()))  # as it is read
         if not (request.layers is None or self._settings.joint_tuning.steps):
+            memory.check_ram(request.source.name, table + model.rotation_bytes, "")
             return
         block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
         counted = partial(memory.count, block, hidden, tokens, device=request.device.type, rotated=model.rotated)
         counted = partial(counted, vocab=model.model.config.vocab_size, made=request.layers is not None)
+        streams = 2 * 2 * len(request.windows) * tokens * hidden  # of the source and the result, in 16 bit
         if request.device.type != "cuda":
-            streams = 2 * 2 * len(request.windows) * tokens * hidden  # of the source and the result, in 16 bit
-            memory.check_ram(request.source.name, counted(self._settings).peak + streams)
+            peak = max(counted(self._settings).peak, table + model.rotation_bytes)
+            memory.check_ram(request.source.name, peak + streams)
             return
+        memory.check_ram(request.source.name, table + streams)
         held = vram.open_budget(request.device, request.vram_bytes, {})
         self._settings = memory.place(request.source.name, counted, self._settings, held.budget)
         held.hold(held.context)

@@ -24,6 +24,7 @@ from localq.files.model_folder import ModelFiles
 from localq.formats import FORMATS, bcq
 from localq.formats.checkpoint import Checkpoint, in_memory, open_checkpoint
 from localq.formats.tensor_files import read_tensors
+from localq.quantize import memory
 from localq.quantize.binary.layers import LayerCodes
 from localq.quantize.bits import binary_mixture
 from localq.quantize.bits import mixture as bit_mixture
@@ -39,7 +40,7 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
     """Quantize into `request.out` and return it. The same call resumes an interrupted conversion.
 
     Raises LocalqError: exit 2 for an unknown format, a quantized source, or an `out` that holds something else, 8 for
-    damaged weights, 9 for the disk.
+    damaged weights, 9 for the disk, 3 where RAM does not suffice.
     """
     source, format, out, text, budget = request.source, request.format, request.out, request.text, request.budget
     module: Any = _format_module(source, format)
@@ -50,7 +51,8 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
         if not any(job.quantized for job in jobs):
             raise bad_file(str(source.path), "no tensor is a decoder weight matrix that localq knows")
         task = _task(request, jobs)
-        with claim_folder(source, out, task, request.force):
+        _check_memory(request, jobs)
+        with memory.guard(out), claim_folder(source, out, task, request.force):
             report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
             if budget is not None:
                 start_state(out, task)
@@ -87,6 +89,17 @@ def _format_module(source: ModelFiles, format: str) -> ModuleType:
         why = f"the weights are already quantized ({method})"
         raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
     return FORMATS[format]
+
+
+def _check_memory(request: TensorwiseRequest, jobs: list[TensorJob]) -> None:
+    """Raise LocalqError (exit 3) where RAM cannot hold a tensor and its result, or the text."""
+    needed, step = memory.tensor_bytes(jobs, request.format), ""
+    text = request.text if request.budget is None else request.budget.text
+    if text is not None:
+        hidden, on_gpu = int(request.source.text_config.get("hidden_size") or 0), text.device.type == "cuda"
+        weighing = memory.text_bytes(jobs, text.windows, hidden, on_gpu)
+        needed, step = max(needed, weighing), "use fewer --windows, or use --calibration none"
+    memory.check_ram(request.source.name, needed, step)
 
 
 def _task(request: TensorwiseRequest, jobs: list[TensorJob]) -> dict[str, Any]:

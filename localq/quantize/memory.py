@@ -1,4 +1,4 @@
-"""Device memory of quantizing one layer, by stage, counted before anything is allocated.
+"""Memory of quantizing, counted before anything is allocated: of one layer on the device, by stage, and of one tensor.
 
 Sizes are those of the tensors that each stage holds at its peak; the allocator adds a few per cent. A resident layer is
 on the device twice: the source's, and the quantized one. With weights on the host (`ConversionSettings.on_host`) the
@@ -7,7 +7,10 @@ device holds only what a stage computes with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import resource
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from localq.quantize.model import linear_algebra, statistics
 from localq.quantize.model.fold import plain_linear
 from localq.quantize.model.matrix_groups import Group, groups_of
 from localq.quantize.model.sensitivity import HEAD_BYTES
+from localq.quantize.output.tensor_jobs import TensorJob
 from localq.quantize.settings import ConversionSettings
 from localq.wording import human_bytes
 
@@ -34,6 +38,8 @@ SLOPES = {"cpu": 18, "cuda": 26}
 SCORES = {"cpu": 3, "cuda": 4}  # tensors as large as the attention scores, in the backward pass
 DECODED, READ = 13, 14
 LOGITS = 7  # tensors as large as some logits, of the divergence and its gradient
+# Bytes of temporaries per weight of a matrix that is quantized by itself, by format.
+TEMPORARIES = {"nf4": 1, "mxfp4": 1, "squeezellm": 3, "bcq": 9}
 SPARE = 1.05  # what the allocator's blocks hold unused
 
 
@@ -107,25 +113,58 @@ def place(
     raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)
 
 
-def check_ram(name: str, needed: int) -> None:
-    """Raise LocalqError (exit 3) where quantizing the model `name` on the CPU needs more RAM than is free."""
-    free = ram.free_ram().bytes
+def tensor_bytes(jobs: Iterable[TensorJob], format: str) -> int:
+    """RAM of quantizing tensor by tensor: the tensor that takes most, with what is written for it and temporaries."""
+    return max((_job_bytes(job, format) for job in jobs), default=0)
+
+
+def _job_bytes(job: TensorJob, format: str) -> int:
+    held = job.source.nbytes + sum(each.nbytes for each in job.outputs.values())
+    matrices = sum(len(parts) for parts in job.experts) or 1
+    return held + (TEMPORARIES[format] * (math.prod(job.source.shape) // matrices) if job.quantized else 0)
+
+
+def text_bytes(jobs: Iterable[TensorJob], windows: Sequence[Sequence[int]], hidden: int, on_gpu: bool) -> int:
+    """RAM of weighing errors by a text, at least: the text as wide as the stream, and on the CPU the largest layer."""
+    layers: dict[str, int] = {}
+    for job in jobs:
+        if job.quantized:
+            layer = job.name.partition("layers.")[2].partition(".")[0]
+            layers[layer] = layers.get(layer, 0) + math.prod(job.source.shape)
+    stream = 2 * len(windows) * len(windows[0]) * hidden
+    return stream + (0 if on_gpu else F32 * max(layers.values(), default=0))
+
+
+def check_ram(name: str, needed: int, step: str = "use fewer --windows, or use --format nf4") -> None:
+    """Raise LocalqError (exit 3) where quantizing the model `name` needs more RAM than is free for this process.
+
+    step: what else helps, beside closing other programs.
+    """
+    free = min(ram.free_ram().bytes, _address_space())
     if needed > free:
         why = f"quantizing needs {human_bytes(needed)} of RAM at its peak, but only {human_bytes(free)} is free"
-        step = "Close other programs, use fewer --windows, or use --format nf4."
-        raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)
+        others = f"Close other programs, {step}." if step else "Close other programs."
+        raise LocalqError(name, why, others, ExitCode.DOES_NOT_FIT)
+
+
+def _address_space() -> int:
+    """Bytes that the limit of this process leaves (`ulimit -v`)."""
+    import psutil  # type: ignore[import-untyped]  # has no types
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else max(0, limit - psutil.Process().memory_info().vms)
 
 
 @contextmanager
 def guard(out: Path) -> Iterator[None]:
-    """Report memory that runs out while `out` is quantized as a LocalqError (exit 3); finished layers are kept."""
+    """Report memory that runs out while `out` is quantized as a LocalqError (exit 3); finished files are kept."""
     try:
         yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
-        why = f"memory ran out while quantizing ({str(error).splitlines()[0]})"
-        step = "Close other programs, or use fewer --windows or --device cpu. Finished layers are saved."
+        why = f"memory ran out while quantizing ({(str(error).splitlines() or ['no reason given'])[0]})"
+        step = "Close other programs, or use fewer --windows or --device cpu. What is finished is saved."
         raise LocalqError(str(out), why, step, ExitCode.DOES_NOT_FIT) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Container, Iterator, Sequence
 from types import ModuleType
 
@@ -57,9 +58,6 @@ class SourceModel:
         self._folds = rotated
         self.rotated = rotated and fold.can_rotate_stream(self.model)
         self.layers = len(self.model.layers)
-        turn = fold.random_rotation(self.model.config.hidden, STREAM + seed) if self.rotated else None
-        kept = torch.float64 if device.type == "cpu" else torch.float32
-        self._turn = None if turn is None else turn.to(device, kept)
         self._linears = [_linears_of(self.meta_block(index)) for index in range(self.layers)]
         for index, names in enumerate(self._linears):
             for name in names if rotated else ():
@@ -81,6 +79,19 @@ class SourceModel:
         for block in self.model.layers:
             assert isinstance(block, Block)
             unstack(block)
+
+    @functools.cached_property
+    def _turn(self) -> Tensor | None:
+        """The rotation of the stream; made when it is used, after its memory is counted."""
+        if not self.rotated:
+            return None
+        kept = torch.float64 if self._device.type == "cpu" else torch.float32
+        return fold.random_rotation(self.model.config.hidden, STREAM + self._seed).to(self._device, kept)
+
+    @property
+    def rotation_bytes(self) -> int:
+        """Bytes of RAM of the rotation of the stream while it is made."""
+        return 2 * 8 * self.model.config.hidden**2 if self.rotated else 0
 
     @property
     def origin(self) -> str:
@@ -121,7 +132,7 @@ class SourceModel:
 
     def end_rows(self, names: Container[str]) -> dict[str, Iterator[Tensor]]:
         """Return embedding, last norm and head among `names`, f32 on the CPU, some rows at a time."""
-        tied, rotated = self.model.lm_head is None, self._turn is not None
+        tied, rotated = self.model.lm_head is None, self.rotated
         table, norm = self._key(TABLE), self._key("norm.weight")
         found: dict[str, Iterator[Tensor]] = {}
         if table in names:
