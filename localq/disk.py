@@ -73,15 +73,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise disk_error(folder, error) from error
 
 
-@contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """A temporary folder. Raises LocalqError (exit 9), also for OSErrors inside the context."""
-    with disk_errors(Path(os.environ.get("TMPDIR") or "/tmp")):
-        place = Path(tempfile.gettempdir())  # the first writable one
-    with disk_errors(place), tempfile.TemporaryDirectory(prefix=prefix) as name:
-        yield Path(name)
-
-
 def total_bytes(paths: Iterable[Path]) -> int:
     """Bytes of the files that exist. Raises OSError."""
     total = 0
@@ -200,13 +191,13 @@ def new_file(path: Path, mode: int = 0o600) -> Iterator[BufferedRandom]:
 
 
 @contextmanager
-def part_file(path: Path) -> Iterator[BufferedRandom]:
+def part_file(path: Path, mode: int = NEW_FILE_MODE) -> Iterator[BufferedRandom]:
     """A new file instead of an earlier one, or of a link, of this name. It stays where the block raises.
 
     For names that only localq gives: what has them is left from a process that was killed. Raises OSError.
     """
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, _NEW, NEW_FILE_MODE), "w+b") as file:
+    with os.fdopen(os.open(path, _NEW, mode), "w+b") as file:
         yield file
 
 

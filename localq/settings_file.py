@@ -122,14 +122,9 @@ def _keep(text: str) -> Path | None:
         path = _target(places.config_file())
         kept = path.with_name(path.name + ".edited")
         kept.unlink(missing_ok=True)
-        descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with disk.new_file(kept) as file:
+            file.write(text.encode())
     except (OSError, ValueError):
-        kept.unlink(missing_ok=True)
         return None
     return kept
 
@@ -215,10 +210,10 @@ def _replace(path: Path, content: bytes, before: bytes) -> bool:
     if known is not None and not os.access(path, os.W_OK):
         raise PermissionError(None, "the file is read-only")
     part = path.with_name(f".{path.name}.new")
-    part.unlink(missing_ok=True)  # of a killed process: there is one writer at a time
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if known is None else 0o600)
     try:
-        try:
+        # There is one writer at a time: an earlier part is of a killed process.
+        with disk.part_file(part, disk.NEW_FILE_MODE if known is None else 0o600) as file:
+            descriptor = file.fileno()
             if known is not None:
                 with contextlib.suppress(PermissionError):  # another group, or a user who may write but not give away
                     os.fchown(descriptor, known.st_uid, known.st_gid)
@@ -226,8 +221,6 @@ def _replace(path: Path, content: bytes, before: bytes) -> bool:
                 _copy_attributes(path, descriptor)
             disk.write_all(descriptor, content)
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         if _content(path) != before:
             return False
         _move(part, path, known is not None and known.st_nlink > 1, content)

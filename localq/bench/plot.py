@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from localq import disk
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.sanitize import print_lines
 
@@ -90,13 +91,18 @@ def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=size, layout="constrained")
     draw_on(axes)
+    content = io.BytesIO()
     try:
-        figure.savefig(target, dpi=120)
-    except OSError as error:
-        why = f"{target} cannot be written ({error.strerror})"
-        raise LocalqError("--plot", why, "Use another name.", ExitCode.DISK) from error
+        figure.savefig(content, dpi=120, format="png")
     finally:
         pyplot.close(figure)
+    try:
+        file = disk.LazyOutput(Path(target))
+        file.write(content.getvalue())
+        file.close()
+    except LocalqError as error:
+        why = f"{target} cannot be written ({error.why})"
+        raise LocalqError("--plot", why, "Use another name.", ExitCode.DISK) from error
     print_lines(out, f"plot: {target}")
 
 

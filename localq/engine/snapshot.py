@@ -28,7 +28,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -104,8 +103,9 @@ def save(path: Path, model: LoadedModel, weights: str, ids: list[int]) -> int:
     data = CacheBlocks(model.cache, len(ids))
     with disk.disk_errors(path):
         disk.make_folder(path.parent)
-        part, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".part", dir=path.parent)
-        try:
+        name = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
+        with disk.new_file(name) as file:
+            part = file.fileno()
             fcntl.flock(part, fcntl.LOCK_EX)  # held until the end: an unlocked file was left by a killed process
             _write(part, header, 0)
 
@@ -117,11 +117,6 @@ def save(path: Path, model: LoadedModel, weights: str, ids: list[int]) -> int:
             data.each_block(write)
             os.fsync(part)
             os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(part)
         disk.sync_folder(path.parent)
     return len(header) + _stored_bytes(data)
 

@@ -196,7 +196,7 @@ def _pip_download(source: Source, folder: Path, report: OnProgress) -> Path:
     # pip's temporary files go to `folder` too: they count for the progress and are removed with it.
     environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
     total = source.bytes
-    with log.open("wb") as output:
+    with disk.new_file(log) as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
             while True:
@@ -270,7 +270,7 @@ def _copy(file: IO[bytes], part: Path, limit: int) -> str:
     """Copy at most `limit` + 1 bytes durably; returns their sha256, which differs for a longer file."""
     digest = hashlib.sha256()
     left = limit + 1
-    with part.open("wb") as out:
+    with disk.part_file(part) as out:
         while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
             out.write(chunk)
             digest.update(chunk)

@@ -11,8 +11,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,14 +109,6 @@ def _verdict(fields: Any) -> SelftestResult | None:
 
 
 def _write(file: Path, verdicts: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"schema": SCHEMA, "verdicts": verdicts})
-    descriptor, name = tempfile.mkstemp(prefix=FILE, dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as part:
-            part.write(text)
-        os.replace(name, file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    with disk.replacement(file, mode=0o600) as part:
+        part.write(text.encode())

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 import threading
 import time
@@ -200,9 +199,9 @@ class ConversationStore:
 
     def _private(self) -> None:
         disk.make_folder(self.path.parent)
-        with contextlib.suppress(FileExistsError):
-            # Only a new file: closing an existing one would release the locks that this process holds on it.
-            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        # Only a new file: closing an existing one would release the locks that this process holds on it.
+        with contextlib.suppress(FileExistsError), disk.new_file(self.path):
+            pass
         if self.path.stat().st_mode & 0o077:
             self.path.chmod(0o600)  # SQLite copies the mode to its journal
 

@@ -6,9 +6,9 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from localq import disk
 from localq.errors import ExitCode, LocalqError, usage_error
 
 
@@ -21,13 +21,8 @@ def edit(text: str, otherwise: str) -> str:
         why = "$VISUAL and $EDITOR are not set" if not command else "cannot open an editor without a terminal"
         raise usage_error("editor", why, otherwise)
     try:
-        descriptor, name = tempfile.mkstemp(prefix="localq-", suffix=".md")  # mode 0600
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-            result = _run(command, name).rstrip("\n")
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with disk.temporary_file("localq-", ".md", text.encode("utf-8", "replace")) as path:
+            result = _run(command, path).rstrip("\n")
     except OSError as error:
         why = f"cannot write a temporary file ({error.strerror or error})"
         raise LocalqError("editor", why, otherwise, ExitCode.DISK) from error
@@ -36,11 +31,11 @@ def edit(text: str, otherwise: str) -> str:
     return result
 
 
-def _run(command: str, name: str) -> str:
+def _run(command: str, path: Path) -> str:
     try:
-        code = subprocess.run([*shlex.split(command), name], check=False).returncode
+        code = subprocess.run([*shlex.split(command), path], check=False).returncode
         if code != 0:
             raise LocalqError(command, f"failed with exit code {code}", "Nothing is changed.")
-        return Path(name).read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # not found; quotes that do not close
         raise LocalqError(command, f"cannot be run ({error})", "Set VISUAL or EDITOR.") from error

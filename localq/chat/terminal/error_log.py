@@ -13,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-from localq import __version__, places
+from localq import __version__, disk, places
 from localq.errors import ExitCode, LocalqError
 from localq.processes import shortage
 from localq.sanitize import sanitize
@@ -64,8 +64,7 @@ def write(error: BaseException) -> Path:
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size > MAX_BYTES:
             os.replace(log, log.with_name(f"{log.name}.1"))
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(log, flags, 0o600)
+    descriptor = disk.open_to_append(log)
     try:
         os.write(descriptor, entry(error).encode("utf-8", "replace"))  # at once: other processes append as well
     finally:

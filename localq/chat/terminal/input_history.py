@@ -11,7 +11,7 @@ import datetime
 import os
 from pathlib import Path
 
-from localq import places
+from localq import disk, places
 from localq.sanitize import sanitize
 
 MOST = 10_000  # texts read from the file
@@ -26,17 +26,22 @@ def open_file() -> Path:
     """Path of the history file, created if missing. Raises OSError."""
     path = places.state_dir() / "history"
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    with contextlib.closing(os.fdopen(descriptor)):
+    descriptor = disk.open_to_append(path)
+    try:
         os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
     return path
 
 
 def append(path: Path, text: str) -> None:
     """Append `text` to the file, without terminal control characters. Raises OSError."""
     lines = "".join(f"+{line}\n" for line in sanitize(text).split("\n"))
-    with open(path, "ab") as file:
-        file.write(f"\n# {datetime.datetime.now()}\n{lines}".encode("utf-8", "replace"))
+    descriptor = disk.open_to_append(path)
+    try:
+        disk.write_all(descriptor, f"\n# {datetime.datetime.now()}\n{lines}".encode("utf-8", "replace"))
+    finally:
+        os.close(descriptor)
 
 
 def read(path: Path) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from localq import disk
 from localq.errors import LocalqError, bad_file
 from localq.files import quantization_files
 from localq.files.extra_tensors import extra_tensors
@@ -98,7 +99,9 @@ def _folder(listing: Listing, folder: Path) -> Path:
 
 def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
     for file in files:
-        (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
+        content = hub_client.first_bytes(listing, file, file.size)
+        with disk.part_file(folder / file.name) as small:
+            small.write(content)
 
 
 def _shards(listing: Listing, folder: Path) -> list[str]:
@@ -144,7 +147,7 @@ def outline_file(listing: Listing, file: RemoteFile, path: Path, asks: _Asks = _
 
 def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
     try:
-        with path.open("wb") as stub:
+        with disk.part_file(path) as stub:
             stub.write(head)
             stub.truncate(file.size)
     except (OSError, OverflowError) as error:

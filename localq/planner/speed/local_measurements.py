@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import places
+from localq import disk, places
 from localq.errors import LocalqError
 from localq.files import json_files
 from localq.kv_bits import KV_BITS, KvBits
@@ -98,13 +96,6 @@ def _keep(kind: str, key: str, value: Any) -> None:
     known[kind].pop(key, None)
     known[kind] = dict(list(known[kind].items())[1 - MOST :]) | {key: value}
     text = json.dumps({"schema": SCHEMA, **known})
-    with contextlib.suppress(OSError):  # a full or read-only disk: measured again next time
-        _path().parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=FILE, dir=_path().parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as part:
-                part.write(text)
-            os.replace(name, _path())
-        except OSError:
-            os.unlink(name)
-            raise
+    # A full or read-only disk: measured again next time.
+    with contextlib.suppress(OSError), disk.replacement(_path(), mode=0o600) as file:
+        file.write(text.encode())

@@ -14,9 +14,9 @@ from __future__ import annotations
 import sys
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
-from localq import places
+from localq import disk, places
 from localq.errors import usage_error
 from localq.files.schemes import vq2_codebooks
 from localq.formats.codebooks.search_kernel import ENTRIES, Codebook
@@ -96,7 +96,7 @@ def main(path: str) -> None:
         books = train(scheme, rows=256, rounds=40, beam=16)
         tensors |= {f"{scheme}.{number}": book.codewords.half() for number, book in enumerate(books)}
         print(f"{scheme}: mean square error {mean_square_error(books, 512, 32):.5f} with 32 paths", flush=True)
-    save_file(tensors, path)
+    disk.write_durably(places.expand(path), save(tensors))
 
 
 if __name__ == "__main__":
