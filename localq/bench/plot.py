@@ -101,7 +101,7 @@ def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float
         file.write(content.getvalue())
         file.close()
     except LocalqError as error:
-        why = f"{target} cannot be written ({error.why})"
+        why = f"{target} cannot be written ({getattr(error.__cause__, 'strerror', None) or error.why})"
         raise LocalqError("--plot", why, "Use another name.", ExitCode.DISK) from error
     print_lines(out, f"plot: {target}")
 

@@ -98,7 +98,7 @@ def _check_own(out: Path) -> None:
         used = [path for path in out.iterdir() if _is_used(path.name)]
         foreign = sorted(path.name for path in used if not own_files.is_free(path, owner))
     if foreign:
-        why = f"{foreign[0]} in it is a link, or another user made it"
+        why = f"{foreign[0]} in it is a link, no regular file, or another user's"
         raise usage_error(str(out), why, "Remove it, or choose another folder.")
 
 

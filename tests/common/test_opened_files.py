@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "localq"
+PACKAGE = Path(__file__).parents[2] / "localq"
 OPENERS = {
     "disk.py",
     "files/own_files.py",  # the same for files that may be another user's: their owner is checked
