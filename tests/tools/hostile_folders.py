@@ -30,12 +30,18 @@ def folder(rng: random.Random, scratch: Scratch) -> Plan:
     plan = Plan(draws.on_model(rng, target, scratch), trap)
     if plan.argv[0] in ("run", "quantize", "eval", "bench") and rng.random() < 0.3:
         weights = scratch.work / "model/model.safetensors"
-        plan.during = (lambda: weights.is_file() and os.truncate(weights, 1000), rng.uniform(0.2, 6))
+        plan.during = (lambda: _cut(weights), rng.uniform(0.2, 6))
         plan.trap += "; weights are cut meanwhile"
         scratch.allow(weights)
     if plan.argv[0] == "rm" and target.startswith("/"):
         return plan  # a folder is no name: nothing may be deleted
     return plan
+
+
+def _cut(path: Path) -> None:
+    """The rest of a file goes; it must be of the model's folder alone."""
+    if path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1:
+        os.truncate(path, min(1000, path.stat().st_size))
 
 
 def _case(rng: random.Random, scratch: Scratch) -> tuple[str, str]:
