@@ -276,6 +276,9 @@ def check_replaceable(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+_STREAMS = ("/dev/fd/", "/dev/std", "/proc/")  # what the shell has opened
+
+
 class LazyOutput:
     """The file of an option such as `--think-out`, opened with the first piece: until then it keeps what it has.
 
@@ -312,11 +315,13 @@ class LazyOutput:
                 os.close(descriptor)
 
     def _open(self, content: bytes) -> int:
-        target = self._path.resolve()  # links stay
-        if target.exists() and not target.is_file():
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        is_stream = str(self._path.absolute()).startswith(_STREAMS)
+        if is_stream or (self._path.exists() and not self._path.is_file()):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.set_blocking(descriptor, True)  # only a pipe that nobody reads is not waited for
             write_all(descriptor, content)
             return descriptor
+        target = self._path.resolve()  # links stay
         with replacement(target, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else None) as file:
             file.write(content)
             return os.dup(file.fileno())

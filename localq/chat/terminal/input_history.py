@@ -26,7 +26,7 @@ def open_file() -> Path:
     """Path of the history file, created if missing. Raises OSError."""
     path = places.state_dir() / "history"
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = disk.open_to_append(path)
+    descriptor = disk.open_to_append(path.resolve())  # the user may have put it elsewhere
     try:
         os.fchmod(descriptor, 0o600)
     finally:
@@ -37,7 +37,7 @@ def open_file() -> Path:
 def append(path: Path, text: str) -> None:
     """Append `text` to the file, without terminal control characters. Raises OSError."""
     lines = "".join(f"+{line}\n" for line in sanitize(text).split("\n"))
-    descriptor = disk.open_to_append(path)
+    descriptor = disk.open_to_append(path.resolve())
     try:
         disk.write_all(descriptor, f"\n# {datetime.datetime.now()}\n{lines}".encode("utf-8", "replace"))
     finally:
