@@ -1,5 +1,6 @@
 """Terminal helpers that the line chat and the TUI share.
 
-clipboard (OSC 52), editor ($VISUAL), input_history (the file of typed messages), transfer_rate (speed and time left of
-a download). Called by `cli/line`, `cli/progress` and `tui`. Not here: drawing. Open `clipboard` first.
+clipboard (OSC 52), editor ($VISUAL), input_history (the file of typed messages), error_log (the file of unexpected
+errors), transfer_rate (speed and time left of a download). Called by `cli` and `tui`. Not here: drawing. Open
+`clipboard` first.
 """

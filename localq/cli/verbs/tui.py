@@ -64,9 +64,10 @@ def run_app(
                 app.model.session.save_snapshot()
         with contextlib.suppress(KeyboardInterrupt):
             app.close()
-    if code is None:  # it could not go on
-        if app.failure is not None:
+    if app.failure is not None:
+        with contextlib.suppress(OSError):  # the terminal may be gone
             note(f"localq: {app.failure}")
+    if code is None or (app.failure is not None and app.model is None and code == ExitCode.OK):  # it could not go on
         return ExitCode.FAILURE
     if app.error is not None and code != ExitCode.TERMINATED:
         note(f"localq: {app.error}")

@@ -72,7 +72,8 @@ def list_files(repo: str, revision: str) -> Listing:
         raise no_repository(repo) from None
 
     def ask() -> dict[str, Any]:
-        address = Address(f"{endpoint().reveal()}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true")
+        named = quote(revision, safe="", errors="surrogateescape")  # a command line may have any bytes
+        address = Address(f"{endpoint().reveal()}/api/models/{repo}/revision/{named}?blobs=true")
         headers = {"Accept-Encoding": "gzip", "Accept": "application/json"}
         with connection.get(repo, address, headers, connect_s=TIMEOUT_S, stall_s=TIMEOUT_S) as answer:
             return _parse(repo, answer.read(repo, MAX_INFO_BYTES, STALL_S))

@@ -165,8 +165,7 @@ def _send(address: Address, headers: dict[str, str], timeouts: tuple[float, ...]
     try:
         found = answers.get(timeout=HEADERS_S)
     except queue.Empty:
-        abandoned.set()
-        _close_session()  # ends the thread
+        abandoned.set()  # the session stays open: other threads may use it
         raise SlowError from None
     except BaseException:
         abandoned.set()
@@ -270,12 +269,6 @@ def _session() -> Any:
         return utils.get_session()
     except Exception as error:  # of many kinds: ImportError, ValueError, OSError, and of the HTTP library
         raise proxies.setup_error(error) from error
-
-
-def _close_session() -> None:
-    utils: Any = library().utils
-    with contextlib.suppress(Exception):  # of connections that are broken
-        utils.close_session()
 
 
 def library() -> Any:
