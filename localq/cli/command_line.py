@@ -17,7 +17,7 @@ import typer
 from typer._click.exceptions import ClickException  # typer carries its parser and exports only parts of it
 
 from localq import __version__
-from localq.cli import pause_line, stream_encoding
+from localq.cli import import_guard, pause_line, stream_encoding
 from localq.cli.output import has_screen, is_hung_up, note, note_lost_characters, print_line
 from localq.cli.registry import Verbs
 from localq.errors import ExitCode, LocalqError
@@ -58,6 +58,7 @@ def run() -> None:
     sys.unraisablehook, threading.excepthook = _stop_again, _log_thread
     sys.excepthook = _report_escaped
     pauses.use(pause_line.show)
+    import_guard.install()
     try:
         _raise_on_signals()
         code = execute(sys.argv[1:] or _without_arguments())

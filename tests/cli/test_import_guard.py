@@ -1,0 +1,56 @@
+"""A signal inside the import of a library is never lost, nor taken for another error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOSES = {  # what a library makes of an exception inside its import
+    "passes it on": "{send}",
+    "swallows it": "try:\n    {send}\n    for _ in range(1000): pass\nexcept:\n    pass\nloaded = True\n",
+    "makes an ImportError of it": "try:\n    {send}\nexcept BaseException:\n    raise ImportError('x') from None\n",
+    "swallows it in an import of its own": "try:\n    import numpy\nexcept BaseException:\n    pass\n",
+}
+PROGRAM = """
+import sys
+from localq.cli import command_line
+def work(arguments, **options):
+    import torch
+    print("went on", flush=True)
+command_line.app = work
+command_line.run()
+"""
+
+
+@pytest.mark.parametrize("way", LOSES)
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_in_an_import_ends_the_command(tmp_path, way, name, code):
+    send = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    (tmp_path / "torch.py").write_text(LOSES[way].replace("{send}", send))
+    (tmp_path / "numpy.py").write_text(LOSES["swallows it"].replace("{send}", send))
+    done = run(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_an_import_without_a_signal_is_as_ever(tmp_path):
+    (tmp_path / "torch.py").write_text("import numpy\n")
+    (tmp_path / "numpy.py").write_text("import signal\nassert signal.getsignal(signal.SIGINT)\n")
+    assert run(tmp_path).stdout == "went on\n"
+    (tmp_path / "numpy.py").write_text("raise ImportError('damaged')\n")
+    done = run(tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+def run(libraries: Path) -> subprocess.CompletedProcess[str]:
+    signal_default = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    environment = {**os.environ, "PYTHONPATH": f"{libraries}{os.pathsep}{ROOT}", "XDG_STATE_HOME": str(libraries)}
+    return subprocess.run(
+        [sys.executable, "-c", signal_default + PROGRAM], env=environment, capture_output=True, text=True, check=False,
+        timeout=120, cwd=libraries,
+    )  # fmt: skip
