@@ -47,12 +47,11 @@ def read(path: Path) -> str | None:
     Raises LocalqError (exit 8) for anything else: a folder, a pipe, a device, more than MOST_BYTES, not UTF-8.
     """
     try:
-        # O_NONBLOCK: opening a named pipe must not wait for a writer.
+        _check_kind(path, os.stat(path))  # opening a device can have effects
+        # O_NONBLOCK: a named pipe that is there by now must not be waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) and status.st_rdev != os.stat(os.devnull).st_rdev:
-                raise bad_file(str(path), "not a regular file", "Use a text file, or move it out of the way.")
+            _check_kind(path, os.fstat(descriptor))
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 raw = file.read(MOST_BYTES + 1)
         finally:
@@ -66,6 +65,11 @@ def read(path: Path) -> str | None:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _unreadable(str(path), f"not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _check_kind(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode) and status.st_rdev != os.stat(os.devnull).st_rdev:
+        raise bad_file(str(path), "not a regular file", "Use a text file, or move it out of the way.")
 
 
 def parse(text: str, where: str) -> dict[str, Any]:

@@ -85,11 +85,11 @@ def _target(path: Path) -> str:
 def read_text(path: Path, max_bytes: int) -> str:
     """The UTF-8 text of a file of at most `max_bytes`, without a byte order mark."""
     try:
-        # O_NONBLOCK: opening a named pipe must not wait for a writer.
+        _check_kind(path, os.stat(path))  # opening a device can have effects
+        # O_NONBLOCK: a named pipe that is there by now must not be waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise bad_file(str(path), "not a regular file", DAMAGED)
+            _check_kind(path, os.fstat(descriptor))
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 raw = file.read(max_bytes + 1)
         finally:
@@ -102,6 +102,11 @@ def read_text(path: Path, max_bytes: int) -> str:
         return raw.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
         raise bad_file(str(path), f"not UTF-8 text ({error.reason} at byte {error.start})", DAMAGED) from error
+
+
+def _check_kind(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise bad_file(str(path), "not a regular file", DAMAGED)
 
 
 def parse_object(text: str, what: str, damaged: str = DAMAGED) -> dict[str, Any]:
