@@ -102,7 +102,10 @@ def wrong_files(folder: Path, sums: Mapping[str, str], on_file: OnFile = _ignore
 
     Files that are unchanged since they were right are not read, unless `again`. Raises OSError of reading.
     """
-    known = read_record(_record_of(folder)).get("files")
+    if not sums:
+        return []
+    place = _record_of(folder)
+    known = read_record(place).get("files") if place is not None else None
     before: dict[str, Any] = known if isinstance(known, dict) else {}
     now = {name: each for name, each in before.items() if name not in sums}
     wrong = []
@@ -138,16 +141,22 @@ def remember(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def _write(folder: Path, files: dict[str, Any]) -> None:
-    body = {"schema": SCHEMA, "folder": str(folder.resolve()), "files": files}
-    with contextlib.suppress(OSError):  # on a read-only disk files are hashed each time
-        disk.write_durably(_record_of(folder), json.dumps(body).encode())
+    body, place = {"schema": SCHEMA, "folder": str(folder.resolve()), "files": files}, _record_of(folder)
+    if place is not None:
+        with contextlib.suppress(OSError):  # on a read-only disk files are hashed each time
+            disk.write_durably(place, json.dumps(body).encode())
 
 
 def forget(folder: Path) -> None:
     """Remove the record of a folder. Raises OSError."""
-    _record_of(folder).unlink(missing_ok=True)
+    if (place := _record_of(folder)) is not None:
+        place.unlink(missing_ok=True)
 
 
-def _record_of(folder: Path) -> Path:
+def _record_of(folder: Path) -> Path | None:
+    """The path of the record of `folder`; None without a home folder, where files are hashed each time."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
-    return places.checked_dir() / f"{name}.json"
+    try:
+        return places.checked_dir() / f"{name}.json"
+    except LocalqError:
+        return None

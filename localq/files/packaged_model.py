@@ -102,6 +102,8 @@ def wrong_files(source: Source, on_file: checked_files.OnFile, *, again: bool = 
 
 def source_of(path: Path) -> Source | None:
     """The source of the embedded model whose file is at `path`; None for any other file."""
+    if path.parent.name != "embedded":  # the catalogue is read, and the place looked for, where it may be one
+        return None
     sources = (source for entry in catalog.load_catalogue() for source in entry.sources if source.kind == "pypi")
     return next((each for each in sources if path_of(each) == path.absolute()), None)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from localq import disk
 from localq.errors import LocalqError, bad_file
-from localq.files import catalog, checked_files, packaged_model, stored_format
+from localq.files import catalog, checked_files, packaged_model
 from localq.files.checked_files import OnFile
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
 from localq.files.hub import records as hub_records
-from localq.files.local_models import LocalModel, list_local
+from localq.files.local_models import LocalModel
 from localq.files.safetensors_headers import read_index
 from localq.wording import OnProgress
 
@@ -79,22 +79,36 @@ def refuse_damaged(path: Path, name: str, on_progress: OnProgress | None = None)
         if on_progress is not None:
             on_progress(f"checking {file}", 0, 0)
 
-    with disk.read_errors(path, name):
-        wrong, model = _changed(path, name, say, on_progress)
-    if wrong:
-        raise _damaged(name, wrong[0], f"localq pull {model}" if model else None)
+    if (damage := _find_wrong(path, name, say, again=False)) is not None:
+        raise damage
 
 
-def _changed(path: Path, name: str, say: OnFile, on_progress: OnProgress | None) -> tuple[list[Path], str]:
-    """The files of the model at `path`, wherever it is, that are wrong since they changed; what `pull` calls it."""
+def find_damage(path: Path, name: str, on_file: OnFile) -> LocalqError | None:
+    """The error (exit 8) for a damaged file of the model at `path`; None if all recorded hashes are right.
+
+    For after a load error: all files are read, whatever is known of them. Raises LocalqError (exit 9).
+    """
+    return _find_wrong(path, name, on_file, again=True) if path.exists() else None
+
+
+def _find_wrong(path: Path, name: str, on_file: OnFile, *, again: bool) -> LocalqError | None:
+    """The error for a wrong file of the model at `path`, wherever it is; looks nowhere else unless there is one."""
     folder = path.parent if path.is_file() else path
-    if folder.parent.name == "snapshots" and (repo := hub_cache.repo_of(folder.parent.parent)) is not None:
-        return hub.wrong_files(repo, path, on_progress), repo
-    if path.is_file():
-        source = packaged_model.source_of(path)
-        return ([], "") if source is None else (packaged_model.wrong_files(source, say), packaged_model.name_of(source))
-    wrong = checked_files.wrong_files(path, checked_files.recorded_sums(path), say)
-    return wrong, name if _can_make(name) else ""
+    with disk.read_errors(path, name):
+        if folder.parent.name == "snapshots" and (repo := hub_cache.repo_of(folder.parent.parent)) is not None:
+
+            def say(what: str, done: int, total: int) -> None:
+                on_file(what.removeprefix("checking "), 0)
+
+            wrong = hub.wrong_files(repo, path, say, again=again)
+            return _damaged(name, wrong[0], f"localq pull {repo}") if wrong else None
+        if path.is_file():
+            source = packaged_model.source_of(path)
+            wrong = [] if source is None else packaged_model.wrong_files(source, on_file, again=again)
+            command = "" if source is None else f"localq pull {packaged_model.name_of(source)}"
+            return _damaged(name, wrong[0], command) if wrong else None
+        wrong = checked_files.wrong_files(path, checked_files.recorded_sums(path), on_file, again=again)
+        return _damaged(name, wrong[0], f"localq pull {name}" if _can_make(name) else None) if wrong else None
 
 
 def _damaged(name: str, path: Path, command: str | None) -> LocalqError:
@@ -104,19 +118,6 @@ def _damaged(name: str, path: Path, command: str | None) -> LocalqError:
         step += f" If you changed the file on purpose, delete {sums}."
     state = "damaged: its hash is not the recorded one" if path.exists() else "missing"
     return bad_file(name, f"{path} is {state}", step)
-
-
-def find_damage(path: Path, name: str, on_file: OnFile) -> LocalqError | None:
-    """The error (exit 8) for the first damaged file of the model at `path`; None if all recorded hashes are right.
-
-    For after a load error: all files are read, whatever is known of them. Raises LocalqError (exit 9).
-    """
-    model = next((each for each in list_local() if each.path == path), None)
-    if model is None:
-        model = LocalModel(name, stored_format.UNKNOWN, path, 0, "quantized", True, 0.0)
-    checked = check(model, on_file) if path.exists() else []
-    bad = next((each for each in checked if each.state in (WRONG, MISSING)), None)
-    return None if bad is None else _damaged(name, bad.path, repair(model, checked))
 
 
 def _present(path: Path) -> list[Path]:

@@ -9,6 +9,7 @@ Files that are in the cache already, from any tool, are hashed before their firs
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -212,11 +213,12 @@ def read_files(path: Path) -> Iterator[Path]:
     yield from (path / name for name in shard_paths(path))
 
 
-def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) -> list[Path]:
+def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None, *, again: bool = False) -> list[Path]:
     """The files of a model in the user's cache with a wrong hash.
 
-    Files that are unchanged since their last hash are not read. Raises LocalqError: exit 8 for a damaged index or link,
-    9 for a file that cannot be read.
+    Files that are unchanged since their last hash are not read, unless `again`.
+
+    Raises LocalqError: exit 8 for a damaged index or link, 9 for a file that cannot be read.
     """
     store = hub_records.users()
 
@@ -228,7 +230,12 @@ def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) ->
     with disk.read_errors(path, repo):
         for each in read_files(path):
             content_id = hub_cache.content_id(each)
-            if content_id is not None and not download.is_right(store, repo, content_id, each, say):
+            if content_id is None:
+                continue
+            if again:
+                with contextlib.suppress(OSError):  # a read-only disk
+                    hub_records.distrust(store, repo, content_id)
+            if not download.is_right(store, repo, content_id, each, say):
                 wrong.append(each)
     return wrong
 

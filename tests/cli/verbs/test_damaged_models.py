@@ -18,7 +18,8 @@ from localq.bench.models import format_list
 from localq.errors import LocalqError
 from localq.files import catalog, checked_files, packaged_model
 from localq.files.hub import fetch as hub
-from localq.files.safetensors_headers import INDEX_NAME
+from localq.files.hub import records as hub_records
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME
 from localq.planner import open_cost, prepare
 from localq.settings import Settings
 from tests.support.files import fake_hub, hub_server
@@ -197,6 +198,32 @@ def test_damage_that_nothing_tells_of_is_named_after_the_load_that_failed(server
     checked_files.remember(folder, checked_files.recorded_sums(folder))
     err = run(capsys, str(folder), 8)
     assert f"{path} is damaged: its hash is not the recorded one" in err
+
+
+def test_damage_from_the_hub_is_named_after_a_load_that_failed(server, capsys):
+    folder = hub.fetch_repo(REPO)
+    path = file_of(folder, "model-0") if (folder / INDEX_NAME).exists() else folder / SINGLE_NAME
+    with path.resolve().open("r+b") as file:
+        file.write(bytes(8))
+    hub_records.remember(hub_records.users(), REPO, path.resolve().name, path, ours=True)
+    err = run(capsys, REPO, 8)
+    assert f"{path} is damaged: its hash is not the recorded one" in err
+    assert f"Run `localq pull {REPO}`" in err
+    localq(capsys, "pull", REPO)
+    run(capsys, REPO)
+
+
+def test_without_a_home_folder_files_are_hashed_each_time(made, monkeypatch):
+    def homeless() -> Path:
+        raise LocalqError("home folder", "HOME is not set")
+
+    monkeypatch.setattr(places, "data_dir", homeless)
+    hashed, has_content = [], disk.has_content
+    monkeypatch.setattr(disk, "has_content", lambda path, digest: hashed.append(path) or has_content(path, digest))
+    sums = checked_files.recorded_sums(made)
+    for _ in range(2):
+        assert checked_files.wrong_files(made, sums) == []
+    assert len(hashed) == 2 * len(sums)
 
 
 def test_a_load_that_fails_for_another_reason_keeps_its_error(server, capsys):
