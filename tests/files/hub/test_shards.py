@@ -103,14 +103,14 @@ def test_a_full_folder_for_temporary_files_is_not_taken_for_the_repositorys_faul
     shards = hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
     assert shards is not None
 
-    system = Path.open
+    system = os.open
 
-    def full(path, mode="r", *rest, **options):
-        if path.name in shards.names and "w" in mode:
+    def full(path, flags, *rest, **options):
+        if Path(os.fsdecode(path)).name in shards.names and flags & os.O_CREAT:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return system(path, mode, *rest, **options)
+        return system(path, flags, *rest, **options)
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(os, "open", full)
     with pytest.raises(LocalqError, match="disk is full") as caught:
         shards.headers()
     assert caught.value.exit_code == ExitCode.DISK
