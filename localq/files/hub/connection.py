@@ -283,7 +283,10 @@ def library() -> Any:
 
         utils: Any = huggingface_hub.utils  # it does not declare its exports
         utils.build_hf_headers(token=False)  # its parts are imported at their use: now, for the error
-    except ValueError as error:  # a number that is none
+    except ValueError as error:  # a number or an address that is none
+        if origin(endpoint()) == ("", "", None):
+            step = "Set it to an address such as https://HOST, or unset it."
+            raise LocalqError("HF_ENDPOINT", "it is not a valid address", step, ExitCode.NETWORK) from error
         why = "the hub's library does not accept the value of one of its variables"
         raise LocalqError("environment", why, "Check the variables that begin with HF_.", ExitCode.NETWORK) from error
     hub_logging.set_verbosity(logging.ERROR)  # its warnings repeat errors, with addresses
