@@ -51,6 +51,15 @@ def run(program: Path, tmp_path: Path, *arguments: str) -> subprocess.CompletedP
     )
 
 
+def test_it_starts_where_path_leads_nowhere(program, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(program)
+    for each in (program, link):
+        odd = {**environment(tmp_path), "PATH": "/nonexistent"}
+        done = subprocess.run([each, "--version"], env=odd, capture_output=True, text=True, check=False, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_it_is_localq_with_its_arguments(program, tmp_path):
     assert run(program, tmp_path, "--version").stdout.startswith("localq ")
     done = run(program, tmp_path, "show", "a b'c\"$HOME")
@@ -65,9 +74,13 @@ def test_it_works_through_links(program, tmp_path):
 
 
 def test_it_is_written_once(program):
-    before = program.stat()
+    def written() -> tuple[int, int, int]:  # reading changes the time of the last access
+        found = program.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+    before = written()
     assert launcher.write(program)
-    assert program.stat() == before
+    assert written() == before
     assert sorted(each.name for each in program.parent.iterdir()) == ["localq", "python"]
 
 

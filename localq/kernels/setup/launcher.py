@@ -12,10 +12,10 @@ from pathlib import Path
 
 SCRIPT = """#!/bin/sh
 ''':'
-# A shell script, and for Python a text before the program below.
+# A shell script, and for Python a text before the program below. PATH may lead nowhere.
 self=$0
-[ -L "$self" ] && self=$(readlink -f -- "$self")
-exec env --block-signal=INT --block-signal=TERM "${self%/*}/python" "$self" "$@"
+[ -L "$self" ] && self=$(command -p readlink -f -- "$self")
+exec /usr/bin/env --block-signal=INT --block-signal=TERM "${self%/*}/python" "$self" "$@"
 '''
 from localq.cli import main
 
@@ -39,7 +39,7 @@ def write(program: Path) -> bool:
 
 
 def _blocks_signals() -> bool:
-    command = ["env", "--block-signal=INT", "true"]
+    command = ["/usr/bin/env", "--block-signal=INT", "true"]
     try:
         return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
