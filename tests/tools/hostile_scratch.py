@@ -6,6 +6,7 @@ nothing. `snapshot` tells all that is there, so that what a run has changed can 
 
 from __future__ import annotations
 
+import atexit
 import base64
 import hashlib
 import os
@@ -15,14 +16,17 @@ import shutil
 import stat
 import string
 import sys
+import tempfile
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from localq.chat.history.conversation import Message
 from localq.chat.history.record import Record
 from localq.chat.history.store import ConversationStore
+from localq.kernels.setup import launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 PART = 12  # characters of a secret that count as a leak: messages are cut
@@ -197,7 +201,13 @@ def quoted_url(secrets: Secrets, port: int) -> str:
     return f"http://user:{urllib.parse.quote(secrets.password)}@127.0.0.1:{port}"
 
 
+@cache
 def command() -> list[str]:
-    """`localq` as installed beside this Python, else as a module."""
-    script = Path(sys.executable).parent / "localq"
-    return [str(script)] if script.exists() else [sys.executable, "-m", "localq"]
+    """`localq` by the script of `make`; as a module where `env` cannot block signals."""
+    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    script = folder / "localq"
+    script.touch()
+    (folder / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / "python").chmod(0o755)
+    return [str(script)] if launcher.write(script) else [sys.executable, "-m", "localq"]
