@@ -189,8 +189,17 @@ def test_no_command_is_obeyed_in_what_is_piped(piped_chat, tmp_path, monkeypatch
     sent, out, err = piped_chat("\n".join(["hello", *lines]), store)
     assert sent == ["hello", *lines]
     assert out.count("yes") == len(sent)
-    assert err.count("from a pipe all is text: /commands and @files work at a terminal only") == 1
+    assert err.count("piped lines are text: /commands and @files count at a terminal, or with --plain") == 1
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("sessions.db")] == []
+
+
+def test_a_script_of_the_user_gives_commands(monkeypatch, capsys, tmp_path):
+    """`chat --plain`: the flag alone, no setting that a project's file could have."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/set max_tokens 7\n/export md " + str(tmp_path / "talk.md")))
+    chat = Chat(capsys, ("yes",), None, scripted=True)
+    assert chat.loop.run() == ExitCode.OK
+    assert chat.session.max_tokens == 7
+    assert "yes" in (tmp_path / "talk.md").read_text()
 
 
 def test_no_file_is_read_for_a_word_that_is_piped(piped_chat, tmp_path):
@@ -199,7 +208,7 @@ def test_no_file_is_read_for_a_word_that_is_piped(piped_chat, tmp_path):
     sent, _, err = piped_chat("\n".join(said))
     assert sent == said
     assert "TOP SECRET" not in repr(sent)
-    assert err.count("from a pipe all is text") == 1
+    assert err.count("piped lines are text") == 1
 
 
 def test_plain_text_that_is_piped_needs_no_note(piped_chat):

@@ -48,11 +48,16 @@ LEAVE_WITHIN_S = 2.0  # a second Ctrl-C on an empty prompt within this time quit
 
 @dataclasses.dataclass(frozen=True)
 class _ChatStart:
-    """The model to open and the state to start from. attached: files that precede the next message."""
+    """The model to open and the state to start from.
+
+    attached   files that precede the next message
+    scripted   as for `converse`
+    """
 
     settings: Settings
     wanted: OpenOptions
     start: Start
+    scripted: bool = False
     attached: tuple[Attachment, ...] = ()
 
     def with_model(self, wish: SwitchModel, session: ChatSession) -> _ChatStart:
@@ -75,13 +80,15 @@ class _ChatStart:
 
 
 def converse(
-    settings: Settings, start: Start, quiet: bool, wanted: OpenOptions | None = None, first: PromptText | None = None
-) -> int:
+    settings: Settings, start: Start, quiet: bool, wanted: OpenOptions | None = None, first: PromptText | None = None,
+    scripted: bool = False,
+) -> int:  # fmt: skip
     """Open the model and read messages until the user quits; returns the exit code.
 
-    first   the first message; without a terminal at stdin it is the only one, and a failure is raised
+    first      the first message; without a terminal at stdin it is the only one, and a failure is raised
+    scripted   /commands and @files count in piped lines too: the user says that the lines are their own
     """
-    place, back = _ChatStart(settings, wanted or OpenOptions(), start), None
+    place, back = _ChatStart(settings, wanted or OpenOptions(), start, scripted), None
     while True:
         try:
             outcome = _talk(place, quiet, first, again=back is not None)
@@ -122,7 +129,9 @@ def _talk(
         if record is not None and not quiet and not again:
             print_message(recap(record), settings.markdown and place.start.grammar is None)
         try:
-            outcome = LineChat(opened, watcher, settings.stats and not quiet, settings.markdown).run(first)
+            outcome = LineChat(
+                opened, watcher, settings.stats and not quiet, settings.markdown, scripted=place.scripted
+            ).run(first)
         finally:  # also after a signal
             saved = open_conversation.save_at_exit(opened.session, note)
         record = opened.session.record
@@ -149,14 +158,23 @@ def _leave(opened: OpenSession, watcher: TerminalWatcher, show_stats: bool) -> N
 class LineChat:
     """Read lines and act on them until the end of input. `interrupted`: Ctrl-C stopped the last reply."""
 
-    def __init__(self, opened: OpenSession, watcher: TerminalWatcher, show_stats: bool, markdown: bool = True) -> None:
+    def __init__(
+        self, opened: OpenSession, watcher: TerminalWatcher, show_stats: bool, markdown: bool = True,
+        scripted: bool = False,
+    ) -> None:  # fmt: skip
         self.opened, self.session, self.watcher, self.show_stats = opened, opened.session, watcher, show_stats
         self.interrupts = Interrupts()
         self.read = Reader(self.session.store is not None, self.interrupts)
         self.host = TerminalHost(self.read.aside, markdown)
         self.interrupted_at = -LEAVE_WITHIN_S
         self.interrupted = False
+        self.scripted = scripted
         self.says_plain = True  # that piped text gives no commands: once
+
+    @property
+    def takes_commands(self) -> bool:
+        """Whether /commands and @files count in the lines that are read."""
+        return self.scripted or sys.stdin.isatty()
 
     def run(self, first: PromptText | None = None) -> int | SwitchModel:
         """Chat until the user quits (an exit code) or switches the model. first: as for `converse`."""
@@ -166,7 +184,7 @@ class LineChat:
             if reply is not None:
                 check_complete(reply)
             return ExitCode.INTERRUPTED if self.interrupted else ExitCode.OK
-        self.session.in_chat = sys.stdin.isatty()  # without a terminal no notice names a command
+        self.session.in_chat = self.takes_commands  # else no notice names a command
         # Without a terminal, Ctrl-C ends the program at any point.
         with self.interrupts.listen() if sys.stdin.isatty() else contextlib.nullcontext(), self.read:
             if first is not None:
@@ -197,7 +215,7 @@ class LineChat:
             return None
         outcome = None
         with self._report_errors():
-            if sys.stdin.isatty():
+            if self.takes_commands:
                 outcome = self.handle(line)
             else:
                 self.send_piped(line)
@@ -208,7 +226,7 @@ class LineChat:
         if not line.strip():
             return
         if self.says_plain and has_instructions(line):
-            note("(from a pipe all is text: /commands and @files work at a terminal only)")
+            note("(piped lines are text: /commands and @files count at a terminal, or with --plain)")
             self.says_plain = False
         self._send(lambda: ((), self.session.ask(line)))
 

@@ -74,7 +74,7 @@ def test_a_conversation_from_a_pipe_keeps_its_turns_and_obeys_no_command(environ
     result = localq(environment, "chat", "-n", "20", stdin=lines, TERM="dumb")
     assert result.returncode == 0, result.stderr
     assert "Ada" in result.stdout
-    assert result.stderr.count("from a pipe all is text") == 1
+    assert result.stderr.count("piped lines are text") == 1
     assert result.stderr.count("cached") == 2  # the second and third prompt begin with the earlier turns
 
 

@@ -27,12 +27,13 @@ class Terminal(io.StringIO):
 class Chat:
     """A line chat in the middle of the test: `says` handles one line and returns what came to stdout and to stderr."""
 
-    def __init__(self, capsys, replies: tuple, store: ConversationStore | None) -> None:
+    def __init__(self, capsys, replies: tuple, store: ConversationStore | None, scripted: bool = False) -> None:
         self.client = ScriptedClient(*[reply if isinstance(reply, list) else [reply] for reply in replies])
         self.session = ChatSession(self.client, Load("path", LoadOptions("tiny")), CharTokenizer(), store=store)
         self.session.record.model = "tiny"
         self.capsys = capsys
-        self.loop = LineChat(OpenSession(self.session, self.client), TerminalWatcher(quiet=True), show_stats=False)
+        opened, watcher = OpenSession(self.session, self.client), TerminalWatcher(quiet=True)
+        self.loop = LineChat(opened, watcher, show_stats=False, scripted=scripted)
 
     def says(self, line: str) -> tuple[str, str]:
         self.capsys.readouterr()
