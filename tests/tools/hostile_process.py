@@ -30,7 +30,7 @@ GRACE_S = 5.0  # until the processes that a run has started are gone too
 OUTPUT_BYTES = 32 * 2**20
 MEMORY_BYTES, FILE_BYTES = 6 * 2**30, 2**28  # of every run, so that none takes the machine
 # Leaves what is open, a line editor, the full screen, a pager; after Ctrl-Q an editor takes the next key as text.
-LEAVING = (ESCAPE, CTRL_C, CTRL_C, CTRL_C, CTRL_D, "\x11", CTRL_C, CTRL_C, CTRL_C, "q")
+LEAVING = (ESCAPE, CTRL_C, CTRL_C, CTRL_C, CTRL_D, "\x11", CTRL_C, CTRL_C, CTRL_C, "\r", "q")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
