@@ -245,7 +245,7 @@ Markdown = Annotated[
 ]  # fmt: skip
 Plain = Annotated[
     bool,
-    typer.Option("--plain", help="Use line mode; commands count in piped lines too.", rich_help_panel=help_page.OUTPUT),
+    typer.Option("--plain", help="Use line mode; obey commands in a pipe.", rich_help_panel=help_page.OUTPUT),
 ]
 Quiet = Annotated[
     bool,
