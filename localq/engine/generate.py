@@ -189,7 +189,7 @@ class Engine:
             if token == NON_FINITE:
                 self._invalidate()
                 why = f"non-finite logits at token {reply.count}"
-                raise LocalqError("model", why, "The weights are damaged, or they overflow in this --dtype.")
+                raise LocalqError("model", why, "The weights are damaged, or they overflow with this --dtype.")
             if token in stop_ids:
                 yield reply.end("stop")
                 return

@@ -212,7 +212,8 @@ class Snapshot:
 def _matching_ids(header: dict[str, Any], model: LoadedModel, weights: str) -> list[int]:
     """Return the ids of a header that belongs to `model` and fits into its cache."""
     if header.get("version") != VERSION:
-        raise LocalqError(NOT_USED, f"its format version is {header.get('version')!r}, but this localq uses {VERSION}")
+        found = header.get("version")
+        raise LocalqError(NOT_USED, f"its format version is {found!r}, but this version of localq supports {VERSION}")
     ids, theirs = header.get("ids"), header.get("fingerprint")
     if not isinstance(theirs, dict) or not isinstance(ids, list) or not ids:
         raise _damaged_error("its header is malformed")

@@ -37,7 +37,7 @@ def _all_but_every_nth(text: dict[str, Any], layers: int) -> int:
     if type(pattern) is not int or pattern < 1:  # other families have a string of letters here
         raise bad_file(
             "config.json",
-            f"sliding_window_pattern has the invalid value {str(pattern)[:40]}",
+            f"sliding_window_pattern has an invalid value: {str(pattern)[:40]}",
             "Download the model again.",
         )
     return layers - layers // pattern

@@ -79,7 +79,7 @@ class ConsentError(LocalqError):
     def __init__(self, cost: OpenCost) -> None:
         self.cost = cost
         why = f"confirmation required: {cost.work}"
-        super().__init__(cost.name, why, "Add --yes to start.", ExitCode.USAGE)
+        super().__init__(cost.name, why, "Add --yes to proceed.", ExitCode.USAGE)
 
 
 def declined(name: str) -> LocalqError:

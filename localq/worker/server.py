@@ -46,7 +46,7 @@ from localq.worker.messages import (
 
 BATCH_S = 0.025  # tokens are sent together when they come faster than this
 _NEXT = ""  # the process ends; the client knows whether a message follows
-_LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
+_LESS = "Use a smaller model or a shorter context (--ctx), or close other programs."
 
 
 class Server:

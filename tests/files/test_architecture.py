@@ -134,7 +134,7 @@ def test_a_wrapper_states_tying_for_its_text_part():
 
 @pytest.mark.parametrize("pattern", ["6", "LLLG", -1, 2.5, [6]])
 def test_a_pattern_of_windows_is_a_number(pattern):
-    with pytest.raises(LocalqError, match="sliding_window_pattern has the invalid value") as caught:
+    with pytest.raises(LocalqError, match="sliding_window_pattern has an invalid value: ") as caught:
         Architecture.from_config({**HUB["gemma-3-1b"], "sliding_window_pattern": pattern})
     assert caught.value.exit_code == ExitCode.BAD_FILE
 

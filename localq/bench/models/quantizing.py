@@ -165,7 +165,7 @@ def _facts(
 
 
 def _tell(out: TextIO, name: str, facts: Mapping[str, Any]) -> None:
-    text = f"{facts['windows']} windows of {facts['tokens']} tokens, beam {facts['beam']}"
+    text = f"{facts['windows']} windows of {facts['tokens']} tokens, beam width {facts['beam']}"
     print_lines(out, f"{name}: {text}")
     peaks = facts["allocated_bytes"] or {}
     for stage, seconds in facts["seconds"].items():

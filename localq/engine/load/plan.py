@@ -17,7 +17,7 @@ from localq.planner import footprint, placement, ram
 from localq.planner import plan as memory_plan
 from localq.planner.load_options import LoadOptions
 
-LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
+LESS = "Use a smaller model or a shorter context (--ctx), or close other programs."
 
 
 def plan_load(

@@ -26,7 +26,7 @@ class Facts:
         if value is None and not required:
             return None
         if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kind):
-            why = "is missing" if value is None else f"has the invalid value {str(value)[:40]!r}"
+            why = "is missing" if value is None else f"has an invalid value: {str(value)[:40]!r}"
             raise self.bad(key, why)
         return value
 
@@ -34,14 +34,14 @@ class Facts:
         """A positive integer."""
         value = int(self.get(key, int, default, required=True))
         if value <= 0:
-            raise self.bad(key, f"has the invalid value {value}")
+            raise self.bad(key, f"has an invalid value: {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive float. Files store f32: returned as its shortest decimal (1e-05, not 9.99999974e-06)."""
         value = self.get(key, (int, float), default, required=True)
         if not 0 < value < LARGEST:  # NaN fails every comparison
-            raise self.bad(key, f"has the invalid value {value}")
+            raise self.bad(key, f"has an invalid value: {value}")
         return shortest_f32(float(value))
 
     def bad(self, key: str, why: str) -> LocalqError:

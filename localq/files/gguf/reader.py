@@ -160,7 +160,7 @@ def _family(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, A
 def _gemma(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
     layers = facts.integer("block_count")
     if layers > MAX_LAYERS:
-        raise facts.bad("block_count", f"has the invalid value {layers}")
+        raise facts.bad("block_count", f"has an invalid value: {layers}")
     large = layers == _GEMMA_27B_LAYERS[facts.architecture]
     gemma: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",

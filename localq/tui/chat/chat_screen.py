@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from textual.dom import DOMNode
 
 from localq.chat.terminal.input_history import InputHistory
-from localq.errors import ExitCode, LocalqError
+from localq.errors import LocalqError
 from localq.stats import Stats
 from localq.tui.chat import status_line
 from localq.tui.chat.chat_layout import ChatLayout
@@ -244,7 +244,7 @@ class ChatScreen(ChatLayout):
         elif self.composer.text:
             self.notify("Ctrl-Q quits.", markup=False)
         elif time.monotonic() - self._interrupted_at < LEAVE_WITHIN_S:
-            self.app.leave(ExitCode.INTERRUPTED)
+            self.app.leave()
         else:
             self._interrupted_at = time.monotonic()
             self.notify("Press again to quit.", timeout=LEAVE_WITHIN_S, markup=False)

@@ -106,7 +106,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         for view in self._views:
             if view.turn.number is not None:
                 view.show(self._turn(view.turn.number))
-        self.welcome.display = len(self.children) == len(self._fixed)
+        self._show_welcome()
         if not live:
             await self._shorten()
         self._earlier.count(self._first)
@@ -189,9 +189,14 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         await self.sync(conversation)
 
     async def notice(self, text: str, failed: bool = False) -> None:
-        """Add a notice at the end."""
-        self.welcome.display = False
+        """Add a notice at the end; the welcome stays above it until the first turn."""
         await self.mount(Notice(text, failed))
+        self._show_welcome()
+
+    def _show_welcome(self) -> None:
+        """Show the welcome until there is a turn: notices go below it, and leave it the room that it needs."""
+        self.welcome.display = not any(isinstance(each, TurnView) for each in self.children)
+        self.welcome.set_class(any(isinstance(each, Notice) for each in self.children), "-noticed")
 
     def toggle_thinking(self) -> None:
         """Show or hide all thoughts."""
