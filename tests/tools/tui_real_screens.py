@@ -16,11 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from localq.chat import open_conversation
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.chat.chat_layout import WIDE
 from tests.support.cli.terminal_localq import environment
-from tests.support.tui.tui_pilot import until
+from tests.support.tui.tui_pilot import screen_text, until
 from tests.tools.tui_screens import QUESTION, SIZES, Stage, to_png
 
 SECOND = "And how do I sort the lines by price if they do not fit into memory?"
@@ -29,7 +30,7 @@ FIRST = "Explain in three short paragraphs how a lighthouse works."
 
 async def shoot(folder: Path, settings: Settings, size: tuple[int, int]) -> list[Path]:
     """All screens at `size`, columns and rows. Returns the pictures."""
-    app, made = LocalqApp(settings), list[Path]()
+    app, made = LocalqApp(settings, open_conversation.start(None, settings, None, print)), list[Path]()
     name = "x".join(map(str, size))
 
     def keep(screen: str) -> None:
@@ -50,7 +51,8 @@ async def shoot(folder: Path, settings: Settings, size: tuple[int, int]) -> list
         await stage.profile()
         keep("chat")
         await stage.say(SECOND, waits=False)
-        await pilot.pause(0.6)
+        await until(pilot, lambda: SECOND[:20] in screen_text(app))
+        await pilot.pause(0.1)  # a GPU answers 1,000 tokens a second
         keep("answering")
         await stage.until(lambda: not app.chat.conversation.busy)
         if size[0] < WIDE:
@@ -101,7 +103,7 @@ def main() -> int:
     for size in given.sizes.split(","):
         columns, rows = map(int, size.split("x"))
         with tempfile.TemporaryDirectory() as home:
-            os.environ.update(environment(Path(home)))
+            os.environ.update({**environment(Path(home)), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
             settings = Settings(
                 model=given.model, device=given.device, vram=given.vram, max_tokens=given.tokens, temperature=0.0,
                 offline=True,

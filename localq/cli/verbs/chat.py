@@ -87,9 +87,7 @@ def chat(
     first = None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     settings, record, project = _resume(settings, project, flags, continue_, resume)
     start, wish = _start(record, settings, stop, wanted, project), OpenOptions(format, force, agreed=yes)
-    return start_chat(
-        settings, start, wish, named=named, plain=plain or prompt is not None, quiet=quiet, first=first, scripted=plain
-    )
+    return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=first)
 
 
 def _start(
@@ -145,14 +143,13 @@ def start_chat(
     plain: bool,
     quiet: bool,
     first: options.PromptText | None,
-    scripted: bool = False,
 ) -> int:
     """Chat on the full screen, or line by line where it is unavailable or not wanted.
 
-    named      the user named the model; else the best for this machine is chosen
-    scripted   as for `line_chat.converse`
+    named   the user named the model; else the best for this machine is chosen
+    plain   line by line; lines from a pipe are commands too
     """
-    on_screen = not plain and not quiet and _on_full_screen(settings)
+    on_screen = not plain and first is None and not quiet and _on_full_screen(settings)
     if on_screen:
         from localq.cli.verbs.tui import run_app
 
@@ -160,7 +157,7 @@ def start_chat(
     from localq.cli.line.line_chat import converse
 
     opening = default_model.choose(settings, wanted, named=named, on_screen=False, quiet=quiet)
-    return converse(opening.settings, start, quiet, opening.wanted, first, scripted)
+    return converse(opening.settings, start, quiet, opening.wanted, first, scripted=plain)
 
 
 def _on_full_screen(settings: Settings) -> bool:

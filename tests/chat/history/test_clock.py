@@ -34,6 +34,7 @@ WALL = {  # who may ask what time it is, and what for
     "chat/history/conversation.py": "when a turn was said",
     "chat/history/store.py": "when a conversation was used, and for how long one that was deleted is kept",
     "chat/history/snapshot_files.py": "how old a part is that nobody writes to, beside a lock that says so",
+    "files/scratch.py": "how old the text of an editor is that ended without taking it; `prune` asks before it removes",
     "files/hub/errors.py": "how long a server wants to be left alone, which it says as a date; capped",
     "tui/chat/sessions_panel.py": "how long ago that was, in words",
     "chat/terminal/input_history.py": "a remark beside what was typed",
