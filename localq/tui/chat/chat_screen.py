@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 NOTED_S = 0.2  # a command that runs for longer is shown in the status line
 PROMPT_KEYS = ("send", "stop", "help", "palette", "models", "instruments", "sidebar", "newline")
 TURN_KEYS = ("stop", "edit", "regenerate", "copy_turn", "branch_before", "turn_before")
+SAVING_IS_OFF = "Saving is off (--no-save, or\nsave = false in the settings)."
+SAVING_FAILED = "Saving failed; the next turn\ntries again."
 LEAVE_WITHIN_S = 2.0  # a second Esc or Ctrl-C on an empty prompt within this time quits
 
 
@@ -85,7 +87,7 @@ class ChatScreen(ChatLayout):
         self.instruments.end_reply()
         self._show_model()
         self._show_stats()
-        self.query_one(Sidebar).reload(self.conversation.number)
+        self.query_one(Sidebar).reload(self.conversation.number, self._unsaved)
 
     @on(InstrumentPanel.ProfileRequested)
     def _profile(self) -> None:
@@ -127,7 +129,7 @@ class ChatScreen(ChatLayout):
             self.status(model=loaded.name, format=loaded.format, device=loaded.device_name)
             if loaded is not self._loaded:
                 self._loaded = loaded
-                self.instruments.show_model(loaded)
+                self.instruments.show_model(loaded, model.session.request.options.vram_bytes)
                 self.conversation.transcript.welcome.show_model(loaded)
 
     def _show_stats(self) -> None:
@@ -222,7 +224,8 @@ class ChatScreen(ChatLayout):
         for composer in self.query(Composer):  # none until `fill`
             is_turn = any(isinstance(each, TurnView) for each in self._focus_path())
             names = TURN_KEYS if is_turn else PROMPT_KEYS
-            stop = "stop" if self.conversation.busy else "prompt" if is_turn else "twice: quit"
+            is_prompt = self.focused in (None, composer)
+            stop = "stop" if self.conversation.busy else "twice: quit" if is_prompt else "prompt"
             composer.show_keys(hints(self.app.settings.keys, names, stop=stop))
 
     def action_stop(self) -> None:
@@ -265,14 +268,26 @@ class ChatScreen(ChatLayout):
         """Show or hide the list of conversations."""
         self.toggle_class("sidebar")
         if self.has_class("sidebar"):
-            await self.query_one(Sidebar).open(self.app.start_with.search_store, self.conversation.number)
+            await self._open_sidebar()
         else:
             self.composer.focus()
 
     async def action_sessions(self) -> None:
         """Search conversations."""
         self.add_class("sidebar")
-        await self.query_one(Sidebar).open(self.app.start_with.search_store, self.conversation.number, search=True)
+        await self._open_sidebar(search=True)
+
+    async def _open_sidebar(self, search: bool = False) -> None:
+        store, number = self.app.start_with.search_store, self.conversation.number
+        await self.query_one(Sidebar).open(store, number, self._unsaved, search)
+
+    @property
+    def _unsaved(self) -> str:
+        """Why the open conversation is not saved; empty if it is, or has nothing to save yet."""
+        model = self.conversation.model
+        if self.app.start_with.store is None:
+            return SAVING_IS_OFF
+        return SAVING_FAILED if model is not None and model.session.record in model.session.unsaved else ""
 
     def on_sessions_panel_chosen(self, message: SessionsPanel.Chosen) -> None:
         """Resume the chosen conversation."""

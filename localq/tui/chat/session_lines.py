@@ -24,6 +24,11 @@ def prompt(each: RecordSummary, current: int | None, now_s: float) -> Content:
     return Content.assemble(title, (f"\n  {when(each.changed_s, now_s)}, {turns}, {one_line(model)}", MUTED))
 
 
+def unsaved_prompt(why: str) -> Content:
+    """The open conversation where it is not saved: that, and below it why."""
+    return Content.assemble(("> This chat is not saved", "bold"), *(("\n  " + line, MUTED) for line in why.split("\n")))
+
+
 def day(changed_s: float, now_s: float) -> str:
     """ "Today", "Yesterday", a weekday of the last days, else the month: "October 2026"."""
     back = _days_back(changed_s, now_s)

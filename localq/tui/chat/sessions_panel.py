@@ -22,7 +22,7 @@ from localq.chat.history.record import RecordSummary
 from localq.chat.history.store import ConversationStore
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
-from localq.tui.chat.session_lines import day, heading, one_line, prompt
+from localq.tui.chat.session_lines import day, heading, one_line, prompt, unsaved_prompt
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.thread_messages import PostingWatcher
 from localq.tui.key_line import KeyLine
@@ -72,9 +72,10 @@ class SessionsPanel(Widget):
     class New(Message):
         """Start a new conversation."""
 
-    def __init__(self, store: ConversationStore, current_id: int | None = None) -> None:
+    def __init__(self, store: ConversationStore, current_id: int | None = None, unsaved: str = "") -> None:
+        """unsaved: why the open conversation is not saved, if it is not; as for `refresh_list`."""
         super().__init__()
-        self._store, self._current = store, current_id
+        self._store, self._current, self._unsaved = store, current_id, unsaved
         self._summaries: list[RecordSummary] = []
         self._deleted: list[RecordSummary] = []
         self._renaming: RecordSummary | None = None
@@ -103,9 +104,9 @@ class SessionsPanel(Widget):
         if self._job is not None:
             self._job.abandon()
 
-    def refresh_list(self, current_id: int | None) -> None:
-        """Reload; `current_id` is the current conversation."""
-        self._current = current_id
+    def refresh_list(self, current_id: int | None, unsaved: str = "") -> None:
+        """Reload; `current_id` is the current conversation; `unsaved`: why the open one is not saved, else empty."""
+        self._current, self._unsaved = current_id, unsaved
         self._work(lambda: "")
 
     # ---- the store, in a thread
@@ -159,6 +160,8 @@ class SessionsPanel(Widget):
     def _options(self, now_s: float) -> list[Option]:
         """The conversations, with a heading before those of another day."""
         found, last = list[Option](), ""
+        if self._unsaved and not self._searched:
+            found.append(Option(unsaved_prompt(self._unsaved), disabled=True))
         for each in self._summaries:
             name = day(each.changed_s, now_s)
             if name != last:
@@ -181,11 +184,24 @@ class SessionsPanel(Widget):
         elif self._note:
             text = self._note
         elif summary is None:
-            text = "" if self._job is not None else "No conversations yet" if not self._searched else "No match"
+            text = "" if self._job is not None else "No match" if self._searched else self._nothing
         else:
             more = f" (newest {LIMIT}; search to find others)" if found >= LIMIT else ""
             text = f"{one_line(summary.title)}, {one_line(summary.model)}{more}"
         self.query_one("#about", Static).update(sanitize(text))
+        self._enable("rename", summary is not None)
+        self._enable("delete", summary is not None)
+        self._enable("undo", bool(self._deleted))
+
+    @property
+    def _nothing(self) -> str:
+        return "No saved conversations" if self._unsaved else "No conversations yet"
+
+    def _enable(self, name: str, is_enabled: bool) -> None:
+        button = self.query_one(f"#{name}", Button)
+        if button.has_focus and not is_enabled:
+            self.query_one("#list").focus()  # else the keys of the list would go nowhere
+        button.disabled = not is_enabled
 
     @property
     def _searched(self) -> str:

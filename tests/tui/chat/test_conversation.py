@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from textual.widget import Widget
 
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError
@@ -340,3 +341,27 @@ def test_the_end_of_a_reply_breaks_off_nothing_that_is_being_drawn(monkeypatch):
             assert screen_text(app).count("stopped at the limit of") == count
 
     drive_chat(app, script)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 12)])
+def test_the_welcome_stays_above_notices_until_the_first_message(size):
+    app = chat_app(["yes"])
+
+    def welcome() -> Widget:
+        return app.chat.conversation.transcript.welcome
+
+    async def script(pilot):
+        await until(pilot, lambda: "attach a file" in screen_text(app))
+        for number in range(2):
+            await app.chat.conversation.transcript.notice(f"notice {number}")
+        await pilot.pause()
+        shown = screen_text(app)
+        assert shown.index("attach a file") < shown.index("notice 1")
+        assert "Ctrl-P" in shown
+        await app.chat.conversation.transcript.sync(app.model.session.conversation)
+        assert welcome().display
+        await say(pilot, "hello")
+        assert not welcome().display
+        assert "attach a file" not in screen_text(app)
+
+    drive_chat(app, script, size)

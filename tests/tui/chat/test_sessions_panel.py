@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Button, Input, OptionList, Static
 
 from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.record import Record
@@ -185,7 +185,8 @@ def test_what_is_deleted_comes_back(store, by_mouse):
         await listed(pilot, host, ALL[0], "Ships")
         await do("undo")
         await listed(pilot, host, *ALL)
-        await do("undo")
+        assert host.panel.query_one("#undo").disabled
+        await pilot.press("u")
         assert "Nothing to undo" in screen_text(host)
 
     driven(host, script)
@@ -331,3 +332,27 @@ def test_without_any(tmp_path):
         assert host.got == []
 
     drive(host, script)
+
+
+def test_buttons_are_dimmed_while_they_have_nothing_to_act_on(store, tmp_path):
+    def dimmed(host: Host) -> set[str]:
+        return {each.id or "" for each in host.panel.query(Button) if each.disabled}
+
+    async def empty(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "No conversations yet" in screen_text(pilot.app))
+        assert dimmed(nothing) == {"rename", "delete", "undo"}
+
+    async def script(pilot: Pilot[Any]) -> None:
+        assert dimmed(host) == {"undo"}
+        for left in (2, 1, 0):  # a button that was just clicked takes no second click
+            await until(pilot, lambda: not host.panel.query_one("#delete").has_class("-active"))
+            await pilot.click("#delete")
+            await until(pilot, lambda left=left: len(titles(host)) == left)
+        assert dimmed(host) == {"rename", "delete"}
+        await pilot.press("u")  # the focus did not vanish with the button
+        await until(pilot, lambda: len(titles(host)) == 1)
+        assert dimmed(host) == set()
+
+    nothing, host = Host(ConversationStore(tmp_path / "none.db")), Host(store)
+    drive(nothing, empty)
+    driven(host, script)

@@ -10,6 +10,7 @@ from localq.chat.history.record import Record
 from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
+from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
@@ -121,3 +122,43 @@ def test_a_new_one_is_begun_and_listed_when_something_was_said(store):
 
     drive_chat(app, script, (100, 30))
     assert app.model.session.conversation.turns == []
+
+
+@pytest.mark.parametrize("cause", ["Saving is off (--no-save, or", "Saving failed; the next turn"])
+def test_an_open_conversation_that_is_not_saved_is_named_with_its_cause(tmp_path, monkeypatch, cause):
+    store = ConversationStore(tmp_path / "sessions.db")
+    app = app_over(store, ["yes"])
+    if "off" in cause:
+        app.start_with = Start()
+    else:
+
+        def fail(record: Record) -> None:
+            raise LocalqError("sessions.db", "disk full", "Free some space.")
+
+        monkeypatch.setattr(store, "save", fail)
+
+    async def script(pilot):
+        await say(pilot, "hello")
+        await pilot.press("ctrl+b")
+        await until(pilot, lambda: "No saved conversations" in screen_text(app))
+        assert "> This chat is not saved" in screen_text(app)
+        assert cause in screen_text(app)
+        await pilot.press("r", "d", "u", "enter")
+        assert "No conversations yet" not in screen_text(app)
+
+    drive_chat(app, script, (100, 30))
+
+
+@pytest.mark.parametrize("key", ["ctrl+b", "ctrl+s", "ctrl+o"])
+def test_the_keys_beside_the_prompt_tell_what_escape_does_at_rest(store, key):
+    app = app_over(store, ["yes"])
+
+    async def script(pilot):
+        await say(pilot, "hello")
+        await until(pilot, lambda: "Esc twice: quit" in screen_text(app))
+        await pilot.press(key)
+        await until(pilot, lambda: "Esc prompt" in screen_text(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: "Esc twice: quit" in screen_text(app) and app.chat.composer.has_focus)
+
+    drive_chat(app, script, (140, 30))
