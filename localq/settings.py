@@ -12,7 +12,7 @@ import difflib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,11 @@ class Settings:
         return dataclasses.replace(self, **{name: value for name, value in flags.items() if value is not None})
 
 
+# Names of options that are not those of their settings.
+OPTION_NAMES = {
+    "m": "model", "s": "system", "c": "ctx", "ctx_size": "ctx", "cache_type": "kv", "n": "max_tokens",
+    "temp": "temperature", "online": "offline", "v": "stats", "verbose": "stats",
+}  # fmt: skip
 DESCRIPTIONS: dict[str, str] = {
     "model": "default model for `localq chat` and `localq run`",
     "system": "system prompt",
@@ -243,10 +248,17 @@ def _add_place(where: str) -> Iterator[None]:
         raise LocalqError(what, error.why, error.next_step, error.exit_code) from None
 
 
+def similar(name: str, known: Collection[str]) -> list[str]:
+    """Settings among `known` that `name` may mean: the one that it names as an option, else those of similar names."""
+    plain = name[:80].casefold().lstrip("-").replace("-", "_").removeprefix("no_")
+    meant = OPTION_NAMES.get(plain, plain)
+    return [meant] if meant in known else difflib.get_close_matches(plain, known, n=3)
+
+
 def check_name(name: str) -> None:
     """Raise a usage error for an unknown setting, naming similar ones."""
     if name not in DESCRIPTIONS:
-        near = difflib.get_close_matches(name[:80], DESCRIPTIONS, n=3)
+        near = similar(name, DESCRIPTIONS)
         meant = f"Did you mean {', '.join(near)}?" if near else f"Settings: {', '.join(DESCRIPTIONS)}."
         raise usage_error(name[:80], "unknown setting", meant)
 

@@ -14,6 +14,7 @@ import pytest
 from localq import keymap, settings, settings_file
 from localq.chat import commands
 from localq.cli import execute, output, progress, registry
+from localq.cli.verbs.help import TOPICS
 from localq.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def test_other_names_of_verbs(capsys):
 
 def test_every_option_may_be_in_the_environment(monkeypatch, capsys):
     monkeypatch.setenv("LOCALQ_JSON", "1")
-    assert execute(["help"]) == 0
+    assert execute(["help", "exit-codes"]) == 0
     assert json.loads(capsys.readouterr().out)["exit_codes"]["0"] == "success"
     monkeypatch.setenv("LOCALQ_JSON", "perhaps")
     assert execute(["help"]) == ExitCode.USAGE
@@ -75,6 +76,18 @@ def test_help_tells_keys_and_variables(capsys):
     for name in ("HF_ENDPOINT", "NO_COLOR", "CUDA_DEVICE_ORDER", "SSL_CERT_FILE", "DO_NOT_TRACK"):
         assert name in told
     assert execute(["help", "no-topic"]) == ExitCode.USAGE
+
+
+def test_help_alone_lists_every_verb_and_topic(capsys):
+    told = body_of(capsys, "help", "--json")
+    assert tuple(told["verbs"]) == registry.VERBS
+    assert all(told["verbs"].values())
+    assert tuple(told["topics"]) == tuple(TOPICS)
+    assert execute(["help"]) == 0
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line]
+    assert [name for name, _ in rows] == ["verb", *registry.VERBS, "topic", *TOPICS, "WORD"]
+    for topic in TOPICS:  # each is one that `localq help` takes
+        assert execute(["help", topic]) == 0
 
 
 def test_help_tells_the_commands_of_a_chat(capsys):
@@ -243,3 +256,24 @@ def test_short_names_of_options_are_those_that_fingers_know(capsys):
         assert execute([verb, "--help"]) == 0
         told = capsys.readouterr().out
         assert all(f" {each}," in told for each in options.split()), verb
+
+
+def test_a_name_or_short_form_of_an_option_leads_to_its_setting(capsys):
+    seen = set()
+    for verb in ("chat", "run", "fit", "bench", "eval", "pull"):
+        command = registry.Verbs(name="localq").commands[verb]
+        for each in command.get_params(command.context_class(command)):
+            spellings = [*each.opts, *each.secondary_opts]
+            names = [option.lstrip("-").replace("-", "_") for option in spellings]
+            meant = next((name for name in names if name in settings.DESCRIPTIONS), None)
+            if meant is None:
+                continue
+            for name in names:
+                if name not in settings.DESCRIPTIONS:
+                    assert execute(["config", "set", "--", name, "1"]) == ExitCode.USAGE
+                    assert f"Did you mean {meant}?" in capsys.readouterr().err, (verb, name)
+                    seen.add(name)
+    assert {"temp", "n", "ctx_size", "no_save"} <= seen
+    assert set(settings.OPTION_NAMES) <= seen  # none that is no option any more
+    for name in ("--temp", "top-k", "-n"):
+        assert settings.similar(name, settings.DESCRIPTIONS) in (["temperature"], ["top_k"], ["max_tokens"])

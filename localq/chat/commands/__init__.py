@@ -108,8 +108,10 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
             session.try_save()
             return f"stop = {text.strip()}"
         if name not in (*_SETTABLE, "stop"):
-            known = ", ".join((*_SETTABLE, "stop", *_LISTED_TOO))
-            raise usage_error(name, "unknown setting", f"Settings: {known}.")
+            known = (*_SETTABLE, "stop", *_LISTED_TOO)
+            near = settings.similar(name, known)
+            meant = f"Did you mean {', '.join(near)}?" if near else f"Settings: {', '.join(known)}."
+            raise usage_error(name, "unknown setting", meant)
         if not text.strip():
             return f"{name} = {values[name]}"
         unset = text.strip() == "none" and name in ("seed", "max_tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -96,6 +97,26 @@ TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
     "commands": _commands,
     "environment": _environment,
 }
+MEANINGS = {
+    "exit-codes": "what an exit code means",
+    "keys": "keys of the line chat and of the full screen",
+    "commands": "/commands in a chat",
+    "environment": "environment variables",
+    "WORD": "options and settings with that word, such as vram",
+}
+
+
+def _overview() -> tuple[dict[str, Any], list[Table]]:
+    """The verbs and the topics, for `localq help` alone."""
+    from localq.cli.registry import VERBS, Verbs  # they import this file
+
+    commands = Verbs(name="localq").commands
+    verbs = {verb: (commands[verb].help or "").partition("\n")[0] for verb in VERBS}
+    body = {"verbs": verbs, "topics": {name: MEANINGS[name] for name in TOPICS}}
+    return body, [
+        [("verb", "what it does"), *verbs.items()],
+        [("topic", "what `localq help TOPIC` shows"), *MEANINGS.items()],
+    ]
 
 
 def _verb_page(name: str, context: typer.Context) -> str | None:
@@ -112,15 +133,15 @@ def help(
     topic: Annotated[
         str,
         typer.Argument(metavar="TOPIC", help=f"A verb, {', '.join(TOPICS)}, or any word to search for, such as vram."),
-    ] = "exit-codes",
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Explain a verb or topic, or search all options."""
-    if not json and (page := _verb_page(topic, context)) is not None:
+    if not json and topic and (page := _verb_page(topic, context)) is not None:
         with page_output():
             print_line(page)
         return
-    body, tables = TOPICS[topic]() if topic in TOPICS else _search(topic)
+    body, tables = TOPICS.get(topic, _overview if not topic else partial(_search, topic))()
     if not tables:
         why = "no help topic, verb, option or setting matches"
         raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}. Verbs: localq --help.")
