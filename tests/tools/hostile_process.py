@@ -31,6 +31,7 @@ OUTPUT_BYTES = 32 * 2**20
 MEMORY_BYTES, FILE_BYTES = 6 * 2**30, 2**28  # of every run, so that none takes the machine
 # Leaves what is open, a line editor, the full screen, a pager; after Ctrl-Q an editor takes the next key as text.
 LEAVING = (ESCAPE, CTRL_C, CTRL_C, CTRL_C, CTRL_D, "\x11", CTRL_C, CTRL_C, CTRL_C, "\r", "q")
+OF_A_PAGER = ("\r", "q", CTRL_C, "q", CTRL_D)  # where Esc would begin a command
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -345,7 +346,8 @@ def at_terminal(plan: Plan, scratch: Scratch) -> Outcome:
             for key in plan.keys or ():
                 _press(terminal, key, outcome)
                 _quiet(terminal, clock, 0.6)
-        _leave(terminal, clock, outcome)
+        is_chat = plan.argv[:1] in (["chat"], ["run"], ["tui"], [])
+        _leave(terminal, clock, outcome, LEAVING if is_chat else OF_A_PAGER)
         if terminal.process.poll() is not None:
             _read_all(terminal)
             outcome.code = _code(terminal.process.returncode)
@@ -386,7 +388,7 @@ def _quiet(terminal: Terminal, clock: Clock, seconds: float) -> None:
             return
 
 
-def _leave(terminal: Terminal, clock: Clock, outcome: Outcome) -> None:
+def _leave(terminal: Terminal, clock: Clock, outcome: Outcome, leaving: Sequence[str]) -> None:
     begun, count, last = clock.tick(), 0, -1.0
     while terminal.process.poll() is None:
         seconds = clock.tick() - begun
@@ -394,7 +396,7 @@ def _leave(terminal: Terminal, clock: Clock, outcome: Outcome) -> None:
             outcome.hung = f"at the terminal {seconds:.0f} s after the first key that leaves; screen:\n{terminal.text}"
             return
         if seconds - last > 0.3:
-            terminal.send(LEAVING[count % len(LEAVING)], patience_s=0.5)
+            terminal.send(leaving[count % len(leaving)], patience_s=0.5)
             count, last = count + 1, seconds
             outcome.sent.add(signal.SIGINT)
         terminal.read(TICK_S)
