@@ -32,9 +32,9 @@ def rising(share: float, fair: float, bad: float) -> str:
     return GOOD if share < fair else FAIR if share < bad else BAD
 
 
-def falling(share: float, fair: float, bad: float) -> str:
-    """Style of a share that is better high: of the bandwidth."""
-    return GOOD if share >= fair else FAIR if share >= bad else BAD
+def falling(share: float, good: float) -> str:
+    """Style of a share that is better high: of the bandwidth. A low one is a fact, no fault, and so without colour."""
+    return GOOD if share >= good else MUTED
 
 
 def rich_style(app: App[Any], name: str, bold: bool = False) -> Style:

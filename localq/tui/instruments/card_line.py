@@ -5,6 +5,8 @@ What the card does not report is left out. The energy is that of the whole card,
 
 from __future__ import annotations
 
+import math
+
 from textual.content import Content
 
 from localq.gpus import Reading
@@ -13,7 +15,7 @@ from localq.tui.gauge import GOOD, MUTED, Part, rising
 from localq.tui.instruments.instrument_widget import UNKNOWN, Instrument, heading, line, meter
 
 HOT, TOO_HOT, HOTTEST = 78, 86, 100  # °C
-NEAR, FULL = 0.9, 0.99  # of the power limit
+NEAR = 0.9  # of the power limit; at the limit the clocks fall, which is no fault
 
 
 class CardLine(Instrument):
@@ -49,7 +51,7 @@ def _power(width: int, reading: Reading) -> Content:
     watts, limit = reading.watts, reading.watts_limit
     share = watts / limit if watts is not None and limit else None
     text = f"{_figure(watts, '.0f')} of {limit:.0f} W" if limit else f"{_figure(watts, '.0f')} W"
-    return meter(width, "power", share, GOOD if share is None else rising(share, NEAR, FULL), text)
+    return meter(width, "power", share, GOOD if share is None else rising(share, NEAR, math.inf), text)
 
 
 def _heat(width: int, reading: Reading) -> Content:

@@ -113,6 +113,7 @@ class InstrumentFacts:
         """sensors: opens the sensors of the GPU with a UUID."""
         self.clock, self._sensors = clock, sensors
         self.loaded: Loaded | None = None
+        self.limit: int | None = None  # bytes of the card that the model may use, where `--vram` sets that
         self.roof: Roof | None = None
         self.speed = Speed()
         self.sample: Sample | None = None
@@ -129,12 +130,13 @@ class InstrumentFacts:
 
     # ---- input
 
-    def load(self, loaded: Loaded) -> None:
-        """Reset for a new load."""
+    def load(self, loaded: Loaded, limit: int | None = None) -> None:
+        """Reset for a new load. limit: bytes of `--vram`."""
         from localq.planner.speed import roofline  # start-up cost: not needed before the first frame
 
         self.loaded, self.sample, self.untimed, self.reading = loaded, None, "", Reading()
         self.look = partial(read_gpu, self._sensors(loaded.gpu_uuid)) if self.on_gpu else read_host_memory
+        self.limit = limit if self.on_gpu else None
         self.speed, self.asked, self._failures = Speed(), False, 0
         self._joules = self._metered = 0.0
         found = roofline.bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None

@@ -26,7 +26,7 @@ from localq.gpus import Reading
 from localq.stats import Stats
 from localq.tui.instruments.card_line import CardLine
 from localq.tui.instruments.instrument_facts import LOOK_S, InstrumentFacts
-from localq.tui.instruments.instrument_widget import Instrument
+from localq.tui.instruments.instrument_widget import NO_SOURCE, Instrument
 from localq.tui.instruments.kernel_bars import KernelBars
 from localq.tui.instruments.memory_bar import MemoryBar
 from localq.tui.instruments.speed_graph import SpeedGraph
@@ -44,7 +44,7 @@ MODES: tuple[Mode, ...] = ("side", "strip", "full")
 
 
 class InstrumentPanel(VerticalScroll):
-    """All instruments. mode: "side", "strip" (six lines of speed and memory) or "full"."""
+    """All instruments. mode: "side", "strip" (speed and memory in six lines, and a blank one above) or "full"."""
 
     DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments_profile")]
@@ -85,9 +85,9 @@ class InstrumentPanel(VerticalScroll):
 
     # ---- input
 
-    def show_model(self, loaded: Loaded) -> None:
-        """A model was loaded."""
-        self.facts.load(loaded)
+    def show_model(self, loaded: Loaded, limit: int | None = None) -> None:
+        """A model was loaded. limit: bytes of `--vram`."""
+        self.facts.load(loaded, limit)
         self._look()
         self._ask()
 
@@ -165,9 +165,29 @@ class InstrumentPanel(VerticalScroll):
     def _draw(self) -> None:
         self._drawing = False
         if self.is_visible and self.screen.is_active:
+            self._fit()
             for instrument in self.query(Instrument):
                 if instrument.display:
                     instrument.redraw()
+
+    def _fit(self) -> None:
+        """Drop rows where the panel would overflow without: as few as possible, and none if it overflows all the same
+        and has to be scrolled."""
+        shown = [each for each in self.query(Instrument) if each.display]
+        for dropped in (*range(NO_SOURCE + 1), 0):
+            for each in shown:
+                each.dropped = dropped
+            if self.mode == "strip" or self._rows() <= self.size.height:
+                return
+
+    def _rows(self) -> int:
+        """Rows that the instruments take, with a blank one between them."""
+        heights = []
+        for column in self.query(".instruments--column"):
+            lines = [len(each.lines(each.content_size.width)) for each in column.query(Instrument)]
+            heights.append(sum(count + 1 for count in lines if count))
+        is_beside = self.mode == "full" and not self.has_class("-narrow")
+        return (max(heights) if is_beside else sum(heights)) - 1
 
     def _tick(self) -> None:
         self._changed()  # the ages change

@@ -13,6 +13,7 @@ from localq.tui.instruments.instrument_facts import InstrumentFacts
 UNKNOWN = "–"
 LABEL = 10  # cells of the label of a meter
 VALUE = 13  # cells of its value, at the right
+NO_PLAN, NO_NAMES, LOW_GRAPH, NO_SOURCE = 1, 2, 3, 4  # rows that are dropped first, each with those before it
 _LEAST_GAUGE = 4  # a shorter gauge says nothing
 
 
@@ -23,6 +24,7 @@ class Instrument(Widget):
         super().__init__(id=id)
         self.facts = facts
         self.compact = False  # use as few lines as possible
+        self.dropped = 0  # which rows the panel has no room for: 0, or `NO_PLAN` to `NO_SOURCE`
         self._shown: list[Content] = []
 
     def lines(self, width: int) -> list[Content]:
@@ -30,10 +32,14 @@ class Instrument(Widget):
         raise NotImplementedError
 
     def redraw(self) -> None:
-        """Redraw if the lines have changed."""
+        """Redraw if the lines have changed, and lay out if there are not as many as there are rows.
+
+        The rows count, not the lines last drawn: those may have been drawn for another reason, into too few rows.
+        """
         lines = self.lines(self.content_size.width)
-        if not _same(lines, self._shown):
-            self.refresh(layout=len(lines) != len(self._shown))
+        moved = len(lines) != self.content_size.height
+        if moved or not _same(lines, self._shown):
+            self.refresh(layout=moved)
         self.set_class(not lines, "-empty")
 
     def render(self) -> Content:

@@ -1,7 +1,8 @@
 """Memory: one bar of all parts, and below it a gauge for each, in the same colour and order.
 
-Total and free memory come from NVML; what the ledger does not explain belongs to other programs. On the CPU the figures
-are those of host memory.
+Total and free memory come from NVML; what the ledger does not explain belongs to other programs. Under `--vram` all of
+it is scaled to that limit: memory beyond it is not free to the model, and the card has a gauge of its own. On the CPU
+the figures are those of host memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from textual.content import Content
 from localq.sanitize import sanitize
 from localq.tui.gauge import MUTED, REST_STYLE, Part, rising
 from localq.tui.instruments.instrument_facts import InstrumentFacts
-from localq.tui.instruments.instrument_widget import Instrument, heading, line, meter
+from localq.tui.instruments.instrument_widget import NO_NAMES, NO_PLAN, Instrument, heading, line, meter
 
 if TYPE_CHECKING:
     from localq.gpus import Process
@@ -27,7 +28,7 @@ FAIR, BAD = 0.75, 0.9  # of the KV cache in use
 OVER = 0.02  # a part that takes so much more than planned is named
 IN_USE, RESERVED, OTHERS, FREE = "in use", "reserved", "others", "free"
 KV, BUFFERS = "KV cache", "buffers"
-_CELLS = {RESERVED: "░", FREE: "─"}  # what fills the cells of a part, "█" for all others
+_CELLS = {RESERVED: "░", OTHERS: "▒", FREE: "─"}  # what fills the cells of a part, "█" for all others
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ KINDS = (
     ), "$foreground 75%"),
     Kind("CUDA", ("graphs", "cuda_context"), "$foreground 50%"),
 )  # fmt: skip
-OTHERS_STYLE = "$error"
+OTHERS_STYLE = "$text-secondary"  # no alarm, so no red
+CARD_FAIR, CARD_BAD = 0.95, 0.98  # of the whole card in use
+LEGEND_ROWS = 4  # of the strip
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Kind -> (measured, planned or None), KV cache in use, total, other programs, free; None: unknown."""
+    """Kind -> (measured, planned or None), KV cache in use, total, other programs, free; None: unknown.
+
+    card   (in use, total) of the whole card, where the other figures are of a limit that is smaller
+    """
 
     kinds: dict[Kind, tuple[int, int | None]]
     kv_used: int
     total: int | None
     others: int | None
     free: int | None
+    limited: bool = False
+    card: tuple[int, int] | None = None
 
     @property
     def measured_bytes(self) -> int:
@@ -109,7 +117,12 @@ class MemoryBar(Instrument):
         others = self.facts.reading.processes or ()
         per_token = loaded.ledger.get("kv_cache", 0) / max(1, loaded.context_size)
         named = [line(width, ("  " + each, MUTED)) for each in holders(others, per_token)]
-        return [*top, *_meters(memory, width, named), *_plan(memory, width), *_host(loaded.host, width)]
+        if self.dropped >= NO_NAMES:
+            named = []
+        plan = _plan(memory, width)
+        if self.dropped >= NO_PLAN:
+            plan = plan[1:]  # a part that took more stays
+        return [*top, *_meters(memory, width, named), *plan, *_host(loaded.host, width)]
 
 
 def memory_use(facts: InstrumentFacts) -> MemoryUse:
@@ -128,10 +141,14 @@ def memory_use(facts: InstrumentFacts) -> MemoryUse:
         if taken or planned:
             kinds[kind] = taken, planned if loaded.predicted else None
     used = round(loaded.ledger.get("kv_cache", 0) * min(1.0, facts.speed.last.context_fill))
-    others = None
-    if reading.total is not None and reading.free is not None:
-        others = max(0, reading.total - reading.free - sum(taken for taken, _ in kinds.values()))
-    return MemoryUse(kinds, used, reading.total, others, reading.free)
+    own, total, free = sum(taken for taken, _ in kinds.values()), reading.total, reading.free
+    if facts.limit is not None and (total is None or facts.limit < total):
+        left = max(0, facts.limit - own)  # others may have taken a part of it
+        within = left if free is None else min(left, free)
+        card = (total - free, total) if total is not None and free is not None else None
+        return MemoryUse(kinds, used, facts.limit, left - within, within, True, card)
+    others = max(0, total - free - own) if total is not None and free is not None else None
+    return MemoryUse(kinds, used, total, others, free)
 
 
 def bar(segments: Sequence[Segment], width: int) -> Content:
@@ -177,7 +194,7 @@ def _sum(memory: MemoryUse) -> list[str | Part]:
     taken = memory.measured_bytes + (memory.others or 0)
     if memory.total is None:
         return [(_gib(taken), "bold"), " GiB"]
-    return [(_gib(taken), "bold"), f" of {_gib(memory.total)} GiB"]
+    return [(_gib(taken), "bold"), f" of {_gib(memory.total)} GiB{' (--vram)' if memory.limited else ''}"]
 
 
 def _meters(memory: MemoryUse, width: int, named: list[Content]) -> list[Content]:
@@ -190,11 +207,15 @@ def _meters(memory: MemoryUse, width: int, named: list[Content]) -> list[Content
             style = rising(share, FAIR, BAD)
             value = (f"{share:.0%}", style), f"{_mib(memory.kv_used):>6} MiB"
             found.append(meter(width, f"  {IN_USE}", share, style, *value))
-    if memory.others is not None:
+    if memory.others is not None and not (memory.limited and not memory.others):
         found.append(meter(width, OTHERS, memory.others / whole, OTHERS_STYLE, f"{_mib(memory.others)} MiB"))
-        found += named
+    found += [] if memory.limited else named
     if memory.free is not None:
         found.append(meter(width, FREE, memory.free / whole, REST_STYLE, f"{_mib(memory.free)} MiB"))
+    if memory.card is not None:
+        used, total = memory.card
+        style = rising(used / total, CARD_FAIR, CARD_BAD)
+        found += [meter(width, "card", used / total, style, f"{_gib(used)} of {_gib(total)} GiB"), *named]
     return found
 
 
@@ -219,19 +240,29 @@ def _host(host: dict[str, int], width: int) -> list[Content]:
 
 
 def _short_legend(memory: MemoryUse, width: int) -> list[Content]:
-    """Names and sizes in the colours of the bar, wrapped."""
+    """Names and sizes in the colours of the bar, wrapped; where that takes too many rows, the unit only once."""
     parts = [(kind.name, taken, kind.style) for kind, (taken, _) in memory.kinds.items() if taken]
     parts += [(OTHERS, memory.others, OTHERS_STYLE)] if memory.others else []
     parts += [(FREE, memory.free, MUTED)] if memory.free else []
+    rows = _wrapped([(name, f" {_mib(size)} MiB", style) for name, size, style in parts], width)
+    if len(rows) > LEGEND_ROWS:
+        sizes = [_mib(size) for _, size, _ in parts]
+        sizes[0] += " MiB"
+        rows = _wrapped([(name, f" {size}", style) for (name, _, style), size in zip(parts, sizes, strict=True)], width)
+    return rows
+
+
+def _wrapped(parts: Sequence[tuple[str, str, str]], width: int) -> list[Content]:
+    """Lines of (name, size, style of the name), two blanks between them."""
     rows: list[list[str | Part]] = []
     room = 0
     for name, size, style in parts:
-        text = f"{name} {_mib(size)}"
-        if not rows or room < cell_len(text) + 2:
+        cells = cell_len(name + size) + 2
+        if not rows or room < cells:
             rows.append([])
             room = width + 2
-        rows[-1] += ["  " if rows[-1] else "", (name, style), f" {_mib(size)}"]
-        room -= cell_len(text) + 2
+        rows[-1] += ["  " if rows[-1] else "", (name, style), size]
+        room -= cells
     return [line(width, *row) for row in rows]
 
 

@@ -1,27 +1,37 @@
 """Decode speed of a reply (its last 4 minutes) as a curve over the whole width, and its share of what the card's
 bandwidth allows.
 
-The axis ends at the highest speed of the reply, and begins at 0, or at
-half of the highest where the speed never falls below that; both ends are labelled.
+The axis begins at 0 and ends at a round figure, the first that is not below the highest speed; both are labelled. The
+area below the curve has one tone: two would be read as two quantities.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import groupby
 
 from textual.content import Content
 
 from localq.tui.gauge import MUTED, Part, falling
 from localq.tui.instruments.instrument_facts import InstrumentFacts, Slice
-from localq.tui.instruments.instrument_widget import Instrument, figure, heading, line, meter, words
+from localq.tui.instruments.instrument_widget import (
+    LOW_GRAPH,
+    NO_SOURCE,
+    Instrument,
+    figure,
+    heading,
+    line,
+    meter,
+    words,
+)
 from localq.wording import human_bytes
 
-ROWS = 4  # of the graph
-CURVE, BELOW = "$primary", "$primary 50%"
+ROWS, LOW_ROWS = 4, 2  # of the graph; where room is short
+CURVE = "$primary"
+ROUND = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # ends of the axis, times a power of ten
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 AXIS = 5  # cells left of the graph
-FAIR, BAD = 0.6, 0.35  # share of the limit: from which it is good, below which it is bad
+GOOD_SHARE = 0.6  # of the limit
 LEAST_S = 0.3  # of the last slice: a shorter one says little
 NO_ROOF_CARD = "bandwidth share unknown: measure this card with `localq fit`"
 
@@ -37,10 +47,12 @@ class SpeedGraph(Instrument):
         curve = facts.speed.curve
         found = [heading(width, "Speed", *_figures(facts))]
         if curve or self.compact:
-            found += graph([each.tokens_per_s for each in _whole(curve)], max(0, width - AXIS), width)
+            rows = LOW_ROWS if self.dropped >= LOW_GRAPH else ROWS
+            found += graph([each.tokens_per_s for each in _whole(curve)], max(0, width - AXIS), width, rows)
         if facts.roof is not None:
             found.append(_limit(facts, width))
-        return found if self.compact else [*found, *words(explanation(facts), width)]
+        is_short = self.compact or self.dropped >= NO_SOURCE
+        return found if is_short else [*found, *words(explanation(facts), width)]
 
 
 def rate_and_roof(facts: InstrumentFacts) -> tuple[float, float]:
@@ -74,7 +86,7 @@ def _figures(facts: InstrumentFacts) -> list[Part]:
 def _limit(facts: InstrumentFacts, width: int) -> Content:
     rate, roof = rate_and_roof(facts)
     share = rate / roof if roof else 0.0
-    style = falling(share, FAIR, BAD)
+    style = falling(share, GOOD_SHARE)
     value: list[str | Part] = [(f"{share:.0%}", f"bold {style}"), f" of {figure(roof)}"] if rate else [figure(roof)]
     return meter(width, "limit", share, style, *value)
 
@@ -87,17 +99,25 @@ def _whole(curve: list[Slice]) -> list[Slice]:
     return curve[:-1] if len(curve) > 1 and curve[-1].seconds < LEAST_S else curve
 
 
-def graph(rates: Sequence[float], cells: int, width: int) -> list[Content]:
-    """`ROWS` lines: an axis with labels at both ends, and the curve in `cells` columns."""
-    top = max(rates, default=0.0)
-    bottom = top / 2 if rates and min(rates) > top / 2 else 0.0
-    heights = [_height(each, bottom, top) for each in stretch(rates, cells)]
-    labels = {ROWS - 1: figure(top), 0: figure(bottom) if bottom else "0"} if top else {}
+def graph(rates: Sequence[float], cells: int, width: int, rows: int = ROWS) -> list[Content]:
+    """`rows` lines: an axis with labels at both ends, and the curve in `cells` columns."""
+    top = axis_end(max(rates, default=0.0))
+    heights = [_height(each, top, rows) for each in stretch(rates, cells)]
+    labels = {rows - 1: f"{top:g}" if top < 10_000 else f"{top / 1000:g}k", 0: "0"} if top else {}
     found = []
-    for row in reversed(range(ROWS)):
+    for row in reversed(range(rows)):
         label = f"{labels.get(row, ''):>{AXIS - 1}} ", MUTED
-        found.append(line(width, label, *_row([height - 8 * row for height in heights])))
+        drawn = "".join(EIGHTHS[min(8, max(0, height - 8 * row))] for height in heights)
+        found.append(line(width, label, (drawn, CURVE)))
     return found
+
+
+def axis_end(highest: float) -> float:
+    """The first round figure that is not below `highest`; 0 for 0."""
+    if highest <= 0:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(highest))
+    return next((each * power for each in ROUND if each * power >= highest), 10 * power)
 
 
 def stretch(values: Sequence[float], count: int) -> list[float]:
@@ -113,12 +133,6 @@ def stretch(values: Sequence[float], count: int) -> list[float]:
     return found
 
 
-def _row(eighths: Sequence[int]) -> list[Part]:
-    """Cells filled up to `eighths`; those below the curve are paler."""
-    cells = [(EIGHTHS[min(8, max(0, each))], BELOW if each > 8 else CURVE) for each in eighths]
-    return [("".join(cell for cell, _ in group), style) for style, group in groupby(cells, key=lambda cell: cell[1])]
-
-
-def _height(value: float, bottom: float, top: float) -> int:
-    """Height in eighths of a cell, 0 to 8 * ROWS; at least one for a value above 0."""
-    return max(1, round(8 * ROWS * (value - bottom) / (top - bottom))) if value > 0 else 0
+def _height(value: float, top: float, rows: int) -> int:
+    """Height in eighths of a cell, 0 to 8 * rows; at least one for a value above 0."""
+    return max(1, round(8 * rows * value / top)) if value > 0 else 0

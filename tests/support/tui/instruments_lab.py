@@ -89,7 +89,7 @@ class Clock:
 class Host(App[None]):
     """A panel alone on a screen; keeps what it asks for."""
 
-    CSS = "InstrumentPanel { height: 1fr; } InstrumentPanel.-strip { height: 6; }"
+    CSS = "InstrumentPanel { height: 1fr; } InstrumentPanel.-strip { height: 7; }"
 
     def __init__(self, mode: str = "side", watch: Watch | None = None, clock: Clock | None = None) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def test_at_the_side(size, width):
 def test_as_a_strip_and_over_the_whole_screen(size):
     async def scene(app, pilot):
         panel = app.chat.instruments
-        assert (panel.region.height, panel.region.width) == (6, size[0])
+        assert (panel.region.height, panel.region.width) == (7, size[0])
         assert not panel.region.overlaps(app.chat.composer.region)
         assert app.chat.composer.region.height >= 1
         await until(pilot, lambda: "500 tok/s" in screen_text(app) and "23.0 of 24.0 GiB" in screen_text(app))

@@ -57,7 +57,7 @@ def test_a_card_to_the_letter():
     """24,564 MiB on 36 cells: 682 a cell. In use 1,024 of 4,096; the others' are 24,564 - 1,000 - 21,916."""
     assert drawn(facts_of()) == [
         "Memory ──────────── 23.0 of 24.0 GiB",
-        "█" * 26 + "░" * 5 + "█" * 4 + "─",
+        "█" * 26 + "░" * 5 + "█" * 2 + "▒" * 2 + "─",
         "weights   ━━━━━━━━────    16,000 MiB",
         "head      ╸───────────     1,000 MiB",
         "KV cache  ━━──────────     4,096 MiB",
@@ -95,11 +95,94 @@ def test_the_cache_in_use_is_coloured_by_how_full_it_is():
 def test_a_strip_of_six_lines():
     assert drawn(facts_of(), 46, compact=True) == [
         "Memory ────────────────────── 23.0 of 24.0 GiB",
-        "█" * 34 + "░" * 5 + "█" * 5 + "──",
-        "weights 16,000  head 1,000  KV cache 4,096",
-        "buffers 400  CUDA 420  others 1,648",
+        "█" * 34 + "░" * 5 + "█" * 2 + "▒" * 3 + "──",
+        "weights 16,000 MiB  head 1,000 MiB",
+        "KV cache 4,096 MiB  buffers 400 MiB",
+        "CUDA 420 MiB  others 1,648 MiB  free 1,000 MiB",
+    ]
+    with_embedding = replace(GPU, ledger={**GPU.ledger, "embedding": 1_000 * MIB})
+    assert drawn(facts_of(with_embedding), 36, compact=True)[2:] == [  # no room for the unit at each
+        "weights 16,000 MiB  embedding 1,000",
+        "head 1,000  KV cache 4,096",
+        "buffers 400  CUDA 420  others 648",
         "free 1,000",
     ]
+
+
+# ---- a limit
+
+
+TWO = {"weights": 645 * MIB, "head": 115 * MIB, "kv_cache": 254 * MIB, "scratch": 178 * MIB, "cuda_context": 754 * MIB}
+SMALL = replace(GPU, ledger=TWO, predicted={**TWO, "cuda_context": 844 * MIB}, host={})
+LARGE = replace(READING, total=143_771 * MIB, free=141_275 * MIB)
+
+
+def limited(gib: float, reading: Reading | None = LARGE, loaded=SMALL) -> InstrumentFacts:
+    facts = facts_of(loaded, reading)
+    facts.load(loaded, round(gib * 2**30))
+    if reading is not None:
+        facts.add_reading(reading)
+    return facts
+
+
+def test_under_a_limit_all_is_scaled_to_it():
+    """2,048 MiB on 36 cells: 57 a cell. Of the card 141,275 MiB are free, of the limit 102."""
+    assert drawn(limited(2)) == [
+        "Memory ───── 1.9 of 2.0 GiB (--vram)",
+        "█" * 13 + "░" * 5 + "█" * 16 + "──",
+        "weights   ━━━━────────       645 MiB",
+        "head      ╸───────────       115 MiB",
+        "KV cache  ━╸──────────       254 MiB",
+        "  in use  ────────────  0%     0 MiB",
+        "buffers   ━───────────       178 MiB",
+        "CUDA      ━━━━╸───────       754 MiB",
+        "free      ╸───────────       102 MiB",
+        "card      ╸──────── 2.4 of 140.4 GiB",
+        "  firefox 640 MiB = 20.6k tokens",
+        "planned 2,036 MiB, allocated 1,946",
+    ]
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_memory_beyond_the_limit_is_not_free(compact):
+    for gib in (2, 2.5, 8, 100):
+        said = " ".join(drawn(limited(gib), compact=compact))
+        assert f"free {gib * 1024 - 1946:,.0f} MiB" in " ".join(
+            said.replace("─", " ").replace("━", " ").replace("╸", " ").split()
+        )
+
+
+def test_what_others_have_taken_of_the_limit_is_theirs():
+    """Of 2,048 MiB 1,946 are allocated, and of the other 102 only 40 are free."""
+    rows = [
+        " ".join(row.replace("─", "").replace("╸", "").split())
+        for row in drawn(limited(2, replace(LARGE, free=40 * MIB)))
+    ]
+    assert "others 62 MiB" in rows
+    assert "free 40 MiB" in rows
+
+
+def test_before_the_first_reading_the_limit_is_known():
+    assert drawn(limited(2, None))[0] == "Memory ───── 1.9 of 2.0 GiB (--vram)"
+    assert not [row for row in drawn(limited(2, None)) if row.startswith("card")]
+
+
+def test_a_limit_above_the_card_and_one_on_the_cpu_limit_nothing():
+    assert drawn(limited(200)) == drawn(facts_of(SMALL, LARGE, used=0))
+    assert drawn(limited(200))[0].endswith("of 140.4 GiB")
+    assert limited(2, None, CPU).limit is None
+
+
+def test_only_a_card_that_is_nearly_full_is_red():
+    def styles(free: int) -> set[str]:
+        lines = MemoryBar(limited(2, replace(LARGE, free=free * MIB)), "memory").lines(80)
+        return {span.style for row in lines if row.plain.startswith("card") for span in row.spans}
+
+    assert GOOD in styles(141_275)
+    assert FAIR in styles(6_000)
+    assert BAD in styles(1_000)
+    shown = [*MemoryBar(facts_of(), "memory").lines(60), *MemoryBar(limited(2), "memory").lines(60)]
+    assert not [row.plain for row in shown for span in row.spans if span.style == BAD]
 
 
 def test_what_the_card_does_not_tell_is_left_out():
@@ -114,7 +197,7 @@ def test_the_cpu_tells_of_the_memory_of_the_machine():
     facts = facts_of(CPU, Reading(total=1000 * MIB, free=200 * MIB), used=0)
     assert drawn(facts, 40) == [
         "Memory ────────────────── 0.8 of 1.0 GiB",
-        "█" * 24 + "░░░" + "█████" + "────────",  # 25 MiB a cell
+        "█" * 24 + "░░░" + "█" + "▒▒▒▒" + "────────",  # 25 MiB a cell
         "weights   ━━━━━━━━────────       500 MiB",
         "embedding ━╸──────────────       108 MiB",
         "KV cache  ━╸──────────────        92 MiB",

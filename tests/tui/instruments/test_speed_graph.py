@@ -8,9 +8,9 @@ import pytest
 
 from localq.planner.speed import local_measurements
 from localq.stats import Stats
-from localq.tui.gauge import BAD, FAIR, GOOD
+from localq.tui.gauge import BAD, FAIR, GOOD, MUTED
 from localq.tui.instruments.instrument_facts import SLICES, InstrumentFacts, Speed
-from localq.tui.instruments.speed_graph import NO_ROOF_CARD, SpeedGraph, graph, stretch
+from localq.tui.instruments.speed_graph import CURVE, NO_ROOF_CARD, SpeedGraph, axis_end, graph, stretch
 from tests.support.tui.instruments_lab import CPU, GPU, Watch, reply
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -111,24 +111,32 @@ def plain(rates: list[float], cells: int) -> list[str]:
     return [line.plain for line in graph(rates, cells, 5 + cells)]
 
 
-def test_the_axis_begins_at_zero_where_the_speed_falls_below_half_of_the_highest():
+def test_the_axis_begins_at_zero():
     assert plain([40, 20, 10], 3) == [
-        "40.0 █  ",
+        "  40 █  ",
         "     █  ",
         "     ██ ",
         "   0 ███",
     ]
 
 
-def test_the_axis_begins_at_half_of_the_highest_where_the_speed_stays_above():
-    """From 20 to 40 on 32 eighths: 30 is half of the height, 35 three quarters."""
-    assert plain([30, 40, 35], 3) == [
-        "40.0  █ ",
-        "      ██",
-        "     ███",
-        "20.0 ███",
+def test_the_axis_ends_at_a_round_figure():
+    """0 to 1,200 on 32 eighths: 1,026 are 27, 900 are 24."""
+    assert plain([1026, 900], 2) == ["1200 ▃ ", "     ██", "     ██", "   0 ██"]
+    assert [axis_end(each) for each in (0, 0.07, 1, 1.01, 9.6, 40, 80, 81, 1026, 99_999)] == pytest.approx(
+        [0, 0.08, 1, 1.2, 10, 40, 80, 100, 1200, 100_000]
+    )
+    assert plain([12_000], 1)[0] == " 12k █"
+
+
+@pytest.mark.parametrize("rates", [[1026.0] * 9, [40.0, 20.0, 10.0], [3.0]])
+def test_the_area_has_one_tone(rates):
+    """Two would be read as two quantities on top of each other."""
+    drawn = [
+        row.plain[span.start : span.end] for row in graph(rates, 9, 14) for span in row.spans if span.style == CURVE
     ]
-    assert plain([40, 40], 2) == ["40.0 ██", "     ██", "     ██", "20.0 ██"]
+    assert len(drawn) == 4
+    assert {span.style for row in graph(rates, 9, 14) for span in row.spans} == {CURVE, MUTED}  # the axis
 
 
 def test_no_speed_is_no_curve():
@@ -165,8 +173,9 @@ def test_the_limit_is_coloured_by_the_share():
         return {span.style for span in SpeedGraph(facts, "speed").lines(60)[5].spans}
 
     assert GOOD in styles(80)
-    assert FAIR in styles(45)
-    assert BAD in styles(20)
+    for rate in (45, 20, 1):  # low is no fault: neither yellow nor red
+        assert MUTED in styles(rate)
+        assert not {each for each in styles(rate) for alarm in (GOOD, FAIR, BAD) if alarm in str(each)}
 
 
 def test_what_was_measured_on_this_card_is_the_limit():
@@ -182,7 +191,7 @@ def test_where_there_is_no_limit_none_is_drawn(loaded, said):
     assert " ".join(drawn(facts)[1:]) == said
     assert drawn(facts)[0].endswith(" no reply yet")
     facts.add(reply(81))
-    assert drawn(facts)[1].startswith("80.0 ")
+    assert drawn(facts)[1].startswith("  80 ")
     assert not any(row.startswith("limit") for row in drawn(facts))
 
 
