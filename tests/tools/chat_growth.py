@@ -5,7 +5,7 @@
 Memory is what the front end and the engine process have in private pages; descriptors and threads are counted. Each
 reply is in a conversation of its own, which is saved: what was said is no part of the growth, but two lines of input
 history and the command /new are. What the first hundred replies fill, caches and buffers, is there to stay; from then
-on a reply may take 4 kB, descriptors stay as many, and threads no more than before. `--real_engine` has the product's
+on a reply may take 1 kB, descriptors stay as many, and threads no more than before. `--real_engine` has the product's
 engine with a tiny model, else it is a scripted one. Last line: one JSON object; exit status 1 where anything grows.
 """
 
@@ -27,7 +27,7 @@ from tests.support.cli.terminal_localq import environment
 from tests.tools import terminal_campaign
 from tests.tools.hostile_process import descendants
 
-WARM, REPLY_BYTES = 100, 4096  # replies that fill caches; what each further one may take
+WARM, REPLY_BYTES = 100, 1024  # replies that fill caches; what each further one may take
 _PRIVATE = re.compile(r"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)
 
 
