@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localq.cli import help_page
-from localq.errors import usage_error
+from localq.errors import ExitCode, LocalqError, usage_error
 
 if TYPE_CHECKING:
     from localq.text.grammar import Grammar
@@ -47,6 +49,21 @@ Regex = Annotated[
     str | None,
     typer.Option("--regex", metavar="PATTERN", help="Regex for the whole answer.", rich_help_panel=help_page.ANSWER),
 ]
+
+
+@contextlib.contextmanager
+def suggest_prompt(verb: str, named: bool) -> Iterator[None]:
+    """Say in the error about an unknown model how a prompt is sent, which the user may have meant.
+
+    named: the model is the first argument, not the value of --model
+    """
+    try:
+        yield
+    except LocalqError as error:
+        if not named or error.exit_code != ExitCode.UNKNOWN_MODEL:
+            raise
+        step = f'{error.next_step} To send a prompt: localq {verb} -p "PROMPT".'.lstrip()
+        raise LocalqError(error.what, error.why, step, error.exit_code) from None
 
 
 def parse_grammar(json_schema: str | None, grammar: str | None, regex: str | None) -> Grammar | None:

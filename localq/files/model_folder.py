@@ -23,6 +23,7 @@ MAX_TEMPLATE_BYTES = 2**20  # `text.template` limits more tightly what it render
 OWN_HEAD = (
     "config.json says that the embedding is also the output head, but the files contain a separate head, which is used"
 )
+UNFINISHED = ("conversion.state.json", "conversion.lock")  # files that `localq quantize` deletes when it has finished
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 IGNORED = (*PICKLES, ".py", ".zip", ".tar", ".gz", ".7z", ".h5", ".msgpack", ".onnx")
 
@@ -169,6 +170,9 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
     except OSError as error:
         raise bad_file(str(folder), f"cannot be read ({error.strerror})", "Check its permissions.") from error
     config_path = inside(folder, "config.json")
+    if config_path is None and any(name.startswith(UNFINISHED) for name in names):
+        step = "Run the same `localq quantize` command again: it continues."
+        raise bad_file(str(folder), "is an unfinished conversion", step)
     if config_path is None:
         raise bad_file(
             str(folder), "contains no config.json", "Use the folder that contains config.json and the weights."

@@ -145,7 +145,9 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
     rows += [["format", form], ["runs here", "yes" if facts["runs"] else f"no: {facts['reason']}"]]
     if facts["architecture"]:
         rows += _architecture_rows(facts["architecture"])
-    rows.append(["on this machine", facts["path"] or "no"])
+    comes_along = any(each["kind"] == "pypi" and each["format"] == facts["format"] for each in facts["sources"])
+    absent = "no; it comes with localq, and its first use fetches it" if comes_along else "no"
+    rows.append(["on this machine", facts["path"] or absent])
     sampling = facts["generation_defaults"] or {}
     known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     if stated := [f"{key} {sampling[key]}" for key in known if sampling.get(key) is not None]:

@@ -81,9 +81,17 @@ def best_to_fetch(settings: Settings) -> Recommendation | None:
         return None
     offer = max(found, key=lambda each: each[0])[1]
     best = f"The best for {judge.where} is {offer.model} ({offer.format}){judge.figures(offer)}"
-    return Recommendation(
-        offer.name, offer.format if offer.preferred else None, f"No model is on this machine yet. {best}."
-    )
+    return Recommendation(offer.name, offer.format if offer.preferred else None, f"{_why_none_here()} {best}.")
+
+
+def _why_none_here() -> str:
+    """Why `best_here` has found none."""
+    found = [each for each in local_models.list_local() if each.complete]
+    if any(each.where != "embedded" for each in found):
+        return "None of the models on this machine chats, fits and is fast enough."
+    if found:
+        return f"Only {found[0].name}, the small built-in model, is on this machine."
+    return "No model is on this machine yet."
 
 
 def _unlisted(model: LocalModel) -> Offer | None:

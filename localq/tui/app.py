@@ -179,16 +179,21 @@ class LocalqApp(ChatApp):
         """Ask about a large download; without it another model can be chosen."""
         from localq.tui.models.picker_dialogs import ConsentScreen  # start-up cost
 
+        built_in = Settings().model if error.cost.why else ""  # where the user has named no model
+
         def answered(yes: bool | None) -> None:
             if yes:
                 self.open(self.settings.model, replace(self.wanted or OpenOptions(), agreed=True))
+            elif yes is None and built_in:
+                self.settings, self.wanted = self.settings.replace(model=built_in), OpenOptions()
+                self.open(built_in, self.wanted)
             else:
                 self.error = error
                 self.chat.status(doing=NO_MODEL)
                 self.action_models()
 
         self.chat.status(doing=ASKING)
-        self.push_screen(ConsentScreen(error.cost), answered)
+        self.push_screen(ConsentScreen(error.cost, built_in), answered)
 
     async def use_model(self, model: ModelHandle) -> None:
         """Continue the chat with `model`."""

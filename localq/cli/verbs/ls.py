@@ -30,7 +30,8 @@ def ls(json: options.Json = False) -> None:
         note(str(each.error))
     if not models:
         note(
-            "no models yet: `localq fit` lists what your GPU can run; `localq pull smollm2-135m` downloads a small one"
+            "no models yet: `localq fit` lists what your GPU can run; "
+            "smollm2-135m, a small one, comes with localq; its first use fetches it"
         )
         return
     rows = [

@@ -37,7 +37,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
         here = local_models.inventory()
         models, unreadable = here.models, [closed.error for closed in here.unreadable]
     if not models and not unreadable:
-        note("no models yet: `localq pull smollm2-135m` downloads a small one")
+        note("no models yet: smollm2-135m, a small one, comes with localq; its first use fetches it")
     found = []
     with _progress(models, quiet) as on_file:
         for model in models:

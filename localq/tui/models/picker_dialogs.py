@@ -31,15 +31,16 @@ from localq.wording import human_bytes
 _CSS = Path(__file__).with_suffix(".tcss")
 
 
-class QuestionScreen(TerminalScreen, ModalScreen[bool]):
-    """A question with details and two answers; "no" has the focus."""
+class QuestionScreen(TerminalScreen, ModalScreen[bool | None]):
+    """A question with details and two answers, or three; "no" has the focus. The third answer returns None."""
 
     CSS_PATH = _CSS
     AUTO_FOCUS = "#no"
-    BINDINGS: ClassVar = [*bindings("question_yes", "question_no")]
+    BINDINGS: ClassVar = [*bindings("question_yes", "question_no", "question_other")]
 
-    def __init__(self, question: str, known: str, yes: str, no: str) -> None:
+    def __init__(self, question: str, known: str, yes: str, no: str, other: str = "") -> None:
         super().__init__()
+        self._other = other
         self._question, self._known, self._yes, self._no = sanitize(question), sanitize(known), yes, no
 
     def compose(self) -> ComposeResult:
@@ -49,11 +50,13 @@ class QuestionScreen(TerminalScreen, ModalScreen[bool]):
             with Horizontal(classes="buttons"):
                 yield Button(f"{self._no} ({active_key(self, 'question_no')})", id="no", compact=True)
                 yield Button(f"{self._yes} ({active_key(self, 'question_yes')})", id="yes", compact=True)
+                if self._other:
+                    yield Button(f"{self._other} ({active_key(self, 'question_other')})", id="other", compact=True)
 
     @on(Button.Pressed)
     def _pressed(self, message: Button.Pressed) -> None:
         message.stop()
-        self.dismiss(message.button.id == "yes")
+        self.dismiss({"yes": True, "no": False, "other": None}[message.button.id or "no"])
 
     def action_yes(self) -> None:
         """Answer yes."""
@@ -62,6 +65,11 @@ class QuestionScreen(TerminalScreen, ModalScreen[bool]):
     def action_no(self) -> None:
         """Answer no."""
         self.dismiss(False)
+
+    def action_other(self) -> None:
+        """Give the third answer, if there is one."""
+        if self._other:
+            self.dismiss(None)
 
 
 class RemoveScreen(QuestionScreen):
@@ -85,10 +93,13 @@ class ForceScreen(QuestionScreen):
 
 
 class ConsentScreen(QuestionScreen):
-    """Asks before a large download or quantization: size, time, place and alternative."""
+    """Asks before a large download or quantization: size, time, place and alternative.
 
-    def __init__(self, cost: OpenCost) -> None:
-        super().__init__(cost.title, "\n".join(cost.lines()), "Start", "Cancel")
+    built_in   the small model to offer beside it, if there is one
+    """
+
+    def __init__(self, cost: OpenCost, built_in: str = "") -> None:
+        super().__init__(cost.title, "\n".join(cost.lines()), "Start", "Cancel", built_in and f"Use {built_in}")
 
 
 class DetailsScreen(TerminalScreen, ModalScreen[None]):

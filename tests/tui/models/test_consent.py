@@ -113,3 +113,32 @@ def test_another_model_is_asked_about_on_its_screen(server, key, asked_hub):
     if not asked_hub:
         assert isinstance(host.results[0], StoppedError)
         assert isinstance(host.results[0], LocalqError)
+
+
+@pytest.mark.parametrize("by_mouse", [False, True])
+def test_the_built_in_model_is_an_answer_where_none_was_named(server, monkeypatch, by_mouse):
+    app, opened = LocalqApp(Settings(model="smollm3-3b"), wanted=OpenOptions("bf16", why=WHY)), []
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "Use smollm2-135m (b)" in screen_text(app))
+        monkeypatch.setattr(app, "open", lambda name, wanted: opened.append((name, wanted)))
+        await (pilot.click("#other") if by_mouse else pilot.press("b"))
+        await until(pilot, lambda: opened)
+
+    drive(app, script, size=(80, 24))
+    assert opened == [("smollm2-135m", OpenOptions())]
+    assert app.settings.model == "smollm2-135m"
+    assert server.requests == []
+
+
+def test_the_built_in_model_is_no_answer_for_a_model_that_the_user_has_named():
+    host = Host(OpeningScreen("smollm3-3b", Settings(), OpenOptions()))
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "Start (y)" in screen_text(host))
+        assert "(b)" not in screen_text(host)
+        await pilot.press("b")
+        await pilot.pause()
+        assert isinstance(host.screen, ConsentScreen)
+
+    drive(host, script)
