@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import textwrap
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Horizontal, ScrollableContainer, VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
@@ -21,6 +21,7 @@ from localq.planner import model_facts
 from localq.planner.consent import OpenCost
 from localq.sanitize import sanitize
 from localq.settings import Settings
+from localq.tui.instruments.memory_bar import KINDS
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.thread_messages import PostingWatcher
 from localq.tui.keys import active_key, bindings
@@ -111,14 +112,15 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
     def __init__(self, name: str, settings: Settings) -> None:
         super().__init__()
 
-        def work(watcher: PostingWatcher) -> list[str]:
-            return model_facts.lines(model_facts.of_name(name, settings))
+        def work(watcher: PostingWatcher) -> dict[str, Any]:
+            return model_facts.of_name(name, settings)
 
-        self._job = Job(name, work, self.post_message)
+        self._job, self._title = Job(name, work, self.post_message), sanitize(name)
         self._lines: list[str] = []
 
     def compose(self) -> ComposeResult:
-        with ScrollableContainer(classes="dialog", id="facts") as shown:
+        with VerticalScroll(classes="dialog", id="facts") as shown:
+            shown.border_title = Content(f"Details of {self._title}")
             shown.border_subtitle = f"{active_key(self, 'details_leave')} back"
             yield Static("Reading files", id="lines", markup=False)
             with Horizontal(classes="buttons"):
@@ -140,7 +142,7 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
         if isinstance(outcome, LocalqError):
             self.query_one("#lines", Static).update(sanitize(str(outcome)))
         else:
-            self._lines = [sanitize(each) for each in outcome]
+            self._lines = [sanitize(each) for each in details(outcome)]
             self._draw()
 
     def on_resize(self) -> None:
@@ -148,20 +150,52 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        """Draw the facts wrapped; tables after them scroll instead."""
+        """Draw the lines, wrapped."""
         if not self._lines or not self.query("#facts"):  # none while the screen is closing
             return
         room = self.query_one("#facts").scrollable_content_region.width
         facts = list(itertools.takewhile(bool, self._lines))
-        lines = [line for fact in facts for line in _wrap(fact, room)] + self._lines[len(facts) :]
-        shown = self.query_one("#lines", Static)
-        shown.styles.width = max(map(cell_len, lines))
-        shown.update("\n".join(lines))
+        lines = [line for fact in facts for line in _wrap(fact, room)]
+        for line in self._lines[len(facts) :]:
+            lines += textwrap.wrap(line, max(room, 10), subsequent_indent="    ", break_on_hyphens=False) or [""]
+        self.query_one("#lines", Static).update("\n".join(lines))
 
     @on(Button.Pressed)
     def action_leave(self) -> None:
         """Close."""
         self.dismiss(None)
+
+
+def details(facts: dict[str, Any]) -> list[str]:
+    """The lines of `model_facts.lines`, with memory in the words of the instruments, and a line for each source."""
+    memory = facts["memory"]
+    if memory is not None:
+        measured, predicted = memory["measured_bytes"], _by_kind(memory["predicted_bytes"])
+        if measured:
+            memory = {**memory, "measured_bytes": _by_kind(measured), "predicted_bytes": predicted}
+        else:
+            memory = {**memory, "predicted_bytes": {**predicted, "total": sum(predicted.values())}}
+    lines = model_facts.lines({**facts, "memory": memory, "sources": []})
+    return [*lines, "", "published as:", *map(_source, facts["sources"])] if facts["sources"] else lines
+
+
+def _by_kind(components: dict[str, int]) -> dict[str, int]:
+    """Bytes by the parts of memory that the instruments name; a component of none keeps its name."""
+    names = {component: kind.name for kind in KINDS for component in kind.components}
+    found: dict[str, int] = {}
+    for component, size in components.items():
+        name = names.get(component, component)
+        found[name] = found.get(name, 0) + size
+    return found
+
+
+def _source(source: dict[str, Any]) -> str:
+    form = " ".join(filter(None, (source["format"], source["scheme"])))
+    size = human_bytes(source["bytes"]) if source["bytes"] else ""
+    marks = "gated" if source["gated"] else "", "" if source["verified"] else "not verified"
+    parts = source["from"], source["revision"][:12], size, source["licence"] or "", *marks
+    here = "on this machine" if source["path"] else "not on this machine"
+    return f"  {form}: {', '.join(filter(None, (*parts, here)))}"
 
 
 def _wrap(fact: str, room: int) -> list[str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Static
 
 from localq.files import catalog, local_models
 from localq.files.hub import fetch as hub
+from localq.planner import model_facts
+from localq.settings import Settings
 from localq.tui.models.opening_screen import PullScreen
-from localq.tui.models.picker_dialogs import ConsentScreen, DetailsScreen, RemoveScreen
+from localq.tui.models.picker_dialogs import ConsentScreen, DetailsScreen, RemoveScreen, details
 from tests.support.common import privileges
 from tests.support.files import cached_models, fake_hub
 from tests.support.files import uncatalogued_models as unlisted_models
@@ -151,6 +155,36 @@ def test_details_go_on_below_where_the_screen_is_narrow(server):
         assert str(folder) in "".join(line.strip("│ ") for line in screen_text(host).splitlines())
 
     picked(script)
+
+
+def test_details_have_a_title_a_total_the_words_of_the_instruments_and_no_scrollbar_at_the_bottom(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"llama-3.1-8b", "down", "i")
+        await until(pilot, lambda: "8.03 billion" in screen_text(host))
+        await pilot.pause()
+        shown = screen_text(host)
+        assert "Details of llama-3.1-8b" in shown
+        facts = host.screen.query_one("#facts")
+        assert not facts.show_horizontal_scrollbar
+        assert facts.virtual_size.width <= facts.size.width
+        told = facts.query_one("#lines", Static).render()
+        assert "published as:" in str(told)
+        sizes = dict(re.findall(r"(?m)^ {2}(\S.*?) +([\d,.]+) MiB$", str(told)))
+        assert {"weights", "KV cache", "buffers", "CUDA", "total"} <= set(sizes)
+        assert not [name for name in sizes if "_" in name]
+        total = float(sizes.pop("total").replace(",", ""))
+        assert total == pytest.approx(sum(float(each.replace(",", "")) for each in sizes.values()), abs=1)
+
+    picked(script, (80, 24), Settings(vram="24"))
+
+
+def test_every_component_that_is_planned_has_the_name_of_a_part():
+    """Of a model with experts, and with a 16-bit head; a part without one would be shown under its own name."""
+    for name in ("llama-3.1-8b", "gpt-oss-20b"):
+        facts = model_facts.of_name(name, Settings(vram="24"))
+        lines = [line for line in details(facts) if line.endswith("MiB")]
+        assert lines
+        assert not [line for line in lines if "_" in line]
 
 
 @pytest.mark.parametrize("size", SIZES)
