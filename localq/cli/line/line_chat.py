@@ -208,8 +208,10 @@ class LineChat:
         except InputDiscarded:
             return None
         except KeyboardInterrupt:
-            if time.monotonic() - since < LEAVE_WITHIN_S or not sys.stdin.isatty():
+            if not sys.stdin.isatty():
                 return ExitCode.INTERRUPTED
+            if time.monotonic() - since < LEAVE_WITHIN_S:
+                return ExitCode.OK  # a way to quit: nothing is interrupted
             self.interrupted_at = time.monotonic()
             note("Press Ctrl-C again or Ctrl-D to quit")
             return None
