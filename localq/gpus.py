@@ -158,6 +158,13 @@ def first_visible(gpus: tuple[Gpu, ...]) -> Gpu | None:
     return None
 
 
+def fit_command() -> str:
+    """`localq fit` as errors name it: where no GPU is usable, with the size of a card, which it then needs."""
+    gpu = first_visible(probe().gpus)
+    usable = gpu is not None and gpu.total is not None and gpu.free is not None
+    return "`localq fit`" if usable else "`localq fit --vram 24 --all`"
+
+
 # Reasons for reduced clocks, in the order shown, by their name in NVML. Idle and user-set clocks are left out.
 HELD_BY = (
     ("nvmlClocksEventReasonSwPowerCap", "power"),

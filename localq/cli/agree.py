@@ -70,11 +70,11 @@ def check(
         raise consent.declined(", ".join(each.name for each in targets))
 
 
-def check_quantize(source: str, format: str, out: Path, settings: Settings) -> None:
-    """As `check`, for `localq quantize`."""
+def check_quantize(source: str, format: str, out: Path, settings: Settings, *, keep_source: bool = False) -> None:
+    """As `check`, for `localq quantize`; `keep_source` as in `open_cost.of_quantizing`."""
     from localq.files import catalog  # start-up cost, as above
     from localq.planner import consent, open_cost
 
-    cost = open_cost.of_quantizing(catalog.resolve(source), format, out, settings)
+    cost = open_cost.of_quantizing(catalog.resolve(source), format, out, settings, keep_source=keep_source)
     if cost is not None and not ask([cost], named=True):
         raise consent.declined(cost.name)

@@ -18,6 +18,7 @@ from localq.planner import plan as memory_plan
 from localq.planner.offers import Choice, FormatCandidate, Offer
 from localq.planner.ram import Ram
 from localq.planner.speed import cards, measurements, predict
+from localq.planner.speed.cards import Card
 from localq.planner.speed.predict import Machine
 from localq.sanitize import sanitize
 from localq.settings import Settings
@@ -32,6 +33,7 @@ class Report:
 
     memory     what is planned for
     machines   name of a GPU -> its bandwidth; `basis` names the source of these figures
+    card       the usual GPU of that size, where it is not in this machine
     """
 
     choice: Choice
@@ -39,6 +41,7 @@ class Report:
     memory: room.Room
     machines: dict[str, Machine]
     basis: str
+    card: Card | None = None
 
     @property
     def decisions(self) -> list[explain.Line]:
@@ -128,14 +131,15 @@ def _is_here(each: FormatCandidate) -> bool:
 def make_report(name: str, format: str | None, settings: Settings) -> Report:
     """The plan of a model on this machine; with a --vram that it does not have, on such a card."""
     memory = room.planned(settings)
-    machines, basis = dict[str, Machine](), ""
+    machines, basis, usual = dict[str, Machine](), "", None
     if memory.gpu is not None and isinstance(memory.budget, int):
         machine, basis = planner_card.machine_here(memory.gpu, note)
         machines = {memory.gpu.name: machine} if machine else {}
     elif isinstance(memory.budget, int):
-        sizes = {size * MIB: gib for gib, size in memory_plan.CARD_TOTALS_MIB.items()}
-        gib = sizes.get(memory_budget.vram_limit(settings) or 0, 0)
-        machines = {card.name: Machine.of(card) for card in cards.of_size(gib)}
+        total = memory_budget.vram_limit(settings) or 0
+        usual = planner_card.usual_card(total)
+        sized = cards.of_size(memory_plan.nominal_gib(total) or 0) or ([usual] if usual else [])
+        machines = {card.name: Machine.of(card) for card in sized}
         basis = planner_card.BASIS if machines else ""
     target, choice = choose.choose_target(name, format, settings, memory.budget)
     if choice is None:
@@ -147,7 +151,7 @@ def make_report(name: str, format: str | None, settings: Settings) -> Report:
         )  # fmt: skip
         alone = FormatCandidate(offer, plan, hub.local_path(target), plan.fits and offer.unsupported is None)
         choice = Choice(alone, "as stored", (alone,))
-    return Report(choice, settings, memory, machines, basis)
+    return Report(choice, settings, memory, machines, basis, usual)
 
 
 def lines(report: Report) -> list[tuple[str, str]]:
@@ -178,9 +182,14 @@ def _alternative(report: Report, each: FormatCandidate) -> list[tuple[str, str]]
     offer = each.offer
     rows = [("or", f"{offer.name}: {each.plan.ctx:,} tokens, {_rates(report, each)}; {_download(each)}")]
     rows.append(("", f"quality: {_quality(offer)}"))
-    if offer.is_calibrated and each.here is None:
-        rows.append(("", f"to quantize: {offers.making_command(offer)}"))
+    if made_by := _made_by(report, each):
+        rows.append(("", f"to quantize: {made_by}"))
     return rows
+
+
+def _made_by(report: Report, each: FormatCandidate) -> str | None:
+    is_made = each.offer.is_calibrated and not each.here
+    return offers.making_command(each.offer, report.card) if is_made else None
 
 
 def _rates(report: Report, each: FormatCandidate) -> str:
@@ -251,7 +260,7 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
             {
                 "name": each.offer.name, "format": each.offer.format, "ctx": each.plan.ctx, "tok_s": rounded(each),
                 "path": str(each.here) if each.here else None, "download_bytes": each.offer.download_bytes,
-                "made_by": offers.making_command(each.offer) if each.offer.is_calibrated and not each.here else None,
+                "made_by": _made_by(report, each),
             }
             for each in report.alternatives
         ],

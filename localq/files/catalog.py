@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq import places
+from localq import gpus, places
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog_file, format_facts
 from localq.files.architecture import Architecture
@@ -96,7 +96,7 @@ def resolve(name: str) -> Target:
     """
     name = name.strip()
     if not name:
-        raise usage_error("model", "the name is empty", "`localq fit` lists models.")
+        raise usage_error("model", "the name is empty", f"{gpus.fit_command()} lists models.")
     entry, format = _split(name)
     if entry is not None:
         return _catalogue_target(entry, format)
@@ -215,7 +215,7 @@ def _unknown(name: str) -> LocalqError:
     hint = (
         f"Did you mean {' or '.join(near)}?"
         if near
-        else "`localq fit` lists models; write ORG/REPO for a repository on the hub."
+        else f"{gpus.fit_command()} lists models; write ORG/REPO for a repository on the hub."
     )
     return LocalqError(name, "unknown model", hint, ExitCode.UNKNOWN_MODEL)
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from localq import gpus
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.context_length import longest_context
 from localq.models.layers import ACTIVATIONS
@@ -145,7 +146,7 @@ def malformed_error(key: str, why: str) -> LocalqError:
 def unsupported_error(key: str, value: object) -> LocalqError:
     """Return the error for a value of a feature that localq does not support."""
     why = f"{repr(value)[:MAX_CHARACTERS]} is a feature that localq does not support"
-    return LocalqError(f"config.json: {key}", why, "`localq fit` lists the models that run.", ExitCode.FAILURE)
+    return LocalqError(f"config.json: {key}", why, f"{gpus.fit_command()} lists the models that run.", ExitCode.FAILURE)
 
 
 def integer(config: dict[str, Any], key: str, default: int | None = None) -> int:

@@ -49,8 +49,9 @@ class PlanningCard:
     """The card: `gpu` is None if only its size is known, `machine` is None if no speed is predicted.
 
     basis   what the prediction is based on, or why there is none, for people
-    card    the GPU that would quantize models; None: that of this machine
+    card    the GPU that would quantize models; None: unknown
     desktop_assumed   `memory.desktop` is neither measured nor given
+    is_here  it is the GPU of this machine
     """
 
     memory: Memory
@@ -59,6 +60,7 @@ class PlanningCard:
     basis: str
     card: Card | None = None
     desktop_assumed: bool = False
+    is_here: bool = False
 
     @property
     def memory_text(self) -> str:
@@ -85,9 +87,10 @@ def planning_card(
         here, total, free = _here()
         memory = Memory(total, used if desktop else total - free, reserve)
         machine, basis = machine_here(here, say, given)
-        return PlanningCard(memory, here.name, machine, basis, cards.match_card(here.name, here.total))
+        card = cards.match_card(here.name, here.total)
+        return PlanningCard(memory, here.name, machine, basis, card, is_here=True)
     total = budget.card_bytes(vram) if vram is not None else memory_plan.parse_card(str(card.gib if card else 0))
-    usual = card or _typical(total)
+    usual = card or usual_card(total)
     looked = _elsewhere(card, usual, given)
     return PlanningCard(Memory(total, used, reserve), card.name if card else None, *looked, usual, assumed)
 
@@ -136,7 +139,7 @@ def _elsewhere(card: Card | None, usual: Card | None, given: float | None) -> tu
     return Machine.of(usual), f"predicted for an {usual.name} ({rate}), {BASIS}{other}"
 
 
-def _typical(total: int) -> Card | None:
+def usual_card(total: int) -> Card | None:
     """The card assumed where drivers of cards of that size report `total` bytes."""
-    nominal = round(total / 2**30)
-    return cards.typical(nominal) if nominal and memory_plan.parse_card(str(nominal)) == total else None
+    nominal = memory_plan.nominal_gib(total)
+    return None if nominal is None else cards.typical(nominal)

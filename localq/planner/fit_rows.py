@@ -47,7 +47,7 @@ class FitRow:
 
     reason      what is lost or reduced, or why it does not fit or run
     tok_s       at an empty context; tok_s_full: at `ctx_max`
-    make_s      seconds to quantize it on this machine, estimated; None if it is published
+    make_s      seconds to quantize it on the card, estimated; None if it is published, or the card is unknown
     """
 
     offer: Offer
@@ -78,10 +78,9 @@ class FitRow:
         size = self.offer.download_bytes
         return size + self.weights if size and self.offer.is_made_here else size
 
-    @property
-    def value(self) -> float:
+    def value(self, *, is_made: bool = False) -> float:
         """Its rank, see `ranking.value`."""
-        return ranking.value(self.offer, self.now.placement, self.ctx_max, self.tok_s)
+        return ranking.value(self.offer, self.now.placement, self.ctx_max, self.tok_s, is_made=is_made)
 
 
 def of_catalogue(format: str | None = None) -> list[Offer]:
@@ -118,10 +117,14 @@ def of_model(name: str, format: str | None = None, offline: bool = False) -> lis
     return [uncatalogued.offer(target, offline)]
 
 
-def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None, card: Card | None = None) -> FitRow:
+def row_of(
+    offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None, card: Card | None = None, *,
+    is_here: bool = True,
+) -> FitRow:  # fmt: skip
     """The row of an offer, planned with the largest context, or with the requested one if that is longer and fits.
 
-    card   the GPU that would quantize it here; None: that of this machine
+    card     the GPU that would quantize it; None: unknown
+    is_here  that GPU is the one of this machine
     """
     arch, ctx = offer.arch, wishes.ctx
     planned = functools.partial(
@@ -143,7 +146,7 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
             why_not = planned(memory.budget, wishes=wishes).reason
     reason = _reason(offer, now) if fits else why_not
     empty, full = (_tok_s(offer, now, machine, live) for live in (predict.LIVE, ctx_max))
-    return FitRow(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, empty, full, _make_s(offer, card))
+    return FitRow(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, empty, full, _make_s(offer, card, is_here))
 
 
 def _tok_s(offer: Offer, plan: Plan, machine: Machine | None, live: float) -> float | None:
@@ -152,11 +155,13 @@ def _tok_s(offer: Offer, plan: Plan, machine: Machine | None, live: float) -> fl
     return predict.tokens_per_s(offer.arch, offer.format, offer.scheme, plan.placement, machine, live)
 
 
-def _make_s(offer: Offer, card: Card | None) -> float | None:
+def _make_s(offer: Offer, card: Card | None, is_here: bool) -> float | None:
     if not offer.is_made_here:
         return None
     if making.has_layers(offer.model, offer.format):
         return making.READY_S
+    if card is None and not is_here and offer.is_calibrated:
+        return None  # of an unknown GPU nothing is known; the time on this machine's CPU would mislead
     return making.seconds(offer.format, offer.arch.parameters, card)
 
 
@@ -202,7 +207,7 @@ def sort(rows: list[FitRow]) -> list[FitRow]:
 
     def key(row: FitRow) -> tuple[int, float, float]:
         group = _group(row)
-        return (group, row.now.ledger.total, 0.0) if not row.fits else (group, -row.value, -(row.tok_s or 0.0))
+        return (group, row.now.ledger.total, 0.0) if not row.fits else (group, -row.value(), -(row.tok_s or 0.0))
 
     return sorted(rows, key=key)
 

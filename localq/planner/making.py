@@ -14,9 +14,10 @@ from localq.planner.speed.cards import Card
 
 # First layer of smollm2-135m, 131,072 tokens: 77 s on two cores that had other work. A whole model was not timed.
 SEARCH_PARAMETERS_PER_S_AND_CORE = 30e3
-# On an idle H200: one layer of llama-3.3-70b (856 M parameters) takes 47 s, all of smollm2-135m about 30 s, mostly
-# launches for its small layers.
-SEARCH_PARAMETERS_PER_S_ON_AN_H200, SEARCH_LAUNCHES_S = 18e6, 25
+# On an idle H100, which has the multiprocessors and clock of an H200: a layer of llama-3.3-70b takes 46.7 s, so its 80
+# layers 1.04 h (`quantizing` in results.toml), for 70.6 B parameters with embedding and head. All of smollm2-135m takes
+# about 30 s, mostly launches for its small layers.
+SEARCH_PARAMETERS_PER_S_ON_AN_H100, SEARCH_LAUNCHES_S = 18.9e6, 25
 READY_S = 10.0  # from layers that localq includes
 
 
@@ -27,21 +28,16 @@ def seconds(format: str, parameters: int, card: Card | None = None) -> float:
     """
     made, cores = format_facts.writable()[format], len(os.sched_getaffinity(0))
     if made.made_from == "text":
-        share = _share_of_an_h200(card) if card else _share_here()
+        share = _share_of_an_h100(card) if card else _share_here()
         if not share:
             return parameters / (SEARCH_PARAMETERS_PER_S_AND_CORE * cores)
-        return parameters / (SEARCH_PARAMETERS_PER_S_ON_AN_H200 * share) + SEARCH_LAUNCHES_S
+        return parameters / (SEARCH_PARAMETERS_PER_S_ON_AN_H100 * share) + SEARCH_LAUNCHES_S
     return parameters / (made.parameters_per_s * (cores if made.per_core else 1))
 
 
-def estimate(format: str, parameters: int) -> str:
-    """`seconds` on this machine in words: "about 40 min"."""
-    return f"about {duration(seconds(format, parameters))}"
-
-
-def estimate_on_an_h200(parameters: int) -> str:
-    """Estimated time for vq2 on an H200."""
-    return f"about {duration(parameters / SEARCH_PARAMETERS_PER_S_ON_AN_H200 + SEARCH_LAUNCHES_S)}"
+def estimate(format: str, parameters: int, card: Card | None = None) -> str:
+    """`seconds` in words: "about 40 min"."""
+    return f"about {duration(seconds(format, parameters, card))}"
 
 
 def duration(time_s: float) -> str:
@@ -56,7 +52,7 @@ def has_layers(model: str, format: str) -> bool:
 
 
 def _share_here() -> float:
-    """Speed of the GPU here relative to an H200; 1 for an unknown card, 0 without a GPU."""
+    """Speed of the GPU here relative to an H100; 1 for an unknown card, 0 without a GPU."""
     from localq import driver, gpus  # start-up cost: only searches need them
 
     found = driver.probe_driver()
@@ -64,9 +60,9 @@ def _share_here() -> float:
         return 0.0
     here = gpus.first_visible(gpus.probe().gpus)
     card = cards.match_card(here.name, here.total) if here else None
-    return _share_of_an_h200(card) if card else 1.0
+    return _share_of_an_h100(card) if card else 1.0
 
 
-def _share_of_an_h200(card: Card) -> float:
-    """Speed of a GPU relative to an H200, by multiprocessors and clock."""
-    return card.multiprocessors * card.boost_ghz / measurements.load().multiprocessor_ghz
+def _share_of_an_h100(card: Card) -> float:
+    """Speed of a GPU relative to an H100, by multiprocessors and clock, at most 1: no faster one was timed."""
+    return min(1.0, card.multiprocessors * card.boost_ghz / measurements.load().multiprocessor_ghz)

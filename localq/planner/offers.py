@@ -21,7 +21,8 @@ from localq.planner import footprint, making
 from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
 from localq.planner.plan import Budget, Plan
-from localq.planner.speed import measurements
+from localq.planner.speed import cards, measurements
+from localq.planner.speed.cards import Card
 
 
 @dataclass(frozen=True)
@@ -223,8 +224,11 @@ def _candidate(offer: Offer, budget_bytes: Budget, wishes: Wishes) -> FormatCand
     return FormatCandidate(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable, roomy)
 
 
-def making_command(offer: Offer) -> str:
-    """The command that quantizes an offer that is not published, with an estimate of the time."""
+def making_command(offer: Offer, card: Card | None = None) -> str:
+    """The command that quantizes an offer that is not published, with an estimate of the time.
+
+    card   a GPU that is not here, to quantize on; None: that of this machine, else an H100
+    """
     from localq import driver
 
     name = f"{offer.model}@{offer.format}"
@@ -232,10 +236,10 @@ def making_command(offer: Offer) -> str:
         return f"localq chat {name} (takes seconds: localq includes its quantized layers)"
     source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
     out = places.quantized_dir() / name
-    here = f"{making.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"
-    there = f"{making.estimate_on_an_h200(offer.arch.parameters)} on an H200, estimated"
-    time = here if driver.probe_driver().present else there
-    return f"localq quantize {source} --format {offer.format} --out {out} ({time})"
+    there = card or (None if driver.probe_driver().present else cards.find("H100"))
+    time = making.estimate(offer.format, offer.arch.parameters, there)
+    where = f"an {there.name}" if there else "this machine"
+    return f"localq quantize {source} --format {offer.format} --out {out} ({time} on {where}, estimated)"
 
 
 def ratio(offer: Offer) -> float | None:

@@ -17,6 +17,8 @@ from localq.planner.placement import Wishes
 from localq.settings import Settings
 from localq.wording import human_bytes
 
+FILES_AT_ONCE = 10_000_000_000  # bytes of the two source files that quantizing by file keeps; the usual limit is 5 GB
+
 
 def of(
     target: Target, settings: Settings, why: str = "", revision: str | None = None, *, again: bool = False
@@ -39,8 +41,12 @@ def of(
     )
 
 
-def of_quantizing(target: Target, format: str, out: Path, settings: Settings) -> OpenCost | None:
+def of_quantizing(
+    target: Target, format: str, out: Path, settings: Settings, *, keep_source: bool = False
+) -> OpenCost | None:
     """The cost of `localq quantize`: of the download of its source, if any, and of the work.
+
+    keep_source   a source that is calibrated file by file stays, as others do
 
     None for a source of unknown size, which quantizing reports. Raises as `of`.
     """
@@ -48,6 +54,7 @@ def of_quantizing(target: Target, format: str, out: Path, settings: Settings) ->
     if here is None and (settings.offline or hub_client.is_offline()):
         return None
     origin, size = (str(here), 0) if here is not None else _download(target)
+    by_file = format_facts.writable()[format].made_from == "text" and not keep_source
     try:
         arch = target.entry.arch if target.entry is not None else uncatalogued.offer(target, offline=True).arch
         parameters = arch.parameters
@@ -56,9 +63,10 @@ def of_quantizing(target: Target, format: str, out: Path, settings: Settings) ->
         parameters, result = size // 2, size // 3
     if not parameters:
         return None
-    folders = (out.absolute().parent, *([places.hub_cache()] if size else []))
+    folders = (out.absolute().parent, *([places.hub_cache()] if size and not by_file else []))
+    kept = min(size, FILES_AT_ONCE) if by_file else size
     return OpenCost(
-        f"{target.name} to {format}", origin, size, size + result, making.seconds(format, parameters), folders
+        f"{target.name} to {format}", origin, size, kept + result, making.seconds(format, parameters), folders
     )
 
 

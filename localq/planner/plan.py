@@ -13,6 +13,7 @@ less context. On the CPU nothing is reduced; the context is `CPU_CONTEXT` or wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,8 @@ THINKING_CONTEXT = 32_768  # tokens; the same for models that think
 
 # Nominal GiB -> MiB that the driver reports: RTX 4060, 4070, 4080, 4090 and 5090.
 CARD_TOTALS_MIB = {8: 8188, 12: 12_282, 16: 16_376, 24: 24_564, 32: 32_607}
+_OLDER_SIZES = (4, 11)  # GB of cards that localq does not run on, to plan for all the same
+_SOLD = re.compile(r"(\d{1,4})(?:\.0+)?\s*gb?")  # "24GB", "24 gb", "24g"
 CARD_RESERVE = 1 / 2048  # other cards: the share that the driver keeps back on most of the cards above
 
 
@@ -80,12 +83,29 @@ class Plan:
 
 
 def parse_card(text: str) -> int:
-    """Bytes of a card, as `parse_bytes`; a plain number of GiB means the total that its driver reports."""
-    size = parse_bytes(text)
-    if not text.strip().replace(".", "").isdecimal():
+    """Bytes of a card, as `parse_bytes`; a plain number of GiB means the total that its driver reports.
+
+    So does the size that a card is sold by, such as 24GB; other sizes with a unit are exact.
+    """
+    size, sold = parse_bytes(text), _SOLD.fullmatch(text.strip().lower())
+    if sold and int(sold[1]) in _sold_sizes():
+        size = int(sold[1]) * 2**30
+    elif not text.strip().replace(".", "").isdecimal():
         return size
     total = CARD_TOTALS_MIB.get(size // 2**30) if size % 2**30 == 0 else None
     return total * MIB if total else size - int(size * CARD_RESERVE)
+
+
+def nominal_gib(total: int) -> int | None:
+    """The size in GiB of cards whose driver reports `total` bytes; None for another size."""
+    nominal = round(total / 2**30)
+    return nominal if nominal and parse_card(str(nominal)) == total else None
+
+
+def _sold_sizes() -> set[int]:
+    from localq.planner.speed import cards  # start-up cost: few runs have --vram
+
+    return {*cards.TYPICAL, *(card.gib for card in cards.CARDS), *_OLDER_SIZES}
 
 
 def largest_context(free_bytes: int, bytes_per_token: int) -> int:

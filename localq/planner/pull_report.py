@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from localq import disk, places
+from localq import disk, gpus, places
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files import packaged_model
 from localq.files.catalog import Source, Target
@@ -87,7 +87,7 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
     why = f"does not fit: {plan.reason}"
     refused = choose.too_large(offer, budget, settings)
     ways = f" {refused.next_step}" if refused is not None else ""
-    listed = "`localq fit` lists the models that fit; " if isinstance(budget, int) else ""
+    listed = f"{gpus.fit_command()} lists the models that fit; " if isinstance(budget, int) else ""
     step = f"{listed}--force downloads {'this one' if listed else 'it'} anyway.{ways}"
     return Verdict(False, f"{target.name}: {why}", LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT))
 

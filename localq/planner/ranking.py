@@ -27,7 +27,7 @@ SPEED_POINTS, FAST = 8.0, 60.0  # for a halving of tok/s below `FAST`
 DEFAULT_POINTS = 3.0  # for the format that the catalogue recommends
 KV_POINTS: dict[KvBits, float] = {16: 0.0, 8: 1.0, K8V4: 5.0, 4: 12.0}  # for a KV cache of fewer bits
 HEAD_POINTS = {"16": 0.0, "8": 0.0, "nf4": 4.0}
-MADE_POINTS, SEARCHED_POINTS = 5.0, 15.0  # for weights that this machine has to quantize first: minutes, or hours
+MADE_POINTS = 20.0  # for weights to quantize here first: the 16-bit download, disk for both, minutes to hours
 
 
 def quality(offer: Offer) -> float:
@@ -56,8 +56,11 @@ def loss(offer: Offer) -> float:
     return _points(size) - _points(worth * size)
 
 
-def value(offer: Offer, placement: Placement, ctx: int, tok_s: float | None) -> float:
-    """What an offer is worth on a card where it has this placement, context and speed."""
+def value(offer: Offer, placement: Placement, ctx: int, tok_s: float | None, *, is_made: bool = False) -> float:
+    """What an offer is worth on a card where it has this placement, context and speed.
+
+    is_made   it was quantized here already
+    """
     worth = quality(offer) - KV_POINTS[placement.kv_bits] - HEAD_POINTS[placement.head]
     comfortable = memory_plan.THINKING_CONTEXT if offer.arch.thinks else memory_plan.COMFORTABLE_CONTEXT
     if 0 < ctx < comfortable:
@@ -66,8 +69,8 @@ def value(offer: Offer, placement: Placement, ctx: int, tok_s: float | None) -> 
         worth -= SPEED_POINTS * math.log2(FAST / tok_s)
     if offer.preferred:
         worth += DEFAULT_POINTS
-    if offer.is_made_here:
-        worth -= SEARCHED_POINTS if offer.is_calibrated else MADE_POINTS
+    if offer.is_made_here and not is_made:
+        worth -= MADE_POINTS
     return worth
 
 

@@ -53,7 +53,7 @@ def best_here(settings: Settings) -> Recommendation | None:
         if offer is None:
             unlisted += 1
             offer = _unlisted(model) if unlisted <= LOOKED_AT else None
-        value = None if offer is None else judge.value(offer)
+        value = None if offer is None else judge.value(offer, is_made=True)
         if value is not None:
             found.append((value, model))
     if not found:
@@ -129,14 +129,14 @@ class _Judge:
         """The GPU or CPU in words."""
         return self.room.gpu.name if self.room.gpu is not None else "this CPU"
 
-    def value(self, offer: Offer) -> float | None:
-        """What an offer is worth; None if it does not run, chat or fit, or is slow."""
+    def value(self, offer: Offer, *, is_made: bool = False) -> float | None:
+        """What an offer is worth; None if it does not run, chat or fit, or is slow. is_made: as for `ranking.value`."""
         if offer.unsupported or offer.last or not ranking.chats(offer):
             return None
         if isinstance(self.room.budget, int):
             row = self._row(offer)
             least = min(memory_plan.USABLE_CONTEXT, offer.arch.max_context)
-            return row.value if row is not None and row.fits and row.ctx_max >= least else None
+            return row.value(is_made=is_made) if row is not None and row.fits and row.ctx_max >= least else None
         if not is_quick_on_cpu(offer) or not offer.preferred:  # there every format is dequantized
             return None
         fits = memory_plan.assess(offer.arch, offer.format, self.room.budget, scheme=offer.scheme).fits

@@ -15,7 +15,7 @@ from localq.chat import open_model
 from localq.chat.open_options import OpenOptions
 from localq.cli import agree, default_model, execute
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.gpus import Gpu, NvmlReport
 from localq.planner import open_cost, recommend
 from localq.planner.consent import ConsentError, OpenCost
@@ -90,6 +90,25 @@ def test_the_cost_of_a_download_and_of_a_quantization(card):
     assert [line.partition(":")[0] for line in made.lines()] == ["download", "quantize", "disk", "alternative"]
     assert not cost_of("qwen3-0.6b").is_large
     assert open_cost.of(catalog.resolve("qwen3-32b"), Settings(offline=True)) is None
+
+
+@pytest.mark.parametrize("format", format_facts.writable())
+def test_disk_for_quantizing_is_what_is_on_it_at_once(format, tmp_path):
+    """A calibrated format reads the source file by file and keeps two; the others read all of it, which stays."""
+    by_file = format_facts.writable()[format].made_from == "text"
+    target = catalog.resolve("llama-3.3-70b@bf16")
+
+    def cost(*, keep_source: bool) -> OpenCost:
+        found = open_cost.of_quantizing(target, format, tmp_path / "out", Settings(), keep_source=keep_source)
+        assert found is not None
+        return found
+
+    usual, kept = cost(keep_source=False), cost(keep_source=True)
+    assert usual.download == kept.download == 141_107_412_992
+    assert kept.disk > kept.download
+    assert (usual.disk == kept.disk - kept.download + 10e9) == by_file
+    assert (usual.disk == kept.disk) == (not by_file)
+    assert len(usual.folders) == (1 if by_file else 2)
 
 
 def test_what_is_here_costs_nothing():

@@ -16,9 +16,10 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, packaged_model
 from localq.files.hub import fetch as hub
 from localq.planner import card as planner_card
-from localq.planner import choose, ram, uncatalogued
+from localq.planner import choose, making, ram, uncatalogued
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer
+from localq.planner.speed import cards
 from localq.settings import Settings
 from localq.worker.client import EngineClient
 
@@ -81,6 +82,18 @@ def test_json_is_one_line_and_says_what_the_planner_says(capsys):
     assert other["tok_s"]["RTX 3090"] > 2 * body["tok_s"]["RTX 3090"]  # what gathers is slower
     assert other["made_by"].startswith("localq quantize")
     assert [line["what"] for line in body["choices"]] == ["embedding", "head", "KV cache", "context"]
+
+
+@pytest.mark.parametrize("size", sorted(cards.TYPICAL))
+def test_a_card_by_its_size_in_gb_is_planned_for_and_timed_as_by_fit(capsys, size):
+    model = "llama-3.1-8b" if size < 24 else "llama-3.3-70b"
+    plain = plan_of(capsys, model, "--vram", str(size))
+    assert plan_of(capsys, model, "--vram", f"{size}GB") == plain
+    assert plain["tok_s"]
+    assert execute(["fit", f"{model}@vq2", "--vram", str(size), "--json"]) == ExitCode.OK
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    told = {each["name"]: each["made_by"] for each in plain["alternatives"]}[f"{model}@vq2"]
+    assert f"(about {making.duration(row['make_s'])} on an {cards.typical(size).name}, estimated)" in told
 
 
 def test_everything_can_be_overridden(capsys):

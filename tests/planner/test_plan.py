@@ -275,4 +275,8 @@ def test_a_bare_number_is_what_the_driver_of_such_a_card_reports():
     assert memory_plan.parse_card("16.0") == 16_376 * MIB
     assert memory_plan.parse_card("24GiB") == 24_576 * MIB
     assert memory_plan.parse_card("20") == 20_470 * MIB
+    assert memory_plan.parse_card("24GB") == memory_plan.parse_card("24 gb") == 24_564 * MIB
+    assert memory_plan.parse_card("22GB") == 22 * 10**9  # no card is sold as this
+    assert memory_plan.parse_card("23.5GB") == 23_500_000_000
+    assert (memory_plan.nominal_gib(24_564 * MIB), memory_plan.nominal_gib(24_576 * MIB)) == (24, None)
     assert memory_plan.parse_card("11.5") < 11.5 * 2**30

@@ -57,8 +57,10 @@ def test_context_speed_reductions_and_making_count():
     assert ranking.value(plain, placement, 32_768, 30.0) == best - ranking.SPEED_POINTS
     assert ranking.value(plain, Placement(4, "host", "nf4"), 32_768, 100.0) < best
     made = offer("gemma-3-12b@vq2")
-    as_good = ranking.quality(made) - ranking.SEARCHED_POINTS
-    assert ranking.value(made, placement, 32_768, 100.0) == as_good
+    for each in (made, offer("qwen3-30b-a3b-2507@nf4")):  # by search, and matrix by matrix
+        assert each.is_made_here
+        assert ranking.value(each, placement, 32_768, 100.0) == ranking.quality(each) - 20
+        assert ranking.value(each, placement, 32_768, 100.0, is_made=True) == ranking.quality(each)
 
 
 def test_a_model_without_a_score_counts_as_a_usual_one_of_its_size():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localq import gpus
 from localq.bench.synthetic import experts as random_experts
 from localq.bench.synthetic import formats as random_formats
 from localq.bench.synthetic.tensors import RandomTensors, TensorSpec, filled, normal, on_host, tensor_spec
@@ -88,7 +89,7 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
     if format not in made:
         raise usage_error("--synthetic", f"random {format} weights are not supported", f"Use one of {', '.join(made)}.")
     if reason := format_facts.why_unsupported(entry.arch, format):
-        raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists other models.")
+        raise usage_error("--synthetic", f"{entry.name}: {reason}", f"{gpus.fit_command()} lists other models.")
     if entry.arch.experts and not getattr(FORMATS.get(format), "SAMPLES_EXPERTS", True):
         what = f"random experts in {format} are not supported"
         raise usage_error("--synthetic", what, "Use --synthetic with @aqlm or @vq2.")

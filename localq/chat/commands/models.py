@@ -48,7 +48,8 @@ def fit(session: ChatSession, argument: str, host: Host) -> str:
         notices.append, known.vram, "0" if known.vram else None, None, None, budget.reserve_bytes(known)
     )
     offers = fit_rows.of_model(argument or session.record.model, None, known.offline)
-    found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card) for each in offers]
+    here = looked.is_here
+    found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card, is_here=here) for each in offers]
     rows = [
         [
             row.offer.name,

@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SCORE_NOTE = (
-    "score: votes of people who compared answers (LMArena text, 2026-01-16), less an estimated loss by the bits; "
-    "~ estimated from a related model. Sorted by score, context and speed"
+    "score: LMArena text score (2026-01-16) minus an estimated loss from quantization; ~ estimated from a related model"
+)
+ORDER_NOTE = (
+    "sorted by score, minus {made:.0f} points if the model must be quantized here first, and some for a short context, "
+    "low speed, a KV cache or head of fewer bits, and a format that is not the default; slow formats, base models and "
+    "models that do not fit come last"
+)
+DISK_NOTE = (
+    "disk: the source and the result. `localq quantize --format vq2` downloads the source file by file and keeps only "
+    "two files of it besides the result"
 )
 MEASURED_NOTE = "perplexity: relative to the unquantized model; - is not measured"
 _MODEL_HELP = "Show this model in every format; ORG/REPO also works."
@@ -88,7 +96,10 @@ def fit(
         desktop = settings.desktop
     looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserve_bytes(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
-    rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card) for each in candidates]
+    here = looked.is_here
+    rows = [
+        fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card, is_here=here) for each in candidates
+    ]
     if not model:
         rows = fit_rows.sort(rows)
     if json:
@@ -155,7 +166,7 @@ def _print_table(rows: list[FitRow], looked: PlanningCard) -> None:
     _print_memory(looked)
     is_known = looked.memory.desktop and not looked.desktop_assumed
     contexts = ["CONTEXT", "DESKTOP CLOSED"] if is_known else ["CONTEXT"]
-    is_made, is_measured = any(row.make_s for row in rows), any(row.quality is not None for row in rows)
+    is_made, is_measured = any(row.offer.is_made_here for row in rows), any(row.quality is not None for row in rows)
     headers = ["MODEL", "YEAR", "SCORE", "FORMAT", "BITS", *contexts, "TOK/S", "WHEN FULL", "DOWNLOAD"]
     headers += [*(["TO MAKE", "DISK"] if is_made else []), *(["PERPLEXITY"] if is_measured else []), "NOTES"]
     lines = []
@@ -172,6 +183,9 @@ def _print_table(rows: list[FitRow], looked: PlanningCard) -> None:
         ])  # fmt: skip
     stdout_table(headers, lines, right=frozenset({2, *range(4, len(headers) - 1)}))
     note(SCORE_NOTE)
+    note(ORDER_NOTE.format(made=ranking.MADE_POINTS))
+    if any(row.offer.is_calibrated for row in rows):
+        note(DISK_NOTE)
     note(MEASURED_NOTE if is_measured else "perplexity: not measured for these models in these formats")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from localq import gpus
 from localq.cli import options
 from localq.cli.output import note, print_json, stdout_table
 from localq.wording import human_bytes, local_time
@@ -30,7 +31,7 @@ def ls(json: options.Json = False) -> None:
         note(str(each.error))
     if not models:
         note(
-            "no models yet: `localq fit` lists what your GPU can run; "
+            f"no models yet: {gpus.fit_command()} lists what a GPU can run; "
             "smollm2-135m, a small one, comes with localq; its first use fetches it"
         )
         return

@@ -131,7 +131,7 @@ class _Conversion:
 
             ready = prequantized_layers.open_layers(asked.layers)
         if not self.yes and not self.out.exists():  # an interrupted conversion resumes
-            agree.check_quantize(self.source, self.format, self.out, self.settings)
+            agree.check_quantize(self.source, self.format, self.out, self.settings, keep_source=self.keep_source)
         on_text = made.made_from == "text"
         weighed = made.weighs_text and not asked.without_text
         text = calibration.read_texts(asked.texts) if on_text or weighed else ()

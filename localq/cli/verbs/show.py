@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from localq import gpus
 from localq.cli import options
 from localq.cli.output import print_json, print_line, terminal_width
 from localq.errors import usage_error
@@ -13,7 +14,7 @@ PLANNED = ("ctx", "kv", "head")  # settings of a load that is planned
 def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
     """Show a model's size, source, local files and memory use."""
     if model is None:
-        raise usage_error("localq show", "no model given", "`localq ls` and `localq fit` list models.")
+        raise usage_error("localq show", "no model given", f"`localq ls` and {gpus.fit_command()} list models.")
     catalog.resolve(model)
     from localq.planner import model_facts  # start-up cost: a wrong name fails without it
 

@@ -115,6 +115,9 @@ def match_card(name: str, total: int | None = None) -> Card | None:
     words = _words(_SIZE.sub("", said))
     if not words:
         return None
+    joined = _joined(words)
+    if exact := [card for card in CARDS if joined in (_joined(_words(card.name.casefold())), _short(card.name))]:
+        words = _words(exact[0].name.casefold().replace("-", " "))
     named = [(card, _words(card.name.casefold().replace("-", " "))) for card in CARDS]
     fitting = [
         card
@@ -136,9 +139,25 @@ def find(name: str) -> Card:
         if reason := why_unsupported(name):
             step = "localq needs an NVIDIA GPU with compute capability 8.0 or higher: A100, RTX 30 series or newer."
             raise usage_error("--gpu", f"{name!r} is {reason}, which localq does not support", step)
-        names = ", ".join(dict.fromkeys(card.name for card in CARDS))
-        raise usage_error("--gpu", f"{name!r} is not a known GPU", f"Use --vram and --bandwidth, or one of: {names}.")
+        near = ", ".join(nearest(name))
+        step = f"The nearest known: {near}. For another GPU, use --vram SIZE and --bandwidth."
+        raise usage_error("--gpu", f"{name[:80]!r} is not a known GPU", step)
     return card
+
+
+def nearest(name: str, count: int = 3) -> list[str]:
+    """The names of `count` known cards that are most similar to `name`, the best first."""
+    import difflib  # start-up cost: only unknown names need it
+
+    joined = _joined(_words(_SIZE.sub("", re.sub(r"[-_]", " ", name[:80].casefold()))))
+    names, numbers = dict.fromkeys(card.name for card in CARDS), re.findall(r"\d+", joined)
+
+    def likeness(known: str) -> float:
+        spellings = (_joined(_words(known.casefold())), _short(known))
+        alike = max(difflib.SequenceMatcher(None, joined, each).ratio() for each in spellings)
+        return alike + (numbers == re.findall(r"\d+", spellings[0]))  # "4080 Ti" is nearer to 4080 than to 4070 Ti
+
+    return sorted(names, key=lambda known: -likeness(known))[:count]
 
 
 def why_unsupported(name: str) -> str | None:
@@ -167,6 +186,16 @@ def _words(name: str) -> list[str]:
 def _split(name: str) -> str:
     """The name with the parts apart that people write behind a number, as in "2080ti"."""
     return re.sub(r"(\d)(ti|super|laptop|d)\b", r"\1 \2", name)
+
+
+def _joined(words: list[str]) -> str:
+    """Words without spaces, hyphens and the maker, as in "RTX3060" and "GeForceRTX4070Ti"."""
+    return re.sub(r"^(nvidia)?(geforce)?", "", re.sub(r"[\s_-]", "", "".join(words)))
+
+
+def _short(name: str) -> str:
+    """A name joined without its "RTX": "3060ti"."""
+    return _joined(_words(name.casefold())).removeprefix("rtx")
 
 
 def _is_in(part: list[str], whole: list[str]) -> bool:

@@ -275,12 +275,12 @@ def test_estimates_know_the_machine(monkeypatch) -> None:
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=True, why_not="it finds no GPU"))
     assert making.estimate("vq2", 8_000_000_000) == "about 37 h"
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=True))
-    assert making.estimate("vq2", 8_000_000_000) == "about 8 min"
+    assert making.estimate("vq2", 8_000_000_000) == "about 7 min"
     assert making.estimate("vq2", 134_515_008) == "about 1 min"
-    assert making.estimate("vq2", 70_553_706_496) == "about 66 min"  # 62 by its layers: `bench --quantize`, 8272b55
+    assert making.estimate("vq2", 70_553_706_496) == "about 63 min"  # 62 by its layers: `bench --quantize`, 8272b55
     card = gpus.Gpu(**{**dict.fromkeys(each.name for each in fields(gpus.Gpu)), "name": "NVIDIA GeForce RTX 3090"})
     monkeypatch.setattr(gpus, "first_visible", lambda found: card)
-    assert making.estimate("vq2", 70_553_706_496) == "about 114 min"  # 82 multiprocessors at 1.7 GHz
+    assert making.estimate("vq2", 70_553_706_496) == "about 108 min"  # 82 multiprocessors at 1.7 GHz
 
 
 @needs_search

@@ -277,10 +277,35 @@ def test_cards_of_every_common_size_are_known():
     assert set(cards.TYPICAL) == sizes
 
 
-def test_an_unknown_card_is_a_usage_error_that_lists_the_known():
-    with pytest.raises(LocalqError, match="RTX 3090") as raised:
-        cards.find("Voodoo 2")
+@pytest.mark.parametrize(("said", "near"), [
+    ("RTX 4095", "RTX 4090"), ("RTX4080Ti", "RTX 4080"), ("A600", "RTX A6000"), ("5060 super", "RTX 5060"),
+    ("Voodoo 2", ""), ("", ""),
+])  # fmt: skip
+def test_an_unknown_card_is_a_usage_error_that_names_the_three_nearest(said, near):
+    with pytest.raises(LocalqError, match="not a known GPU") as raised:
+        cards.find(said)
     assert raised.value.exit_code == ExitCode.USAGE
+    named = str(raised.value.next_step).partition("known: ")[2].partition(". ")[0].split(", ")
+    assert len(named) == 3
+    assert {*named} <= {card.name for card in cards.CARDS}
+    assert near in (*named, "")
+    assert "--vram SIZE" in str(raised.value.next_step)
+
+
+@pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: f"{card.name} {card.gib}")
+def test_every_card_is_found_however_its_name_is_written(card):
+    plain = (card.name, card.name.replace(" ", ""), card.name.replace(" ", "-"), card.name.replace(" ", "_"))
+    bare = [each.replace("RTX", "", 1).strip(" -_") for each in plain]
+    for said in (*plain, *bare, *(f"NVIDIA {each}" for each in plain), *(f"GeForce{each}" for each in plain)):
+        for spelling in (said, said.lower(), said.upper()):
+            found = cards.match_card(spelling)
+            assert found is not None, spelling
+            assert found.name == card.name, spelling
+            for size in (f" {card.gib}GB", f"-{card.gib}gb", f" {card.gib} GiB"):
+                assert cards.match_card(spelling + size) == card, spelling + size
+
+
+def test_the_typical_cards_are_of_their_size():
     assert {cards.typical(gib).gib for gib in cards.TYPICAL} == set(cards.TYPICAL)
     assert cards.typical(11.5) is None
 
