@@ -77,20 +77,21 @@ def chat(
 ) -> int:
     """Chat with MODEL in full-screen or line mode."""
     _check_json(json, dry_run)
-    is_first = model is not None and model_named is None  # then it may be a prompt
     model = options.single_model(model, model_named)
     flags = options.setting_flags(locals())
     settings, project = options.load_reply_settings(flags, say=False)
     named = model is not None or continue_ or resume is not None
-    if dry_run:
-        with reply_options.suggest_prompt("chat", is_first):
+    with reply_options.suggest_prompt("chat", model is not None and model_named is None):
+        if dry_run:
             return _plan(_resume(settings, project, flags, continue_, resume)[0], named, format, json, force)
-    wanted = reply_options.parse_grammar(json_schema, grammar, regex)
-    first = None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
-    with reply_options.suggest_prompt("chat", is_first):
+        wanted, first = reply_options.parse_grammar(json_schema, grammar, regex), _first_message(prompt)
         settings, record, project = _resume(settings, project, flags, continue_, resume)
     start, wish = _start(record, settings, stop, wanted, project), OpenOptions(format, force, agreed=yes)
     return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=first)
+
+
+def _first_message(prompt: str | None) -> options.PromptText | None:
+    return None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
 
 
 def _start(

@@ -95,18 +95,15 @@ def run(
     json: options.Json = False,
 ) -> int:
     """Print the answer to one prompt, or start a chat if none is given."""
-    is_first = model is not None and model_named is None  # then it may be a prompt
     words, model = _split_words(model, model_named, prompt, prompt_named)
     settings, project = options.load_reply_settings(options.setting_flags(locals()))
-    if dry_run:
-        with reply_options.suggest_prompt("run", is_first):
-            return _plan(settings, model is not None, format, json, force)
-    stops = stop_strings.validate(stop or ())
-    wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
-    attached = read_attachments(file or ())
     named, stages = model is not None, stats is True
-    request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stages)
-    with reply_options.suggest_prompt("run", is_first):
+    with reply_options.suggest_prompt("run", named and model_named is None):
+        if dry_run:
+            return _plan(settings, named, format, json, force)
+        stops, attached = stop_strings.validate(stop or ()), read_attachments(file or ())
+        wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
+        request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stages)
         if not words and not json and not extract and sys.stdin.isatty():
             return _converse(settings, request, project)
         return _answer(settings, request)
