@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,14 @@ def row(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, failure: int) -> None:
     """Let the system refuse to write files of this name."""
-    system = Path.open
+    system = os.open
 
-    def refuse(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
-        if path.name == name and "w" in mode:
+    def refuse(path: Any, flags: int, *rest: Any, **options: Any) -> Any:
+        if flags & os.O_CREAT and Path(os.fsdecode(path)).name == name:
             raise OSError(failure, os.strerror(failure), str(path))
-        return system(path, mode, *rest, **options)
+        return system(path, flags, *rest, **options)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
 
 
 def test_the_verdict_is_of_headers_alone_and_the_same_once_it_is_here(server, capsys):
@@ -205,7 +206,7 @@ def test_a_header_that_is_cut_off_is_none(tmp_path):
         except LocalqError:
             seen += 1
         else:
-            assert found == whole, kept  # only zeros were cut off
+            assert replace(found, mtime_ns=whole.mtime_ns) == whole, kept  # only zeros were cut off
     assert seen > 500
 
 
