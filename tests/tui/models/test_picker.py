@@ -241,7 +241,7 @@ def test_one_line_stands_for_a_family_and_typing_finds_all_its_models(server):
         assert (best.family, best.score) == ("qwen", "1345")
         assert best.tok_s_full < best.tok_s
         made = next(row for row in host.picker._rows if row.name == "llama-3.3-70b@vq2")
-        assert made.place == "141.1 GB to download, 114 min to quantize"
+        assert made.place == "141.1 GB to download, 108 min to quantize"
         assert ("perplexity not measured" in made.sentence, made.year) == (True, 2024)
         await pilot.press(*"llama")
         await pilot.pause()
