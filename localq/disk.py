@@ -73,6 +73,14 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise disk_error(folder, error) from error
 
 
+def resolve(path: Path) -> Path:
+    """The file that `path` leads to, which need not exist. Raises OSError, also for a loop of links."""
+    try:
+        return path.resolve()
+    except RuntimeError as error:  # pathlib's for a loop, Python < 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
+
+
 def total_bytes(paths: Iterable[Path]) -> int:
     """Bytes of the files that exist. Raises OSError."""
     total = 0
@@ -263,14 +271,16 @@ def discard_output(descriptor: int) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise LocalqError (exit 9) unless a file can be made or replaced at `path`. Opens nothing."""
+    """Raise LocalqError (exit 9) unless a file can be made or replaced at `path`; exit 2 for a link. Opens nothing."""
     with disk_errors(path):
         found = path.stat() if path.exists() else None
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.is_symlink() and found is None:
             raise FileNotFoundError(errno.ENOENT, "the link leads nowhere")
-        place = path.resolve().parent if found is None or stat.S_ISREG(found.st_mode) else path
+        if path.is_symlink() and found is not None and stat.S_ISREG(found.st_mode) and not _is_stream(path):
+            raise usage_error(str(path), f"is a link to {resolve(path)}", "Name that file itself to replace it.")
+        place = resolve(path).parent if found is None or stat.S_ISREG(found.st_mode) else path
         place.stat()
         if not os.access(place, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -279,11 +289,15 @@ def check_replaceable(path: Path) -> None:
 _STREAMS = ("/dev/fd/", "/dev/std", "/proc/")  # what the shell has opened
 
 
+def _is_stream(path: Path) -> bool:
+    return str(path.absolute()).startswith(_STREAMS)
+
+
 class LazyOutput:
     """The file of an option such as `--think-out`, opened with the first piece: until then it keeps what it has.
 
-    A file is replaced by a new one, which holds the first piece before it takes the name. Links to it and its mode
-    stay; a device or a pipe is written to. Raises LocalqError (exit 9).
+    A file is replaced by a new one of the same mode, which holds the first piece before it takes the name; a device or
+    a pipe is written to. Raises LocalqError: exit 9, and 2 for a link, which may lead to a file that nobody meant.
     """
 
     def __init__(self, path: Path) -> None:
@@ -315,13 +329,12 @@ class LazyOutput:
                 os.close(descriptor)
 
     def _open(self, content: bytes) -> int:
-        is_stream = str(self._path.absolute()).startswith(_STREAMS)
-        if is_stream or (self._path.exists() and not self._path.is_file()):
+        if _is_stream(self._path) or (self._path.exists() and not self._path.is_file()):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
             os.set_blocking(descriptor, True)  # only a pipe that nobody reads is not waited for
             write_all(descriptor, content)
             return descriptor
-        target = self._path.resolve()  # links stay
+        target = self._path
         with replacement(target, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else None) as file:
             file.write(content)
             return os.dup(file.fileno())

@@ -157,10 +157,7 @@ def _change(change: Callable[[str], str]) -> str:
 
 def _target(path: Path) -> Path:
     """The file that `path` leads to; links stay. Raises OSError."""
-    try:
-        return path.resolve()
-    except RuntimeError as error:  # a loop (Python < 3.13)
-        raise OSError(None, "too many levels of symbolic links") from error
+    return disk.resolve(path)
 
 
 def _encode(text: str) -> bytes:

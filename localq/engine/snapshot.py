@@ -61,7 +61,7 @@ def weights_id(files: ModelFiles) -> str:
     if files.kind != "gguf":
         small = (inside(files.path, name) for name in ("config.json", INDEX_NAME))
         paths = [*filter(None, small), *shard_paths(files.path).values()]
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    stats = [(str(disk.resolve(path)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return hashlib.sha256(repr(stats).encode("utf-8", "surrogateescape")).hexdigest()
 
 

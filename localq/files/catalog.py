@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq import gpus, places
+from localq import disk, gpus, places
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog_file, format_facts
 from localq.files.architecture import Architecture
@@ -190,7 +190,7 @@ def _path_target(path: Path) -> Target:
     if path.suffix.casefold() == ".gguf" and path.is_file():
         return Target(path.name, "gguf", format="gguf", path=path)
     if path.is_dir():
-        return Target(path.resolve().name, "folder", path=path)
+        return Target(disk.resolve(path).name, "folder", path=path)
     from localq.files.model_folder import no_model_error  # start-up cost: only a wrong path needs it
 
     raise no_model_error(path)

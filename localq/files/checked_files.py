@@ -141,7 +141,7 @@ def remember(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def _write(folder: Path, files: dict[str, Any]) -> None:
-    body, place = {"schema": SCHEMA, "folder": str(folder.resolve()), "files": files}, _record_of(folder)
+    body, place = {"schema": SCHEMA, "folder": str(disk.resolve(folder)), "files": files}, _record_of(folder)
     if place is not None:
         with contextlib.suppress(OSError):  # on a read-only disk files are hashed each time
             disk.write_durably(place, json.dumps(body).encode())
@@ -155,7 +155,7 @@ def forget(folder: Path) -> None:
 
 def _record_of(folder: Path) -> Path | None:
     """The path of the record of `folder`; None without a home folder, where files are hashed each time."""
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
+    name = hashlib.sha256(os.fsencode(disk.resolve(folder))).hexdigest()
     try:
         return places.checked_dir() / f"{name}.json"
     except LocalqError:

@@ -105,15 +105,15 @@ def _delete_revision(model: LocalModel) -> int:
 
     try:
         cache = huggingface_hub.scan_cache_dir(places.hub_cache())
-    except OSError:  # of another repository: the client reads them all
+    except (OSError, RuntimeError):  # of another repository, or a loop of links: the client reads them all
         return _delete_files(model)
     repos = frozenset(each for each in cache.repos if each.repo_type == "model" and each.repo_id == model.repo)
     strategy = dataclasses.replace(cache, repos=repos).delete_revisions(model.commit)
     of_commit = [at for each in repos for at in each.revisions if at.commit_hash == model.commit]
     found = {file.blob_path for at in of_commit for file in at.files}
-    whole = places.hub_cache().resolve()
+    whole = disk.resolve(places.hub_cache())
     inside = frozenset(path for path in strategy.blobs if any(path.is_relative_to(each.repo_path) for each in repos))
-    staying = sum(path.stat().st_size for path in found if not path.resolve().is_relative_to(whole))
+    staying = sum(path.stat().st_size for path in found if not disk.resolve(path).is_relative_to(whole))
     dataclasses.replace(strategy, blobs=inside).execute()
     return max(strategy.expected_freed_size - staying, 0)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from localq import places, processes
+from localq import disk, places, processes
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.files import catalog, format_facts, verification
 from localq.files.hub import client as hub_client
@@ -142,7 +142,7 @@ def quantize(
     """
     # -P: the current folder must not provide modules.
     localq = [sys.executable, "-P", "-m", "localq"]
-    command = [*localq, "quantize", str(source.resolve()), "--format", format, "--out", str(out), *more]
+    command = [*localq, "quantize", str(disk.resolve(source)), "--format", format, "--out", str(out), *more]
     code, last_line = _run(command, on_progress)
     if code != 0:
         again = f"{'' if last_line else 'See the error above. '}Run the same command again to resume."

@@ -202,7 +202,8 @@ class ConversationStore:
         # Only a new file: closing an existing one would release the locks that this process holds on it.
         with contextlib.suppress(FileExistsError), disk.new_file(self.path):
             pass
-        if self.path.stat().st_mode & 0o077:
+        found = self.path.stat()
+        if found.st_mode & 0o077 and found.st_nlink == 1:  # by another name it may be anyone's file
             self.path.chmod(0o600)  # SQLite copies the mode to its journal
 
     def _versioned(self, db: sqlite3.Connection) -> None:

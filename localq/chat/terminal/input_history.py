@@ -26,9 +26,10 @@ def open_file() -> Path:
     """Path of the history file, created if missing. Raises OSError."""
     path = places.state_dir() / "history"
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = disk.open_to_append(path.resolve())  # the user may have put it elsewhere
+    descriptor = disk.open_to_append(disk.resolve(path))  # the user may have put it elsewhere
     try:
-        os.fchmod(descriptor, 0o600)
+        if os.fstat(descriptor).st_nlink == 1:  # by another name it may be anyone's file
+            os.fchmod(descriptor, 0o600)
     finally:
         os.close(descriptor)
     return path
@@ -37,7 +38,7 @@ def open_file() -> Path:
 def append(path: Path, text: str) -> None:
     """Append `text` to the file, without terminal control characters. Raises OSError."""
     lines = "".join(f"+{line}\n" for line in sanitize(text).split("\n"))
-    descriptor = disk.open_to_append(path.resolve())
+    descriptor = disk.open_to_append(disk.resolve(path))
     try:
         disk.write_all(descriptor, f"\n# {datetime.datetime.now()}\n{lines}".encode("utf-8", "replace"))
     finally:

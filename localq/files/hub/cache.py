@@ -236,6 +236,16 @@ def discard(pointer: Path) -> None:
         hop.unlink(missing_ok=True)
 
 
+def leads_to(pointer: Path) -> Path | None:
+    """The file that a file of a snapshot links to; None for a loop of links. Raises OSError."""
+    try:
+        return disk.resolve(pointer)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
+
+
 def remove_file(pointer: Path) -> int:
     """Remove a file of a snapshot, and its content unless other files link to it; returns the bytes freed.
 
@@ -243,7 +253,7 @@ def remove_file(pointer: Path) -> int:
     """
     hops, size = _hops(pointer), pointer.stat().st_size
     others = [path for path in names_below(pointer.parent.parent) if path.is_symlink() and path != pointer]
-    shared = any(path.resolve() == hops[-1].resolve() for path in others)
+    shared = any(leads_to(path) == disk.resolve(hops[-1]) for path in others)
     own_folder = pointer.parent.parent.parent  # content outside it is shared by the cache; only its client frees it
     for hop in hops[:1] if shared else hops:
         if hop.is_relative_to(own_folder):

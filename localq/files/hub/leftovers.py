@@ -62,7 +62,7 @@ def remove(leftover: Leftover) -> int:
     with disk.disk_errors(leftover.path):
         if leftover.part is not None:
             return download_parts.remove(leftover.part)
-        if leftover.path.resolve() in _used_files(leftover.path.parent.parent):
+        if disk.resolve(leftover.path) in _used_files(leftover.path.parent.parent):
             return 0
         leftover.path.unlink(missing_ok=True)
         hub_records.forget(hub_records.users(), leftover.repo, leftover.path.name)
@@ -74,13 +74,13 @@ def _used_files(folder: Path) -> set[Path]:
 
     Raises OSError if one of them cannot be read: its files would seem unused.
     """
-    return {path.resolve() for path in hub_cache.names_below(folder / "snapshots")}
+    return {used for path in hub_cache.names_below(folder / "snapshots") if (used := hub_cache.leads_to(path))}
 
 
 def _unused_files(store: Store, repo: str, folder: Path) -> list[Leftover]:
     used, found = _used_files(folder), []
     for blob in hub_cache.children(folder / "blobs"):
-        if not hub_cache.is_content_id(blob.name) or blob.is_symlink() or blob.resolve() in used:
+        if not hub_cache.is_content_id(blob.name) or blob.is_symlink() or disk.resolve(blob) in used:
             continue
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             if hub_records.is_ours(store, repo, blob.name, blob):

@@ -261,7 +261,7 @@ def open_shards(source: Source, cache: Path) -> Shards | None:
     """
     if source.kind == "pypi" or source.files:
         return None
-    cache = cache.resolve()
+    cache = disk.resolve(cache)
     begun = sorted(cache.glob(f"{_folder_of(source.repo)}/snapshots/*"))
     pinned = hub_cache.COMMIT.fullmatch(source.revision or "") is not None
     listing = hub_client.list_files(source.repo, begun[0].name if begun and not pinned else source.revision)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from localq import __version__
+from localq import __version__, disk
 from localq.disk import disk_errors, open_lock
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import own_files
@@ -109,7 +109,11 @@ def _is_used(name: str) -> bool:
 
 def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> list[Path]:
     """Return the files of an earlier model in `out` to delete; raises a usage error unless `out` may be written."""
-    if out.resolve() == (source.path if source.kind == "safetensors" else source.path.parent).resolve():
+    with disk.disk_errors(out):
+        is_source = disk.resolve(out) == disk.resolve(
+            source.path if source.kind == "safetensors" else source.path.parent
+        )
+    if is_source:
         raise usage_error(str(out), "this is the folder of SOURCE", "Choose another folder.")
     if out.exists() and not out.is_dir():
         raise usage_error(str(out), "this is a file, not a folder", "Choose a folder.")

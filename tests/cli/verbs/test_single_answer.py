@@ -168,17 +168,19 @@ def test_a_file_for_thoughts_is_opened_first_and_what_fails_is_told(answered):
 
 
 def test_a_file_for_thoughts_keeps_what_it_has_until_there_is_one(answered, tmp_path):
-    """Replaced then, at the end of links and with its mode; no file of the model ever is."""
+    """Replaced then, with its mode; nothing is at the end of a link, and no file of the model ever is."""
     notes, link = tmp_path / "notes", tmp_path / "link"
     notes.write_text("mine\n")
     notes.chmod(0o600)
     link.symlink_to(notes)
     for name, code in ("no-such-model", ExitCode.UNKNOWN_MODEL), ("smollm2-135m", 0):
-        assert answered("yes", "run", name, "--think-out", "link", "q")[0] == code
+        assert answered("yes", "run", name, "--think-out", "notes", "q")[0] == code
         assert notes.read_text() == "mine\n"
-    assert answered("<think>\nhmm\n</think>\n\nyes", "run", "smollm2-135m", "--think-out", "link", "q")[0] == 0
+    assert answered("<think>\nhmm\n</think>\n\nyes", "run", "smollm2-135m", "--think-out", "notes", "q")[0] == 0
     assert ("hmm" in notes.read_text(), "mine" in notes.read_text()) == (True, False)
-    assert (link.is_symlink(), stat.S_IMODE(notes.stat().st_mode)) == (True, 0o600)
+    assert stat.S_IMODE(notes.stat().st_mode) == 0o600
+    code, _, err, _ = answered("<think>\nhmm\n</think>\n\nyes", "run", "smollm2-135m", "--think-out", "link", "q")
+    assert (code, "link: is a link to" in err) == (ExitCode.USAGE, True)
     assert {each.name for each in tmp_path.iterdir()} >= {"notes", "link"}
     assert not list(tmp_path.glob(".new-*"))
 
