@@ -66,6 +66,7 @@ class Format:
     made_by_name        NAME@FORMAT quantizes it if it is not published
     made_of_mixtures    NAME@FORMAT also quantizes mixtures of experts
     quantize_name       its name in `quantize --format`, if it differs from `name`
+    temporaries         bytes per weight while a matrix is quantized by itself, beside the matrix and its result
     parameters_per_s    speed of quantizing matrix by matrix, for estimates; of one core if `per_core`
 
     Choice and speed:
@@ -102,6 +103,7 @@ class Format:
     made_by_name: bool = False
     made_of_mixtures: bool = True
     quantize_name: str = ""
+    temporaries: int = 4  # a copy in float32
     parameters_per_s: float = 35e6  # `localq quantize smollm2-135m` in NF4 on two CPU cores: 134.5 M in 3.8 s
     per_core: bool = False
 
@@ -161,6 +163,7 @@ _RECORDS = (
         stacks_experts=True,
         keeps_experts=True,
         made_from="tensors",
+        temporaries=1,
         made_by_name=True,
         speed_key=_key("nf4"),
     ),
@@ -217,6 +220,7 @@ _RECORDS = (
         stacks_experts=True,
         experts_only=True,
         made_from="tensors",
+        temporaries=1,
         speed_key=_key("mxfp4"),
     ),
     Format(
@@ -229,6 +233,7 @@ _RECORDS = (
         unpack_bytes=64 * MIB,
         unpacks_16_bit=False,
         made_from="tensors",
+        temporaries=9,
         weighs_text=True,
         made_by_name=True,
         made_of_mixtures=False,
@@ -242,6 +247,7 @@ _RECORDS = (
         format_sizes.squeezellm,
         "squeezellm",
         made_from="tensors",
+        temporaries=3,
         weighs_text=True,
         made_by_name=True,
         parameters_per_s=5e5,  # one core of a busy machine, without a text: 1.3 ms per row of 576 to 1,536 columns

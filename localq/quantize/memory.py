@@ -19,6 +19,7 @@ import torch
 
 from localq.engine.load.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError
+from localq.files import format_facts
 from localq.models.decoder import Block
 from localq.planner import footprint, ram
 from localq.quantize.codebooks.finetune import product_dtype
@@ -38,8 +39,6 @@ SLOPES = {"cpu": 18, "cuda": 26}
 SCORES = {"cpu": 3, "cuda": 4}  # tensors as large as the attention scores, in the backward pass
 DECODED, READ = 13, 14
 LOGITS = 7  # tensors as large as some logits, of the divergence and its gradient
-# Bytes of temporaries per weight of a matrix that is quantized by itself, by format.
-TEMPORARIES = {"nf4": 1, "mxfp4": 1, "squeezellm": 3, "bcq": 9}
 SPARE = 1.05  # what the allocator's blocks hold unused
 
 
@@ -121,7 +120,8 @@ def tensor_bytes(jobs: Iterable[TensorJob], format: str) -> int:
 def _job_bytes(job: TensorJob, format: str) -> int:
     held = job.source.nbytes + sum(each.nbytes for each in job.outputs.values())
     matrices = sum(len(parts) for parts in job.experts) or 1
-    return held + (TEMPORARIES[format] * (math.prod(job.source.shape) // matrices) if job.quantized else 0)
+    per_weight = format_facts.of(format).temporaries if job.quantized else 0
+    return held + per_weight * (math.prod(job.source.shape) // matrices)
 
 
 def text_bytes(jobs: Iterable[TensorJob], windows: Sequence[Sequence[int]], hidden: int, on_gpu: bool) -> int:

@@ -35,7 +35,7 @@ def test_a_layer_of_smollm2_on_the_cpu(monkeypatch):
         assert each["hours"] == pytest.approx(each["layer_s"] * 30 / 3600, abs=0.001)
         assert (each["reserved_bytes"], each["weights_on_host"]) == (None, False)
         assert each["counted_bytes"] > 8 * 3_000_000
-    assert "smollm2-135m, best: 3 windows of 32 tokens, beam 3" in out.getvalue()
+    assert "smollm2-135m, best: 3 windows of 32 tokens, beam width 3" in out.getvalue()
 
 
 def test_steps_that_were_not_timed_count(monkeypatch):
