@@ -67,18 +67,24 @@ def remember(store: Store, repo: str, content_id: str, path: Path, *, ours: bool
     disk.write_durably(store.record(repo, content_id), json.dumps(body).encode())
 
 
+MOST_TRIES = 8  # to hash a file that is being replaced
+
+
 def check(store: Store, repo: str, content_id: str, path: Path) -> bool:
     """Whether `path` has the content `content_id`; hashes it, and records a right one.
 
-    A file that is replaced while it is hashed is not right. On read-only disks no record is written, and files are
-    hashed each time. Raises OSError of reading.
+    A file that is replaced while it is hashed, as by another process without locks, is hashed again. On read-only disks
+    no record is written, and files are hashed each time. Raises OSError of reading.
     """
-    ours, before = is_ours(store, repo, content_id, path), checked_files.stamp(path)
-    if not disk.has_content(path, content_id) or checked_files.stamp(path) != before:
-        return False
-    with contextlib.suppress(OSError):
-        remember(store, repo, content_id, path, ours=ours, stamp=before)
-    return True
+    for _ in range(MOST_TRIES):
+        ours, before = is_ours(store, repo, content_id, path), checked_files.stamp(path)
+        if not disk.has_content(path, content_id):
+            return False
+        if checked_files.stamp(path) == before:
+            with contextlib.suppress(OSError):
+                remember(store, repo, content_id, path, ours=ours, stamp=before)
+            return True
+    return False
 
 
 def distrust(store: Store, repo: str, content_id: str) -> None:
