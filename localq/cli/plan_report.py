@@ -109,7 +109,7 @@ def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | Non
     taken = report.choice.taken
     source = taken.offer.source or taken.offer.base
     if report.unsupported and source is not None:
-        step = "`localq fit --vram SIZE` lists the formats that run."
+        step = "`localq fit --vram SIZE` lists the formats that fit."
         return LocalqError(taken.offer.name, report.unsupported, step, ExitCode.FAILURE)
     if too_large is not None:
         return too_large

@@ -145,7 +145,7 @@ def malformed_error(key: str, why: str) -> LocalqError:
 
 def unsupported_error(key: str, value: object) -> LocalqError:
     """Return the error for a value of a feature that localq does not support."""
-    why = f"{repr(value)[:MAX_CHARACTERS]} is a feature that localq does not support"
+    why = f"localq does not support the value {repr(value)[:MAX_CHARACTERS]}"
     return LocalqError(f"config.json: {key}", why, f"{gpus.fit_command()} lists the models that run.", ExitCode.FAILURE)
 
 

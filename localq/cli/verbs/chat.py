@@ -167,6 +167,6 @@ def start_chat(
 def _on_full_screen(settings: Settings) -> bool:
     if settings.ui == "auto":
         if sys.stdin.isatty() and is_rich_terminal(stdout()) and not is_utf8(stdout()):
-            note(f"using line mode: the full screen needs a UTF-8 locale, but this terminal uses {stdout().encoding}")
+            note(f"using line mode: full-screen mode needs a UTF-8 locale, but this terminal uses {stdout().encoding}")
         return has_screen()
     return settings.ui == "tui" and sys.stdin.isatty() and stdout().isatty()

@@ -101,7 +101,7 @@ class CalibrationOptions:
         decided = given.keys() - {"--layers", *(_OF_TRAINING if self.best else ())}
         if self.layers is not None and (decided or format != "vq2"):
             why = f"{min(decided, default='the format')} is fixed by the existing layers"
-            step = f"Use --format vq2 alone, or train the layers further with {', '.join(_OF_TRAINING)}."
+            step = "With --layers, use only --format vq2, or add --best to train the layers further."
             raise usage_error(f"--layers {self.layers}", why, step)
         if self.bits is not None and format != "vq2":
             raise usage_error(

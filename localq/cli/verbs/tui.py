@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def tui(model: options.Model = None) -> int:
     """Chat in full-screen mode (default: the best model)."""
     if not has_screen():
-        why = "the full screen needs a UTF-8 terminal"
+        why = "full-screen mode needs a UTF-8 terminal"
         raise usage_error("tui", why, "Use `localq chat --plain` for line mode.")
     from localq.chat import open_conversation  # start-up cost, not for --help
     from localq.files import catalog
