@@ -29,7 +29,7 @@ def main() -> None:
         _give_up(error)
     try:
         command_line.run()
-    except MemoryError as error:  # what reports errors had none left
+    except (MemoryError, SystemError) as error:  # what reports errors had none left; or CPython itself
         _give_up(error)
 
 
