@@ -345,6 +345,28 @@ class LazyOutput:
 MOST_TEXT_BYTES = 2**20  # of a text file; a context holds little more
 
 
+class NotRegularError(Exception):
+    """A folder, a pipe or a device in the place of a file."""
+
+
+def read_regular(path: Path, most_bytes: int, *, or_null: bool = False) -> bytes:
+    """The first `most_bytes` of a regular file; or_null: /dev/null is an empty one.
+
+    Raises OSError and NotRegularError; opens nothing else, since opening a device can have effects.
+    """
+    _check_regular(os.stat(path), or_null)
+    # O_NONBLOCK: a named pipe that is there by now must not be waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        _check_regular(os.fstat(descriptor), or_null)
+        return file.read(most_bytes)
+
+
+def _check_regular(found: os.stat_result, or_null: bool) -> None:
+    if not stat.S_ISREG(found.st_mode) and not (or_null and found.st_rdev == os.stat(os.devnull).st_rdev):
+        raise NotRegularError
+
+
 def read_start(path: Path, most_bytes: int, *, devices: bool = False) -> bytes:
     """The first `most_bytes` of a regular file, or of a pipe that the shell opened: FILE may be <(COMMAND).
 

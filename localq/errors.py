@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from localq.secret import redact
+from localq.sanitize import redact
 
 
 class ExitCode(enum.IntEnum):

@@ -8,7 +8,7 @@ where a folder is not set and the user has no home folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import platformdirs
@@ -17,6 +17,7 @@ from localq.errors import usage_error
 
 PACKAGE_DATA = Path(__file__).parent / "data"  # texts, codebooks, layers, the catalogue
 PACKAGE_PARENT = Path(__file__).resolve().parents[1]  # what a child process needs on its path
+PROJECT_FILE, NO_PROJECT = "localq.toml", "LOCALQ_NOPROJECT"  # settings of a project; the variable that ignores them
 _NO_HOME = "HOME is not set, and this user has no entry in the user database"
 
 
@@ -39,6 +40,25 @@ def expand(path: str | Path, what: str = "") -> Path:
 def config_file() -> Path:
     """The user's `config.toml` (`LOCALQ_CONFIG` overrides)."""
     return _from_variable("LOCALQ_CONFIG") or _required(_user_folder(platformdirs.user_config_dir)) / "config.toml"
+
+
+def project_file(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The nearest `localq.toml` from the current folder up to the top of the git checkout, if there is one.
+
+    None without one, with LOCALQ_NOPROJECT, and for a file of another user than this one or root: a folder that many
+    users can write, such as /tmp, is no project.
+    """
+    if environment.get(NO_PROJECT, "0") not in ("", "0"):
+        return None
+    try:
+        here = Path.cwd()
+        above = [here, *here.parents]
+        top = next((number for number, each in enumerate(above) if (each / ".git").exists()), 0)
+        found = next((each / PROJECT_FILE for each in above[: top + 1] if (each / PROJECT_FILE).is_file()), None)
+        owners = set() if found is None else {found.lstat().st_uid, found.stat().st_uid}  # of a link, and of its target
+        return found if owners <= {os.getuid(), 0} else None
+    except OSError:  # the folder is gone or unreadable
+        return None
 
 
 def user_models_file() -> Path:

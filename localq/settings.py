@@ -12,12 +12,13 @@ import difflib
 import functools
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import keymap, kv_bits, places, project_file, toml_files
+from localq import disk, keymap, kv_bits, places, toml_files
 from localq.errors import LocalqError, usage_error
 from localq.kv_bits import KvBits
 from localq.sampling import THINK_CHOICES, Sampling
@@ -26,6 +27,10 @@ SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
     *("dry_penalty_last_n", "xtc_probability", "xtc_threshold", "seed"),
 )
+# What a project's file may set besides: not settings of the machine, of private data, of the disk.
+PROJECT_MAY_SET = ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
+MOST_PROJECT_BYTES = 2**18  # of a project's file: less than what takes seconds to parse
+_CATALOGUE_NAME = re.compile(r"\w[\w.+:-]*(@[\w.+-]+)?")
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -171,7 +176,7 @@ class Origin:
     @property
     def is_project(self) -> bool:
         """Whether a project's file has decided it."""
-        return Path(self.source).name == project_file.NAME
+        return Path(self.source).name == places.PROJECT_FILE
 
 
 def origins(environment: Mapping[str, str] = os.environ) -> dict[str, Origin]:
@@ -211,11 +216,42 @@ def read_project(environment: Mapping[str, str] = os.environ) -> tuple[Path | No
 
     Raises LocalqError: exit 2 for a setting it may not set, 8 for invalid TOML.
     """
-    path = project_file.find(environment)
+    path = places.project_file(environment)
     if path is None:
         return None, {}
-    may_set = functools.partial(project_file.check, path, SAMPLING)
-    return path, parse_file(project_file.text(path), str(path), may_set)
+    text = disk.read_text(path)
+    if len(text.encode()) > MOST_PROJECT_BYTES:
+        why = f"larger than {MOST_PROJECT_BYTES / 1e6:.2f} MB"
+        raise usage_error(str(path), why, f"Shorten it, or ignore the file with {places.NO_PROJECT}=1.")
+    return path, parse_file(text, str(path), functools.partial(_check_project, path))
+
+
+def _check_project(path: Path, name: str, value: object) -> None:
+    """Raise a usage error for a setting that the project's file `path` may not set, or a model outside the catalogue.
+
+    The file may come from a clone or an archive, so its author is not trusted: it may set how replies are made, and no
+    path, repository, program, network, disk or keys.
+    """
+    where, ignore = f"{name} in {path}", f"or ignore the file with {places.NO_PROJECT}=1."
+    if name not in (*PROJECT_MAY_SET, *SAMPLING):
+        why = "a project file cannot set this, because it affects your machine, data or screen"
+        raise usage_error(where, why, f"Set it with `localq config set {name} VALUE`, {ignore}")
+    if name == "model" and not _is_catalogue_name(value):
+        why = "a project file can only select catalogue models"
+        raise usage_error(where, why, f"Pass the model as an argument, add it to your models.toml, {ignore}")
+
+
+def _is_catalogue_name(value: object) -> bool:
+    """`value` can only be a catalogue name."""
+    if not isinstance(value, str) or not _CATALOGUE_NAME.fullmatch(value):
+        return False
+    return not value.casefold().endswith(".gguf") and not Path(value).is_dir()
+
+
+def project_summary(decided: Mapping[str, str]) -> str:
+    """ "system, top_k: set by PATH", for settings and the path of the file that has decided each."""
+    paths = {path: [name for name, each in decided.items() if each == path] for path in decided.values()}
+    return "; ".join(f"{', '.join(names)}: set by {path}" for path, names in paths.items())
 
 
 def file_text() -> str:

@@ -7,13 +7,12 @@ limit is no settings file or catalogue. Everything wrong is a `LocalqError` of o
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from localq import disk
 from localq.errors import LocalqError, bad_file
 
 MOST_BYTES = 2**20  # of a file
@@ -47,17 +46,11 @@ def read(path: Path) -> str | None:
     Raises LocalqError (exit 8) for anything else: a folder, a pipe, a device, more than MOST_BYTES, not UTF-8.
     """
     try:
-        _check_kind(path, os.stat(path))  # opening a device can have effects
-        # O_NONBLOCK: a named pipe that is there by now must not be waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            _check_kind(path, os.fstat(descriptor))
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                raw = file.read(MOST_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        raw = disk.read_regular(path, MOST_BYTES + 1, or_null=True)
     except FileNotFoundError:
         return None
+    except disk.NotRegularError as error:
+        raise bad_file(str(path), "not a regular file", "Use a text file, or move it out of the way.") from error
     except OSError as error:
         raise _unreadable(str(path), error.strerror or str(error)) from error
     _check_size(len(raw), str(path))
@@ -65,11 +58,6 @@ def read(path: Path) -> str | None:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _unreadable(str(path), f"not UTF-8 text ({error.reason} at byte {error.start})") from error
-
-
-def _check_kind(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode) and status.st_rdev != os.stat(os.devnull).st_rdev:
-        raise bad_file(str(path), "not a regular file", "Use a text file, or move it out of the way.")
 
 
 def parse(text: str, where: str) -> dict[str, Any]:

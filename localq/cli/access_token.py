@@ -16,7 +16,7 @@ from pathlib import Path
 from localq.cli.output import note, stderr
 from localq.disk import read_text
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.secret import HIDDEN, Secret
+from localq.sanitize import HIDDEN, Secret
 
 _TOKEN = re.compile("[!-~]{1,1000}")
 MAX_LINE = 2000  # characters of a line of stdin

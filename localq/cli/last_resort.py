@@ -10,7 +10,7 @@ from localq.cli import requirements
 from localq.cli.output import note
 from localq.errors import LocalqError
 from localq.processes import shortage
-from localq.secret import redact
+from localq.sanitize import redact
 
 
 def report(error: BaseException) -> int:

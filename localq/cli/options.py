@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localq import project_file, settings
+from localq import settings
 from localq.chat.attachments import system_text
 from localq.cli import help_page, piped_input
 from localq.errors import usage_error
@@ -347,7 +347,7 @@ def note_project(project: Mapping[str, settings.Origin]) -> None:
     if project:
         from localq.cli.output import note  # start-up cost: as above
 
-        note(f"({project_file.summary({name: each.source for name, each in project.items()})})")
+        note(f"({settings.project_summary({name: each.source for name, each in project.items()})})")
 
 
 def single_model(argument: str | None, option: str | None) -> str | None:

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from localq import toml_files
+from localq import disk, toml_files
 from localq.errors import bad_file
 
 DAMAGED = "Download the file again; if the error persists, localq cannot use this model."
@@ -85,15 +85,9 @@ def _target(path: Path) -> str:
 def read_text(path: Path, max_bytes: int) -> str:
     """The UTF-8 text of a file of at most `max_bytes`, without a byte order mark."""
     try:
-        _check_kind(path, os.stat(path))  # opening a device can have effects
-        # O_NONBLOCK: a named pipe that is there by now must not be waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            _check_kind(path, os.fstat(descriptor))
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                raw = file.read(max_bytes + 1)
-        finally:
-            os.close(descriptor)
+        raw = disk.read_regular(path, max_bytes + 1)
+    except disk.NotRegularError as error:
+        raise bad_file(str(path), "not a regular file", DAMAGED) from error
     except OSError as error:
         raise bad_file(str(path), f"cannot be read ({error.strerror})", "Check the file's permissions.") from error
     if len(raw) > max_bytes:
@@ -102,11 +96,6 @@ def read_text(path: Path, max_bytes: int) -> str:
         return raw.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
         raise bad_file(str(path), f"not UTF-8 text ({error.reason} at byte {error.start})", DAMAGED) from error
-
-
-def _check_kind(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise bad_file(str(path), "not a regular file", DAMAGED)
 
 
 def parse_object(text: str, what: str, damaged: str = DAMAGED) -> dict[str, Any]:

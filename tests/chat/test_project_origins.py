@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from localq import project_file
+from localq import settings
 from localq.chat import commands, open_conversation
 from localq.chat.history.record import ChatSettings, Record
 from localq.chat.history.store import ConversationStore
@@ -31,7 +31,7 @@ OF_LOAD = {"ctx", "kv", "head"}  # not of the conversation: they count as long a
 
 
 def test_every_setting_of_a_project_is_tried():
-    assert set(VALUES) == {*project_file.MAY_SET, *SAMPLING}
+    assert set(VALUES) == {*settings.PROJECT_MAY_SET, *SAMPLING}
 
 
 @pytest.fixture

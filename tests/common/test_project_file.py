@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localq import project_file, settings
+from localq import places, settings
 from localq.cli import execute
 from localq.errors import ExitCode, LocalqError
 
@@ -27,27 +27,27 @@ def project(tmp_path, monkeypatch):
 
 
 def write(folder: Path, text: str) -> Path:
-    path = folder / project_file.NAME
+    path = folder / places.PROJECT_FILE
     path.write_text(text)
     return path
 
 
 def test_the_nearest_file_up_to_the_top_of_the_checkout_counts(project):
-    assert project_file.find({}) is None
+    assert places.project_file({}) is None
     write(project.parent, "top_k = 1")  # outside of the checkout
-    assert project_file.find({}) is None
+    assert places.project_file({}) is None
     top = write(project, "top_k = 2")
-    assert project_file.find({}) == top
+    assert places.project_file({}) == top
     near = write(project / "src", "top_k = 3")
-    assert (project_file.find({}), settings.load({}).top_k) == (near, 3)
-    assert project_file.find({"LOCALQ_NOPROJECT": "1"}) is None
-    assert project_file.find({"LOCALQ_NOPROJECT": "0"}) == near
+    assert (places.project_file({}), settings.load({}).top_k) == (near, 3)
+    assert places.project_file({"LOCALQ_NOPROJECT": "1"}) is None
+    assert places.project_file({"LOCALQ_NOPROJECT": "0"}) == near
 
 
 def test_outside_of_a_checkout_only_this_folder_counts(project, monkeypatch):
     (project / ".git").rmdir()
     write(project, "top_k = 2")
-    assert project_file.find({}) is None
+    assert places.project_file({}) is None
     monkeypatch.chdir(project)
     assert settings.load({}).top_k == 2
 
@@ -57,9 +57,9 @@ def test_a_file_of_another_user_is_not_read(project, monkeypatch):
     told = Path.stat
     other = types.SimpleNamespace(st_uid=os.getuid() + 1, st_mode=0o100644)
     monkeypatch.setattr(
-        Path, "stat", lambda self, **how: other if self.name == project_file.NAME else told(self, **how)
+        Path, "stat", lambda self, **how: other if self.name == places.PROJECT_FILE else told(self, **how)
     )
-    assert project_file.find({}) is None
+    assert places.project_file({}) is None
 
 
 def test_it_lies_between_the_users_file_and_the_environment(project, tmp_path):
@@ -73,7 +73,7 @@ def test_it_lies_between_the_users_file_and_the_environment(project, tmp_path):
     assert settings.read_config() == {"temperature": 0.1, "top_k": 10, "min_p": 0.5}
 
 
-@pytest.mark.parametrize("name", sorted(set(settings.DESCRIPTIONS) - {*project_file.MAY_SET, *settings.SAMPLING}))
+@pytest.mark.parametrize("name", sorted(set(settings.DESCRIPTIONS) - {*settings.PROJECT_MAY_SET, *settings.SAMPLING}))
 def test_what_is_about_machine_data_or_screen_is_refused(project, name):
     write(project, f"{name} = true")
     with pytest.raises(LocalqError, match=f"{name} in .*a project file cannot set this, because") as caught:
@@ -83,7 +83,7 @@ def test_what_is_about_machine_data_or_screen_is_refused(project, name):
 
 
 def test_what_it_may_set_has_no_path_program_address_or_secret():
-    assert project_file.MAY_SET == ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
+    assert settings.PROJECT_MAY_SET == ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_model_is_a_name_of_the_catalogue(project, monkeypatch, model):
         ("x" * 100_000 + " = 1", ExitCode.USAGE),
         ('kv = "' + "y" * 100_000 + '"', ExitCode.USAGE),
         ("top_k = 1 # " + "z" * 2_000_000, ExitCode.USAGE),
-        ("top_k = 1 # " + "z" * project_file.MOST_BYTES, ExitCode.USAGE),
+        ("top_k = 1 # " + "z" * settings.MOST_PROJECT_BYTES, ExitCode.USAGE),
         ("top_k = \0", ExitCode.USAGE),
     ],
 )
@@ -120,8 +120,8 @@ def test_a_hostile_file_is_refused_in_few_words(project, text, code):
 
 
 def test_a_pipe_in_its_place_is_no_file(project):
-    os.mkfifo(project / project_file.NAME)
-    assert project_file.find({}) is None
+    os.mkfifo(project / places.PROJECT_FILE)
+    assert places.project_file({}) is None
 
 
 def test_show_names_the_winner_and_escapes_stay_off_the_terminal(project, capsys):
@@ -181,9 +181,9 @@ def test_verbs_that_it_does_not_steer_say_nothing(project, capsys):
 
 def test_a_link_of_another_user_is_not_followed(project, monkeypatch):
     real = write(project.parent, "top_k = 2")
-    (project / project_file.NAME).symlink_to(real)
-    assert project_file.find({}) == project / project_file.NAME
+    (project / places.PROJECT_FILE).symlink_to(real)
+    assert places.project_file({}) == project / places.PROJECT_FILE
     told = Path.lstat
     other = types.SimpleNamespace(st_uid=os.getuid() + 1, st_mode=0o120777)
-    monkeypatch.setattr(Path, "lstat", lambda self: other if self.name == project_file.NAME else told(self))
-    assert project_file.find({}) is None
+    monkeypatch.setattr(Path, "lstat", lambda self: other if self.name == places.PROJECT_FILE else told(self))
+    assert places.project_file({}) is None

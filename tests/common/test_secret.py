@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pytest
 from rich.pretty import pretty_repr
 
-from localq import secret
+from localq import sanitize
 from localq.errors import LocalqError
 from localq.files.hub import errors as hub_errors
-from localq.secret import HIDDEN, Address, Secret, redact
+from localq.sanitize import HIDDEN, Address, Secret, redact
 
 PASSWORD = "p4ss-of-a-mirror"
 ADDRESSES = {
@@ -62,12 +62,12 @@ def test_a_secret_is_not_saved(save):
         save(Secret("hf_mine-alone"))
 
 
-VARIABLES = [*secret.TOKEN_VARIABLES, "HF_ENDPOINT", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "PIP_INDEX_URL"]
+VARIABLES = [*sanitize.TOKEN_VARIABLES, "HF_ENDPOINT", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "PIP_INDEX_URL"]
 
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_what_the_environment_holds_is_taken_out_of_errors(monkeypatch, name):
-    value = PASSWORD if name in secret.TOKEN_VARIABLES else f"https://me:{PASSWORD}%21@host"
+    value = PASSWORD if name in sanitize.TOKEN_VARIABLES else f"https://me:{PASSWORD}%21@host"
     monkeypatch.setenv(name, value)
     for text in (value, f"({value})", f"{PASSWORD}%21", f"{PASSWORD}!"):
         error = LocalqError(text, f"lost {text}", f"see {text}")

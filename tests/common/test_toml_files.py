@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from localq import places, project_file, settings, settings_file, toml_files
+from localq import places, settings, settings_file, toml_files
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, catalog_file
 
@@ -55,12 +55,12 @@ def files(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCALQ_NOPROJECT", raising=False)
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
-    return {**found, project_file.NAME: tmp_path / project_file.NAME}
+    return {**found, places.PROJECT_FILE: tmp_path / places.PROJECT_FILE}
 
 
 READERS = {
     "config.toml": lambda: settings.load({}),
-    project_file.NAME: lambda: settings.load({}),
+    places.PROJECT_FILE: lambda: settings.load({}),
     "models.toml": catalog.load_catalogue,
 }
 

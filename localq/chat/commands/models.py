@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from localq import project_file, settings
+from localq import settings
 from localq.chat.commands.host import Host
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError, usage_error
@@ -94,7 +94,7 @@ def parameters(session: ChatSession) -> str:
 def origin_lines(session: ChatSession, *names: str) -> list[str]:
     """Which settings, of `names` if given, a project's file has decided."""
     decided = {name: path for name, path in session.decided.items() if name in names or not names}
-    return [f"({project_file.summary(decided)})"] if decided else []
+    return [f"({settings.project_summary(decided)})"] if decided else []
 
 
 def set_values(session: ChatSession) -> dict[str, object]:

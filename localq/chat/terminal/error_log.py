@@ -1,7 +1,7 @@
 """The log of unexpected errors: where the code was, without local variables and without secrets.
 
 An error that nobody foresaw is a bug, and its traceback is what a report needs. Local variables are never written: they
-hold tokens and what was said. The messages of exceptions are shortened and go through `secret.redact`.
+hold tokens and what was said. The messages of exceptions are shortened and go through `sanitize.redact`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pathlib import Path
 from localq import __version__, disk, places
 from localq.errors import ExitCode, LocalqError
 from localq.processes import shortage
-from localq.sanitize import sanitize
-from localq.secret import redact
+from localq.sanitize import redact, sanitize
 
 MAX_BYTES = 2**20  # then the log becomes `errors.log.1`
 MAX_MESSAGE = 300  # characters of an exception's message

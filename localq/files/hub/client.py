@@ -20,7 +20,7 @@ from localq.files.hub import connection
 from localq.files.hub.connection import Answer
 from localq.files.hub.errors import endpoint, no_hub, no_repository, with_retries
 from localq.files.json_files import parse_object
-from localq.secret import Address
+from localq.sanitize import Address
 
 TIMEOUT_S = 10.0  # for an answer of the hub's API, and for a connection
 STALL_S = 30.0  # without a byte: the connection counts as dead

@@ -31,7 +31,7 @@ from localq.files.hub.errors import (
     is_of_transport,
     no_hub,
 )
-from localq.secret import Address, Secret
+from localq.sanitize import Address, Secret
 
 HEADERS_S = 40.0  # from a request to the headers of its answer: name look-up, connection, proxy, encryption
 LEAST_BYTES_PER_S = 1000  # on average, for answers that nobody sees arriving

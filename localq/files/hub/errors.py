@@ -17,7 +17,7 @@ from localq import places
 from localq.disk import disk_error
 from localq.errors import ExitCode, LocalqError
 from localq.files.hub import pauses, proxies
-from localq.secret import Address
+from localq.sanitize import Address
 
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each retry, unless the server states a time
 LONGEST_PAUSE_S = 300.0

@@ -14,7 +14,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
-from localq import project_file
+from localq import places
 from localq.chat.terminal.input_history import InputHistory
 from localq.keymap import bindings
 from localq.sanitize import sanitize
@@ -128,7 +128,7 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
 def _project_line(decided: Mapping[str, str]) -> str:
     """What project files decide, on one line: what counts first, as a narrow screen has no room for the path."""
     names, paths = ", ".join(decided), ", ".join(dict.fromkeys(decided.values()))
-    return " ".join(sanitize(f"! {project_file.NAME} sets {names}: {paths}").split())
+    return " ".join(sanitize(f"! {places.PROJECT_FILE} sets {names}: {paths}").split())
 
 
 def _mode(width: int) -> Mode:

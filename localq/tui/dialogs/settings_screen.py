@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Button, Input, Select, Static, TextArea
 
-from localq import places, project_file, settings
+from localq import places, settings
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.sampling import LIMITS, STATED, Sampling
@@ -160,7 +160,7 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         now: dict[str, Any] = {name: known.get(name) for name in changed}
         self._settings = dataclasses.replace(self._settings, **now)
         where = f"in {places.config_file()}"
-        others = f"; not saved: {', '.join(sorted(foreign))} of {project_file.NAME}" if foreign else ""
+        others = f"; not saved: {', '.join(sorted(foreign))} of {places.PROJECT_FILE}" if foreign else ""
         self._tell((f"Saved: {', '.join(changed)} {where}" if changed else f"No changes {where}") + others)
 
     def action_leave(self) -> None:

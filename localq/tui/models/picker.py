@@ -14,7 +14,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from localq import project_file
+from localq import places
 from localq.errors import LocalqError
 from localq.files import catalog, removal
 from localq.files.local_models import LocalModel
@@ -76,7 +76,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         super().__init__()
         self._settings, self._every = settings, False
         names = [name for name in PLANNED if name in (decided or {})]
-        self._foreign = f"{project_file.NAME} sets {', '.join(names)}. " if names else ""
+        self._foreign = f"{places.PROJECT_FILE} sets {', '.join(names)}. " if names else ""
         self._order = next(iter(ORDERS))
         self._rows: list[PickerRow] = []
         self._words = "Checking what fits this machine"

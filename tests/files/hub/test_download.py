@@ -17,7 +17,7 @@ from localq.files.hub import client as hub_client
 from localq.files.hub import connection, download
 from localq.files.hub import errors as hub_errors
 from localq.files.hub import parts as download_parts
-from localq.secret import Address
+from localq.sanitize import Address
 from tests.support.files import fake_hub, hub_server
 from tests.support.files.hub_server import REPO, TOKEN, refused
 
