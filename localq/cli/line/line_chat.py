@@ -263,6 +263,8 @@ class LineChat:
             with self.interrupts.raise_inside():
                 result = commands.COMMANDS[name](self.session, argument, self.host)
         except KeyboardInterrupt:
+            if not sys.stdin.isatty():  # with --plain a pipe gives commands
+                raise
             note("(stopped)")
             return None
         if isinstance(result, SwitchModel):

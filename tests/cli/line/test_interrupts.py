@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
 import pytest
 
 from localq import cli
+from localq.chat import commands
 from localq.cli import command_line
 from localq.cli.line import line_chat
 from localq.cli.line.interrupts import Interrupts
+from tests.support.cli.line_chats import Chat
 
 
 def press() -> None:
@@ -88,6 +91,16 @@ def test_a_press_before_a_message_is_sent_takes_it_back(typed, monkeypatch):
     chat, run = typed("one", "/tokens", "/exit")
     assert run() == (0, "", "(stopped)\n(stopped)\n")
     assert chat.client.prompts == []
+
+
+def test_a_press_during_a_command_of_a_pipe_ends_the_program(capsys, monkeypatch):
+    """With --plain a pipe gives commands; without a terminal Ctrl-C ends the program at any point."""
+    chat = Chat(capsys, ("a",), None, scripted=True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/tokens\n/exit\n"))
+    monkeypatch.setitem(commands.COMMANDS, "/tokens", lambda *_: press())
+    with pytest.raises(KeyboardInterrupt):
+        chat.loop.run()
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("amid", ["execute", "note_lost_characters", "signal"])
