@@ -99,7 +99,7 @@ def _bad(why: str) -> LocalqError:
 def _over_limit(process: subprocess.Popen[bytes]) -> LimitExceeded:
     """The error for a child that ended without an answer."""
     why = "rendering takes too much memory or crashes"
-    if process.wait() in (-signal.SIGXCPU, -signal.SIGKILL):
+    if process.wait() == -signal.SIGXCPU:
         why = f"rendering takes more than {CPU_SECONDS} s of processor time"
     return LimitExceeded("chat template", why, _NEXT_STEP, ExitCode.BAD_FILE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -208,6 +209,21 @@ def test_the_limit_is_processor_time_and_says_so():
     assert isinstance(error, template.LimitExceeded)
     assert error.why == "rendering takes more than 2 s of processor time"
     assert "`localq run`" not in str(error)  # it renders the template, too
+
+
+def test_a_child_that_is_killed_did_not_take_too_long():
+    """The kernel ends a process that takes too much processor time with SIGXCPU, and with SIGKILL for its memory."""
+    assert rendered("{{ 1 }}") == ("1", None)
+    child = template._CHILD._process
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)  # so that it is killed amid the request
+    killer = threading.Timer(0.2, os.kill, (child.pid, signal.SIGKILL))
+    killer.start()
+    _, error = rendered("{{ messages[0].content }}")
+    killer.join()
+    assert isinstance(error, template.LimitExceeded)
+    assert error.why == "rendering takes too much memory or crashes"
+    assert rendered("{{ messages[0].content }}") == ("SAFE", None)
 
 
 def test_a_slow_machine_is_not_a_hostile_template(monkeypatch):
