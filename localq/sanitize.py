@@ -11,6 +11,7 @@ of other origin, such as messages of libraries.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
@@ -41,6 +42,14 @@ def json_text(body: Mapping[str, Any]) -> str:
     """One line of JSON in which `sanitize` finds nothing: unsafe characters are escaped."""
     text = json.dumps(body, ensure_ascii=False)
     return text if sanitize(text) == text else json.dumps(body)
+
+
+def is_encoded_as(stream: TextIO, encoding: str) -> bool:
+    """Whether `stream` has this encoding, in the spelling of `codecs`; one without an encoding takes text as UTF-8."""
+    try:
+        return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == encoding
+    except LookupError:
+        return False
 
 
 class _Stream(io.TextIOBase):
@@ -119,6 +128,11 @@ def print_lines(out: TextIO, *lines: str) -> None:
     """Write lines to `out`, sanitized, and flush it."""
     out.write("".join(f"{sanitize(line)}\n" for line in lines))
     out.flush()
+
+
+def write_json(out: TextIO, body: Mapping[str, Any]) -> None:
+    """Write `body` to `out` as one line, as `json_text` has it; where `out` is not UTF-8, all non-ASCII is escaped."""
+    print_lines(out, json_text(body) if is_encoded_as(out, "utf-8") else json.dumps(body))
 
 
 # ---- secrets

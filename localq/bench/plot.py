@@ -23,14 +23,14 @@ Bar = tuple[str, float]  # label, fraction of the bandwidth
 
 
 def draw(bars: Sequence[Bar], title: str, target: str, out: TextIO) -> None:
-    """Draw bars to `out` for "-", else to a PNG at `target`, which a line on stderr names.
+    """Draw bars to `out` for "-", else to a PNG at `target`, which the caller names on stderr.
 
     Raises LocalqError: exit 1 where matplotlib is missing, 9 where the file cannot be written.
     """
     if target == TERMINAL:
         _to_terminal(bars, title, out)
     else:
-        to_png(target, lambda axes: _bars(axes, bars, title), (10, 1 + 0.28 * len(bars)), out)
+        to_png(target, lambda axes: _bars(axes, bars, title), (10, 1 + 0.28 * len(bars)))
 
 
 def check_target(target: str | None) -> None:
@@ -86,8 +86,8 @@ def _place(value: float, values: Sequence[float], cells: int) -> int:
     return round((value - low) / (high - low) * (cells - 1)) if high > low else 0
 
 
-def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float], out: TextIO) -> None:
-    """Write a PNG of `size` inches with `draw_on`; a line on `out` names it."""
+def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float], out: TextIO | None = None) -> None:
+    """Write a PNG of `size` inches with `draw_on`; a line on `out`, if given, names it."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=size, layout="constrained")
     draw_on(axes)
@@ -103,7 +103,13 @@ def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float
     except LocalqError as error:
         why = f"{target} cannot be written ({getattr(error.__cause__, 'strerror', None) or error.why})"
         raise LocalqError("--plot", why, "Use another name.", ExitCode.DISK) from error
-    print_lines(out, f"plot: {target}")
+    if out is not None:
+        print_lines(out, file_line(target))
+
+
+def file_line(target: str) -> str:
+    """The line on stderr that names a PNG."""
+    return f"plot: {target}"
 
 
 def name_spot(axes: Any, label: str, at: tuple[float, float], away: float, xs: Sequence[float]) -> None:

@@ -7,7 +7,6 @@ terminals only. Nothing else of localq names the streams of the process or calls
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from localq.cli import stream_encoding
-from localq.sanitize import json_text, print_lines, sanitize, unfiltered
+from localq.sanitize import print_lines, sanitize, unfiltered, write_json
 from localq.wording import table_lines
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ def print_json(body: dict[str, Any]) -> None:
 
     Control characters, bidi overrides and lone surrogates are escaped; without UTF-8 at stdout all non-ASCII is.
     """
-    body = {"schema": SCHEMA, **body}
-    print_line(json_text(body) if stream_encoding.is_utf8(sys.stdout) else json.dumps(body))
+    write_json(sys.stdout, {"schema": SCHEMA, **body})
 
 
 def stdout() -> TextIO:

@@ -11,6 +11,8 @@ import re
 import sys
 from typing import TextIO
 
+from localq.sanitize import is_encoded_as
+
 _ERRORS = "localq.replaced"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _warnings: dict[str, str] = {}  # direction -> the warning, "" once it is printed
@@ -22,7 +24,7 @@ def prepare(*streams: TextIO | None) -> None:
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ERRORS)
-            if stream is sys.stdin and not stream.isatty() and _is(stream, "ascii"):
+            if stream is sys.stdin and not stream.isatty() and is_encoded_as(stream, "ascii"):
                 stream.reconfigure(encoding="utf-8", errors=_ERRORS)
 
 
@@ -35,14 +37,7 @@ def take_warnings() -> list[str]:
 
 def is_utf8(stream: TextIO) -> bool:
     """The stream can take every character."""
-    return _is(stream, "utf-8")
-
-
-def _is(stream: TextIO, encoding: str) -> bool:
-    try:
-        return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == encoding
-    except LookupError:
-        return False
+    return is_encoded_as(stream, "utf-8")
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,13 @@ def test_a_plot_that_cannot_be_drawn_is_refused_first(target):
     with pytest.raises(LocalqError) as caught:
         plot.check_target(target)
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_only_one_function_writes_json_and_it_minds_the_encoding():
+    """A module that prints `json_text` itself would write what its stream cannot take."""
+    package = Path(plot.__file__).parents[1]
+    users = [path.name for path in package.rglob("*.py") if "json_text(" in path.read_text(encoding="utf-8")]
+    assert users == ["sanitize.py"]
 
 
 def test_a_picture(tmp_path):

@@ -19,7 +19,7 @@ import pytest
 from localq import cli, settings
 from localq.cli import registry
 from localq.cli.output import stderr_console
-from localq.sanitize import clean_stream, json_text, print_lines, sanitize, unfiltered
+from localq.sanitize import clean_stream, json_text, print_lines, sanitize, unfiltered, write_json
 from tests.support.files.hostile_models import write_sound
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +120,14 @@ def test_json_keeps_what_acts_as_escapes():
     assert not set(text) & set(ACTS)
     assert json.loads(text) == {"name": EVIL, "é": 1}
     assert "é" in json_text({"é": 1})
+
+
+@pytest.mark.parametrize(("encoding", "written"), [("utf-8", "é"), ("ascii", r"\u00e9"), ("latin-1", r"\u00e9")])
+def test_json_is_written_in_the_encoding_of_its_stream(encoding, written):
+    behind = io.BytesIO()
+    stream = clean_stream(io.TextIOWrapper(behind, encoding, errors="replace"))
+    write_json(stream, {"text": "é"})
+    assert behind.getvalue().decode(encoding) == f'{{"text": "{written}"}}\n'
 
 
 class Full(io.StringIO):

@@ -23,7 +23,7 @@ from localq.formats import nf4
 from localq.formats.nf4 import crossover
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4.kernel import Nf4Operand
-from localq.sanitize import json_text, print_lines
+from localq.sanitize import print_lines, write_json
 
 # Class by class, as `crossover.BOUNDS` cuts them: 8B's q and k, 70B's q and 8B's MLP, 70B's MLP.
 SHAPES = (((4096, 4096), (1024, 4096)), ((8192, 8192), (4096, 14336)), ((28672, 8192), (8192, 28672)))
@@ -69,7 +69,7 @@ def run(
         "rows_from": list(found),
         "points": [vars(point) for each in points for point in each],
     }
-    print_lines(out, json_text(result))
+    write_json(out, result)
     return result
 
 

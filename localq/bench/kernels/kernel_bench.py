@@ -28,7 +28,7 @@ from localq.bench.kernels.shapes import Workload
 from localq.bench.kernels.table import FORMAT, HEADER, Row, as_json, lines
 from localq.bench.kernels.timing import SEED, Bench, version_of
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.sanitize import json_text, print_lines
+from localq.sanitize import print_lines, write_json
 
 # Which kernel, cases that are done, and of how many -> what to be in while it is measured, and not while it is printed.
 OnCase = Callable[[str, int, int], contextlib.AbstractContextManager[Any]]
@@ -79,7 +79,7 @@ def run(
     if plot_to == plot.TERMINAL:
         plot.draw(bars, title, plot_to, out)
     result = {"schema": 1, **facts, "rows": [as_json(row, roof) for row in rows], "failures": failures}
-    print_lines(out, json_text(result))
+    write_json(out, result)
     if plot_to not in (None, plot.TERMINAL):  # last: what can fail must not cost what was measured
         plot.draw(bars, title, plot_to, out)
     return result

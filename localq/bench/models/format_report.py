@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from localq.bench import plot
 from localq.bench.models import report
-from localq.sanitize import json_text, print_lines
+from localq.sanitize import print_lines, write_json
 
 SCHEMA = 1
 SIXTEEN = "16 bit"
@@ -145,8 +145,8 @@ def write(table: FormatTable, format: str, out: TextIO, err: TextIO) -> dict[str
         print_lines(out, report.csv_text(body["rows"]).removesuffix("\n"))
     elif format == "jsonl":
         for row in body["rows"]:
-            print_lines(out, json_text(row))
-    print_lines(out, json_text(body))
+            write_json(out, row)
+    write_json(out, body)
     return body
 
 

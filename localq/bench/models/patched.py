@@ -25,7 +25,7 @@ from localq.engine.load.load import free_memory
 from localq.engine.patch_transformers import patch, unpatch
 from localq.errors import usage_error
 from localq.formats.nf4.kernel import nf4_gemv_bytes
-from localq.sanitize import json_text, print_lines
+from localq.sanitize import print_lines, write_json
 
 SEED, VOCAB, PROMPT = 20, 32_000, 8
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -76,7 +76,7 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
     result: dict[str, Any] = {"schema": 1, "layers": layers, "roof_bytes_per_s": round(roof), "sizes": sizes}
     result["failures"] = failures
     result["conditions"] = conditions(device, SEED)
-    print_lines(out, json_text(result))
+    write_json(out, result)
     return result
 
 

@@ -27,7 +27,7 @@ from localq.quantize.codebooks.layer import quantize_layer
 from localq.quantize.model.calibration_stream import Streams, stream_dtype
 from localq.quantize.model.source import SourceModel
 from localq.quantize.settings import ConversionSettings, Effort, Tuning, rotate_mode
-from localq.sanitize import json_text, print_lines
+from localq.sanitize import print_lines, write_json
 
 TIMED_STEPS = 10  # of fine-tuning
 ALL_WINDOWS = 113  # of 2048 tokens, in the packaged text
@@ -97,7 +97,7 @@ def run(out: TextIO, asked: QuantizingRequest, ways: Mapping[str, Method]) -> di
         "scheme": SCHEME,
         "ways": found,
     }
-    print_lines(out, json_text(result))
+    write_json(out, result)
     return result
 
 

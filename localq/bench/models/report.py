@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from localq.bench.conditions import power
 from localq.bench.models.plan import BenchTest
-from localq.sanitize import json_text, print_lines
+from localq.sanitize import print_lines, write_json
 
 SCHEMA = 1
 FORMATS = ("table", "md", "csv", "json", "jsonl")
@@ -204,8 +204,8 @@ def write(report: BenchReport, format: str, out: TextIO, err: TextIO) -> dict[st
         print_lines(out, csv_text(body["rows"]).removesuffix("\n"))
     elif format == "jsonl":
         for row in body["rows"]:
-            print_lines(out, json_text(row))
-    print_lines(out, json_text(body))
+            write_json(out, row)
+    write_json(out, body)
     return body
 
 

@@ -13,7 +13,7 @@ from localq.engine.generate import Engine
 from localq.engine.load import device as devices
 from localq.engine.load.load import free_memory, load
 from localq.errors import ExitCode, LocalqError
-from localq.sanitize import json_text, print_lines
+from localq.sanitize import write_json
 
 
 def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]:
@@ -42,5 +42,5 @@ def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]
         "conditions": conditions(device, request.plan.seed),
     }
     print_profile(profile, roof, out)
-    print_lines(out, json_text(result))
+    write_json(out, result)
     return result

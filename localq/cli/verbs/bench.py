@@ -271,6 +271,7 @@ def _run_part(mode: str, arguments: _CommonArguments, settings: Settings, seed: 
         result = patched.run(out)
     if arguments.output == "json":
         print_json(result)
+    _name_plot(arguments.plot)
     if failures := result.get("failures"):
         why = f"{len(failures)} measurements failed; first failure: {failures[0]}"
         raise LocalqError(f"bench --{mode}", why, "Report this as a bug.")
@@ -299,6 +300,14 @@ def _run_quantize(mode: str, arguments: _CommonArguments, settings: Settings, se
     result = quantizing.run(out, wanted, ways)
     if arguments.output == "json":
         print_json(result)
+
+
+def _name_plot(target: str | None) -> None:
+    """Name the PNG that was drawn on stderr: stdout ends with JSON."""
+    from localq.bench import plot
+
+    if target not in (None, plot.TERMINAL):
+        note(plot.file_line(target))
 
 
 PARTS = {**dict.fromkeys(("kernels", "crossover", "patched", "bcq"), _run_part), "quantize": _run_quantize}
@@ -364,3 +373,4 @@ def _measure(request: BenchRequest, mode: str, arguments: _CommonArguments) -> N
             if row.share_of_roof is not None
         ]
         plot.draw(bars, f"{measured.model}: share of the read bandwidth", arguments.plot, stderr())
+        _name_plot(arguments.plot)

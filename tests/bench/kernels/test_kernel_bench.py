@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from localq import cli
+from localq.bench import plot
 from localq.bench.kernels import products, rivals, shapes
 from localq.bench.kernels import timing as kernel_timing
 from localq.bench.kernels.roofline import CPU_PROBES, Timing, read_bytes_per_s, read_probes
@@ -221,6 +223,37 @@ def test_a_shape_that_no_kernel_takes_leaves_a_row_out(bench, monkeypatch):
     )
 
 
+def without_device(bench, monkeypatch, cases):
+    """Let `bench.run` measure `cases` on a machine without a GPU."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(bench, "_cases", lambda asked, families: cases)
+    monkeypatch.setattr(bench, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(bench, "_facts", lambda at, probes: {"device": "none"})
+    monkeypatch.setattr(bench, "Bench", lambda device, cache, replays: ON_CPU)
+    monkeypatch.setattr(bench.roofline, "read_probes", lambda device: {"sum": 1e9})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1))
+
+
+@pytest.mark.parametrize("mode", ["--kernels", "--bcq"])
+def test_the_last_line_on_stdout_is_json_beside_a_picture(bench, monkeypatch, tmp_path, capsys, mode):
+    def right_row(bench):
+        return Row("step", "embed", "64 x 64", 1, "float16", 10, Timing(1.0, 1.0, 1.0))
+
+    from functools import partial
+
+    without_device(bench, monkeypatch, [partial(right_row)])
+    figure = SimpleNamespace(savefig=lambda file, **_: file.write(b"PNG"))
+    pyplot = SimpleNamespace(subplots=lambda **_: (figure, None), close=lambda figure: None)  # may not be installed
+    monkeypatch.setattr(plot, "_pyplot", lambda: pyplot)
+    monkeypatch.setattr(plot, "_bars", lambda axes, bars, title: None)
+    target = tmp_path / "roof.png"
+    assert cli.execute(["bench", mode, "--quiet", "--plot", str(target)]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["device"] == "none"
+    assert err == f"plot: {target}\n"
+    assert target.read_bytes() == b"PNG"
+
+
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_kernel_that_fails_is_named_and_costs_no_other_row(bench, monkeypatch, breaks):
     from functools import partial
@@ -235,14 +268,8 @@ def test_a_kernel_that_fails_is_named_and_costs_no_other_row(bench, monkeypatch,
         return Row("step", "embed", "64 x 64", 1, "float16", 10, Timing(1.0, 1.0, 1.0))
 
     cases = [partial(wrong_row, rows=3), partial(right_row), partial(crashing_row), partial(right_row)]
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(bench, "_answers", lambda device: not breaks)
-    monkeypatch.setattr(bench, "_cases", lambda asked, families: cases)
-    monkeypatch.setattr(bench, "_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(bench, "_facts", lambda at, probes: {"device": "none"})
-    monkeypatch.setattr(bench, "Bench", lambda device, cache, replays: ON_CPU)
-    monkeypatch.setattr(bench.roofline, "read_probes", lambda device: {"sum": 1e9})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1))
+    without_device(bench, monkeypatch, cases)
     out, told = io.StringIO(), []
 
     @contextlib.contextmanager
