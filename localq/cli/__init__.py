@@ -12,12 +12,15 @@ Open first: `command_line.py`, `registry.py`, then `verbs/<verb>.py`; options th
 
 import os
 import signal
-import sys
 from types import FrameType
 
 TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all of this file
 if TYPE_CHECKING:
     from typing import NoReturn
+
+
+# Prepared: there may be no memory to put it together.
+_NO_MEMORY = b"localq: memory: this process gets no more of it. Raise the limit with `ulimit -v unlimited`.\n"
 
 
 def main() -> None:
@@ -42,15 +45,16 @@ def execute(arguments: list[str]) -> int:
 
 def _give_up(error: Exception) -> "NoReturn":
     """End with one line, for too little memory, too few descriptors or a damaged installation."""
-    lines = str(error).splitlines() or [""]
-    is_short = isinstance(error, MemoryError | SystemError) or "failed to map segment" in lines[0]
-    line = f"cannot start ({type(error).__name__}: {lines[0][:200]}). Install it again, or raise `ulimit -n`."
-    if is_short:
-        line = "memory: this process gets no more of it. Raise the limit with `ulimit -v unlimited`."
-    try:
-        sys.stderr.write(f"localq: {line}\n")
-        sys.stderr.flush()
-    except Exception:  # nobody reads it
+    is_short = isinstance(error, MemoryError | SystemError)
+    said = _NO_MEMORY
+    if not is_short:
+        first = (str(error).splitlines() or [""])[0][:200]
+        is_short = "failed to map segment" in first
+        why = f"cannot start ({type(error).__name__}: {first}). Install it again, or raise `ulimit -n`."
+        said = said if is_short else f"localq: {why}\n".encode("utf-8", "replace")
+    try:  # noqa: SIM105 - `contextlib` is an import more
+        os.write(2, said)  # no stream, which may need memory that is not there
+    except OSError:  # nobody reads it
         pass
     os._exit(3 if is_short else 1)  # the codes of `errors.ExitCode`, which may not be there
 
