@@ -16,9 +16,9 @@ from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
 from tests.support.engine import step_stand_ins
 from tests.support.engine.engine_runs import greedy_of, ids_of, prompt_of, steps_of
+from tests.support.engine.longrope_models import CONTEXT, ORIGINAL, VOCAB, save_phi3
 from tests.support.engine.scripted_constraint import Script
 
-ORIGINAL, CONTEXT, VOCAB = 64, 256, 320
 ANY = [set(range(VOCAB))] * 200
 WEIGHTS = "of the test"
 
@@ -26,23 +26,8 @@ WEIGHTS = "of the test"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A float32 phi3 of 256 positions whose pretraining had 64."""
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    torch.manual_seed(0)
-    lists = {"short_factor": [1 + i * 0.1 for i in range(8)], "long_factor": [2 + i * 0.5 for i in range(8)]}
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": ORIGINAL, **lists}
-    config = Phi3Config(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=CONTEXT, original_max_position_embeddings=ORIGINAL,
-        rope_parameters=rope, pad_token_id=0, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    model = Phi3ForCausalLM(config)
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            weight.data.normal_(0, 0.15)
-    path = tmp_path_factory.mktemp("phi3")
-    model.save_pretrained(path)
-    return path
+    short, long = ([base + i * step for i in range(8)] for base, step in ((1, 0.1), (2, 0.5)))
+    return save_phi3(tmp_path_factory.mktemp("phi3"), 64, short, long, torch.float32)
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from localq.engine.load.load import load
 from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import ids_of, prompt_of
+from tests.support.engine.longrope_models import CONTEXT, ORIGINAL, save_phi3
 
 pytestmark = pytest.mark.cuda
-ORIGINAL, CONTEXT, VOCAB, COUNT = 64, 256, 320, 12
+COUNT = 12  # tokens of a reply
 # Logits vary by about 2.5 here; roundings to float16 through two layers add up to less than 1 % of that.
 NEAR_TIE = 0.05
 
@@ -22,23 +23,8 @@ NEAR_TIE = 0.05
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A float16 phi3 with heads of 64, whose pretraining had 64 of its 256 positions."""
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    torch.manual_seed(0)
-    lists = {"short_factor": [1 + i * 0.05 for i in range(32)], "long_factor": [2 + i * 0.2 for i in range(32)]}
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": ORIGINAL, **lists}
-    config = Phi3Config(
-        vocab_size=VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=CONTEXT, original_max_position_embeddings=ORIGINAL,
-        rope_parameters=rope, pad_token_id=0, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    model = Phi3ForCausalLM(config)
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            weight.data.normal_(0, 0.15)
-    path = tmp_path_factory.mktemp("phi3")
-    model.half().save_pretrained(path)
-    return path
+    short, long = ([base + i * step for i in range(32)] for base, step in ((1, 0.05), (2, 0.2)))
+    return save_phi3(tmp_path_factory.mktemp("phi3"), 256, short, long, torch.float16)
 
 
 def engine_of(folder: Path, device: str, dtype: str) -> Engine:
