@@ -51,6 +51,23 @@ def stamp_of(found: os.stat_result) -> Stamp:
     }  # fmt: skip
 
 
+MOST_TRIES = 8  # to hash a file that is being replaced
+
+
+def right_stamp(path: Path, content_id: str) -> Stamp | None:
+    """The stamp of `path` if it has the content `content_id` (`disk.has_content`); None for other content.
+
+    A file that is replaced while it is hashed, as by another process without locks, is hashed again. Raises OSError.
+    """
+    for _ in range(MOST_TRIES):
+        before = stamp(path)
+        if not disk.has_content(path, content_id):
+            return None
+        if stamp(path) == before:
+            return before
+    return None
+
+
 def read_record(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The record at `path`; {} without one, for a damaged one, and for another user's."""
     with own_files.reading(path, _owner_of_records(path)) as descriptor:
@@ -114,14 +131,14 @@ def wrong_files(folder: Path, sums: Mapping[str, str], on_file: OnFile = _ignore
         if not _is_file(path):  # a device or a pipe has no end
             wrong.append(path)
             continue
-        found = stamp(path)
-        seen = {**found, "sha256": digest}
-        if again or before.get(name) != seen:
+        found: Stamp | None = stamp(path)
+        if again or before.get(name) != {**found, "sha256": digest}:
             on_file(name, found["size"])
-            if not disk.has_content(path, digest) or stamp(path) != found:  # also one that is replaced meanwhile
-                wrong.append(path)
-                continue
-        now[name] = seen
+            found = right_stamp(path, digest)
+        if found is None:
+            wrong.append(path)
+        else:
+            now[name] = {**found, "sha256": digest}
     if now != before:
         _write(folder, now)
     return wrong

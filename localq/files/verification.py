@@ -138,8 +138,6 @@ def _of_cache(model: LocalModel, on_file: OnFile) -> Iterator[CheckedFile]:
             continue
         on_file(path.name, size)
         right = hub_records.check(store, model.repo, content_id, path)
-        if not right:
-            hub_records.distrust(store, model.repo, content_id)
         yield CheckedFile(
             path, size, RIGHT if right else WRONG, hub_records.is_ours(store, model.repo, content_id, path)
         )

@@ -18,7 +18,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import connection
 from localq.files.hub.connection import Answer
-from localq.files.hub.errors import endpoint, no_hub, no_repository, with_retries
+from localq.files.hub.errors import endpoint, no_model_hub, no_repository, with_retries
 from localq.files.json_files import parse_object
 from localq.sanitize import Address
 
@@ -82,18 +82,14 @@ def list_files(repo: str, revision: str) -> Listing:
     try:
         return _listing(repo, info)
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON of another shape
-        raise _no_model_hub(repo) from error
+        raise no_model_hub(repo) from error
 
 
 def _parse(repo: str, body: bytes) -> dict[str, Any]:
     try:
         return parse_object(body.decode(), repo)
     except (LocalqError, ValueError) as error:
-        raise _no_model_hub(repo) from error
-
-
-def _no_model_hub(repo: str) -> LocalqError:
-    return no_hub(repo, f"{endpoint()} does not respond like a model hub", "Check HF_ENDPOINT.")
+        raise no_model_hub(repo) from error
 
 
 def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:

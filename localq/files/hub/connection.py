@@ -30,6 +30,7 @@ from localq.files.hub.errors import (
     endpoint,
     is_of_transport,
     no_hub,
+    no_model_hub,
 )
 from localq.sanitize import Address, Secret
 
@@ -105,13 +106,12 @@ def paced(pieces: Iterable[bytes], stall_s: float) -> Iterator[bytes]:
     for piece in pieces:
         received += len(piece)
         if time.monotonic() - begun > stall_s + received / LEAST_BYTES_PER_S:
-            raise SlowError
+            raise SlowError("does not answer fast enough")
         yield piece
 
 
 def _too_large(what: str, max_bytes: int) -> LocalqError:
-    why = f"{endpoint()} does not respond like a model hub: its answer is larger than {max_bytes // 2**20} MiB"
-    return no_hub(what, why, "Check HF_ENDPOINT.")
+    return no_model_hub(what, f"its answer is larger than {max_bytes // 2**20} MiB")
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def _send(address: Address, headers: dict[str, str], timeouts: tuple[float, ...]
         found = answers.get(timeout=HEADERS_S)
     except queue.Empty:
         abandoned.set()  # the session stays open: other threads may use it
-        raise SlowError from None
+        raise SlowError() from None
     except BaseException:
         abandoned.set()
         raise

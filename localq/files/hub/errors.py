@@ -36,7 +36,10 @@ class RefusedError(Exception):
 
 
 class SlowError(Exception):
-    """The hub answers, but slower than any connection that can be used."""
+    """The hub is slower than any connection that can be used: with its answer, or with the bytes of one."""
+
+    def __init__(self, what: str = "does not answer") -> None:
+        super().__init__(what)
 
 
 class UnreadableError(Exception):
@@ -64,8 +67,8 @@ def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = 
 
 
 def breaks_off(error: Exception) -> bool:
-    """Whether a transfer can resume after `error`: a temporary refusal, or a broken connection."""
-    return _is_passing(error) or is_of_transport(error)
+    """Whether a transfer can resume after `error`: a temporary refusal, a broken or slow connection."""
+    return _is_passing(error) or is_of_transport(error) or isinstance(error, SlowError)
 
 
 def is_of_transport(error: Exception) -> bool:
@@ -81,8 +84,10 @@ def pause_after(error: Exception, pause_s: float) -> None:
 
 
 def _trouble(error: Exception) -> str:
-    if "Timeout" in type(error).__name__ or isinstance(error, SlowError):
-        return "does not answer"
+    if isinstance(error, SlowError):
+        return str(error)
+    if "Timeout" in type(error).__name__:
+        return str(SlowError())
     return f"broke the connection off ({type(error).__name__.lstrip('_')})"
 
 
@@ -109,6 +114,12 @@ def gated_error(repo: str, why: str = "the model is gated") -> LocalqError:
 def no_hub(repo: str, why: str, step: str = "Check the connection and run the same command again.") -> LocalqError:
     """The error (exit 6) for a hub that cannot be reached or gives a wrong answer."""
     return LocalqError(repo, why, step, ExitCode.NETWORK)
+
+
+def no_model_hub(what: str, why: str = "") -> LocalqError:
+    """The error (exit 6) for an answer that no hub gives. why: what is wrong with it, "" where it is no such thing."""
+    said = f"{endpoint()} does not respond like a model hub"
+    return no_hub(what, f"{said}: {why}" if why else said, "Check HF_ENDPOINT.")
 
 
 def status_of(error: BaseException) -> int | None:

@@ -9,7 +9,6 @@ Files that are in the cache already, from any tool, are hashed before their firs
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -233,10 +232,11 @@ def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None, *,
             if content_id is None:
                 continue
             if again:
-                with contextlib.suppress(OSError):  # a read-only disk
-                    hub_records.distrust(store, repo, content_id)
-            if not download.is_right(store, repo, content_id, each, say):
-                wrong.append(each)
+                say(f"checking {each.name}")
+                is_right = hub_records.check(store, repo, content_id, each)
+            else:
+                is_right = download.is_right(store, repo, content_id, each, say)
+            wrong += [] if is_right else [each]
     return wrong
 
 

@@ -3,7 +3,7 @@
     HASH.part    the bytes so far; HASH is the sha256 (or git id) of the complete file
     HASH.state   a line of JSON (repo, name, size, etag), then one count of durable bytes per `STEP_BYTES`; each line is
                  appended after its bytes were forced to the disk
-    HASH.lock    locked by the process that works on the part
+    HASH.lock    locked by the process that works on the part, which locks the part too
 
 After a kill or a power cut the last complete line of the state counts the durable bytes; the rest is cut off and
 fetched again. The state of a hash function cannot be saved, so a resumed part is hashed again from its beginning. This
@@ -31,6 +31,7 @@ from localq.files import own_files
 # A kill loses at most 16 MiB: up to this many bytes not yet durable, and as many in the system's buffers.
 STEP_BYTES = 8 * 2**20
 POLL_S = 0.2
+_TRIES, _TRY_S = 10, 0.02  # to lock a part that another process looks at
 _BLOCK_BYTES = 2**20
 _MAX_STATE_BYTES = 2**20
 _FLAGS = os.O_RDWR | os.O_CREAT
@@ -64,7 +65,7 @@ class Part:
         self.path, self._state_path = stem.with_name(f"{stem.name}.part"), stem.with_name(f"{stem.name}.state")
         self._id, self._about, self.size = content_id, about, int(about["size"])
         owner = own_files.owner_in(stem.parent)
-        self._fd = own_files.open_own(self.path, _FLAGS, owner)
+        self._fd = _open_locked(self.path, owner)
         try:
             self._state_fd = own_files.open_own(self._state_path, _FLAGS | os.O_APPEND, owner)
         except OSError:
@@ -195,6 +196,17 @@ def claim(folder: Path, content_id: str, waiting: Callable[[], None]) -> Iterato
         os.close(descriptor)
 
 
+def _open_locked(path: Path, owner: int) -> int:
+    """The descriptor of the part `path`, locked: where nobody can lock by its name, `prune` sees that it is in use."""
+    for _ in range(_TRIES):
+        descriptor = own_files.open_own(path, _FLAGS, owner)
+        if _try(descriptor) and _is_still(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+        time.sleep(_TRY_S)
+    return own_files.open_own(path, _FLAGS, owner)  # another process keeps it locked
+
+
 def _lock(path: Path, owner: int, waiting: Callable[[], None]) -> int:
     while True:
         descriptor = own_files.open_own(path, _FLAGS, owner)
@@ -253,7 +265,7 @@ def unfinished_parts(folder: Path) -> list[UnfinishedPart]:
             with own_files.reading(path.with_suffix(".state"), owner) as state:
                 known = _read_state(state)[0]
             repo, name = (str(known.get(key, "")) for key in ("repo", "name"))
-            busy = _is_busy(folder / f"{match['id']}.lock", owner)
+            busy = _is_busy(folder / f"{match['id']}.lock", owner) or _is_busy(path, owner)
             found.append(UnfinishedPart(path, repo, name, path.lstat().st_size, busy))
     return found
 
@@ -274,27 +286,30 @@ def remove(part: UnfinishedPart) -> int:
     """
     lock = part.path.with_name(f"{part.path.name.partition('.')[0]}.lock")
     owner = own_files.owner_in(lock.parent)
-    if not own_files.is_free(lock, owner):  # nobody locks by another user's file: the part is one process's own
-        return _remove(part.path, part.path.with_suffix(".state"))
+    if not own_files.is_free(lock, owner):  # nobody locks by another user's file
+        return _remove(part.path, owner, part.path.with_suffix(".state"))
     descriptor = own_files.open_own(lock, _FLAGS, owner)
     try:
         if not _try(descriptor) or not _is_still(lock, descriptor):
             return 0
-        return _remove(part.path, part.path.with_suffix(".state"), lock)
+        return _remove(part.path, owner, part.path.with_suffix(".state"), lock)
     finally:
         os.close(descriptor)
 
 
-def _remove(part: Path, *others: Path) -> int:
-    """Remove a part, then `others`; returns its bytes, 0 if it was finished meanwhile."""
-    freed = part.lstat().st_size if os.path.lexists(part) else 0
-    for path in (part, *others):
-        path.unlink(missing_ok=True)
+def _remove(part: Path, owner: int, *others: Path) -> int:
+    """Remove a part, then `others`; returns its bytes, 0 if it was finished meanwhile, or a process has locked it."""
+    with own_files.reading(part, owner) as descriptor:  # locked until it is removed
+        if descriptor is not None and not _try(descriptor, fcntl.LOCK_SH):
+            return 0
+        freed = part.lstat().st_size if os.path.lexists(part) else 0
+        for path in (part, *others):
+            path.unlink(missing_ok=True)
     return freed
 
 
 def _is_busy(lock: Path, owner: int) -> bool:
-    """Whether a process of this user holds `lock`. Does not write, because the disk may be read-only."""
+    """Whether a process of this user holds the lock, or part, `lock`. Does not write: the disk may be read-only."""
     with own_files.reading(lock, owner) as descriptor:
         # Some network drives allow readers only a shared lock.
         return descriptor is not None and not _try(descriptor, fcntl.LOCK_SH)

@@ -57,7 +57,10 @@ def is_known(store: Store, repo: str, content_id: str, path: Path) -> bool:
 
 def is_ours(store: Store, repo: str, content_id: str, path: Path) -> bool:
     """Whether localq fetched `path`, even if it was changed since."""
-    known, now = _read(store, repo, content_id), checked_files.stamp(path)
+    return _is_ours(_read(store, repo, content_id), checked_files.stamp(path))
+
+
+def _is_ours(known: dict[str, Any], now: Stamp) -> bool:
     return known.get("ours") is True and all(known.get(key, now[key]) == now[key] for key in ("inode", "uid"))
 
 
@@ -67,28 +70,23 @@ def remember(store: Store, repo: str, content_id: str, path: Path, *, ours: bool
     disk.write_durably(store.record(repo, content_id), json.dumps(body).encode())
 
 
-MOST_TRIES = 8  # to hash a file that is being replaced
-
-
 def check(store: Store, repo: str, content_id: str, path: Path) -> bool:
     """Whether `path` has the content `content_id`; hashes it, and records a right one.
 
-    A file that is replaced while it is hashed, as by another process without locks, is hashed again. On read-only disks
-    no record is written, and files are hashed each time. Raises OSError of reading.
+    The record of wrong content is marked, so that it is hashed before its next use, though its stamp is the recorded
+    one: as where the disk lost bits. On read-only disks no record is written. Raises OSError of reading.
     """
-    for _ in range(MOST_TRIES):
-        ours, before = is_ours(store, repo, content_id, path), checked_files.stamp(path)
-        if not disk.has_content(path, content_id):
-            return False
-        if checked_files.stamp(path) == before:
-            with contextlib.suppress(OSError):
-                remember(store, repo, content_id, path, ours=ours, stamp=before)
-            return True
-    return False
+    found = checked_files.right_stamp(path, content_id)
+    with contextlib.suppress(OSError):  # files are hashed each time
+        if found is None:
+            _distrust(store, repo, content_id)
+        else:
+            ours = _is_ours(_read(store, repo, content_id), found)
+            remember(store, repo, content_id, path, ours=ours, stamp=found)
+    return found is not None
 
 
-def distrust(store: Store, repo: str, content_id: str) -> None:
-    """Mark the content as changed, so that it is hashed before its next use. Raises OSError."""
+def _distrust(store: Store, repo: str, content_id: str) -> None:
     known = _read(store, repo, content_id)
     if known:
         disk.write_durably(store.record(repo, content_id), json.dumps({**known, "mtime_ns": 0}).encode())

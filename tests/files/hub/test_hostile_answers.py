@@ -186,6 +186,27 @@ def test_a_small_file_that_drips_ends(homes, monkeypatch):
         error = refused(hub_client.first_bytes, listing, listing.files["config.json"], 100_000)
     assert error.exit_code == ExitCode.NETWORK
     assert "does not answer" in str(error)
+    assert "does not answer fast enough" in str(error)  # bytes did arrive
+
+
+def test_a_download_goes_on_after_an_answer_that_takes_too_long(homes, monkeypatch):
+    monkeypatch.setattr(pauses, "pause", lambda seconds, why, wait=None: False)
+    asked = []
+
+    def respond(link, path):
+        if path.startswith("/api/"):
+            send(link, JSON, raw_hub.info(REPO, {"config.json": FILE}))
+        elif asked:
+            send(link, STATUS.removeprefix(b"HTTP/1.1 ").strip(), FILE)
+        else:
+            asked.append(path)
+            drip(link, b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x")  # headers without an end
+
+    with raw_hub.running(respond) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        listing = hub_client.list_files(REPO, "main")
+        assert download.get(listing, listing.files["config.json"]).read_bytes() == FILE
+    assert asked
 
 
 def test_an_answer_that_is_packed_is_read(homes, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import stat
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from localq import places
+from localq import disk, places
 from localq.errors import ExitCode
-from localq.files import local_models
+from localq.files import checked_files, local_models
 from localq.files.hub import client as hub_client
 from localq.files.hub import download
 from localq.files.hub import fetch as hub
@@ -159,6 +160,29 @@ def test_what_another_user_put_there_is_neither_continued_nor_changed(server, tm
         assert download_parts.size_so_far(part.parent, file.content_id) == 0
 
 
+@pytest.mark.parametrize("suffix", [".part", ".state", ".lock"])
+def test_a_running_download_beside_a_name_that_is_taken_is_not_removed(server, tmp_path, suffix):
+    mine = tmp_path / "mine"
+    mine.write_text("years")
+    folder = begin().parent
+    taken = folder / f"{HASH}{suffix}"
+    taken.unlink(missing_ok=True)
+    taken.symlink_to(mine)
+    about = {"repo": "maker/large", "name": NAME, "size": len(CONTENT)}
+    with download_parts.claim(folder, HASH, lambda: None) as stem:
+        assert stem.name != HASH
+        with Part(stem, HASH, about) as part:
+            part.write(CONTENT)
+            running = next(each for each in download_parts.unfinished_parts(folder) if each.path == part.path)
+            assert running.busy
+            assert download_parts.remove(running) == 0  # as by a process that listed it before
+            assert part.path.stat().st_size == len(CONTENT)
+        assert not next(each for each in download_parts.unfinished_parts(folder) if each.path == part.path).busy
+    assert download_parts.remove(running) == len(CONTENT)
+    assert not running.path.exists()
+    assert mine.read_text() == "years"
+
+
 @as_root
 def test_a_download_folder_of_another_user_is_not_used(server):
     part = begin()
@@ -268,3 +292,53 @@ def test_a_pipe_in_place_of_a_branch_blocks_nothing(server):
     piped(folder.parents[1] / "refs" / "main", folder)
     assert [each.path for each in local_models.list_local()] == [folder]
     assert refused(hub.fetch_repo, REPO, offline=True).exit_code == ExitCode.NETWORK
+
+
+def test_files_are_read_again_though_no_record_can_be_written(server, monkeypatch):
+    path = get()
+    assert hub.wrong_files("maker/large", path, again=True) == []
+
+    def refuse(path: Path, content: bytes, scratch: Path | None = None) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(disk, "write_durably", refuse)
+    said: list[str] = []
+    hub.wrong_files("maker/large", path, lambda what, done, total: said.append(what), again=True)
+    assert f"checking {path.name}" in said
+    blob = disk.resolve(path)
+    spoil_unseen(monkeypatch, blob)
+    assert hub.wrong_files("maker/large", path) == []
+    assert hub.wrong_files("maker/large", path, again=True) == [path]
+
+
+def test_content_that_was_wrong_once_is_hashed_before_its_next_use(server, monkeypatch):
+    path = get()
+    spoil_unseen(monkeypatch, disk.resolve(path))
+    assert hub.wrong_files("maker/large", path, again=True) == [path]
+    assert hub.wrong_files("maker/large", path) == [path]
+
+
+def spoil_unseen(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Lose a bit as a disk does: no stamp shows it."""
+    before = checked_files.stamp(path)
+    with path.open("r+b") as file:
+        file.write(bytes([CONTENT[0] ^ 1]))
+    monkeypatch.setattr(checked_files, "stamp", lambda each: dict(before))
+
+
+def test_a_file_that_is_replaced_while_it_is_hashed_is_hashed_again(tmp_path, monkeypatch):
+    path, hashed = tmp_path / "file", []
+    path.write_bytes(b"right")
+    digest, has_content = disk.sha256_of(path), disk.has_content
+
+    def replaced_meanwhile(path: Path, content_id: str) -> bool:
+        hashed.append(path)
+        found = has_content(path, content_id)
+        if len(hashed) == 1:
+            (tmp_path / "new").write_bytes(b"right")
+            os.replace(tmp_path / "new", path)
+        return found
+
+    monkeypatch.setattr(disk, "has_content", replaced_meanwhile)
+    assert checked_files.wrong_files(tmp_path, {"file": digest}, again=True) == []
+    assert len(hashed) == 2
