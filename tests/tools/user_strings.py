@@ -21,6 +21,7 @@ SHOWN_KEYWORDS = {"help", "label", "metavar", "placeholder", "title", "descripti
 INTERNAL = {"ValueError", "TypeError", "RuntimeError", "AssertionError", "NotImplementedError", "KeyError", "compile"}
 INTERNAL_CALLS = {"execute", "executescript", "import_module", "query", "query_one", "TypeVar", "namedtuple", "split"}
 _WORDS = re.compile(r"[A-Za-z][a-z']+[,;:.)]? +(?:[\w`(/{'-])")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TECHNICAL = re.compile(
     r"^\s*(SELECT|INSERT|DELETE|UPDATE|CREATE|PRAGMA|DROP|WITH|import |from )|[{;]\s*\n|\\[dwsb]|\(\?"
 )
@@ -96,6 +97,11 @@ def _is_internal(node: ast.AST) -> bool:
     return any("CSS" in ast.unparse(each) or "annotation" in ast.unparse(each) for each in targets)
 
 
+def on_one_line(text: str) -> str:
+    """`text` with its control characters escaped: git shows no difference of a file with NUL."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 def listing() -> dict[str, str]:
     """Name of the golden file -> its text."""
     found: dict[str, list[str]] = {}
@@ -104,7 +110,7 @@ def listing() -> dict[str, str]:
         texts = dict.fromkeys(strings(ast.parse(path.read_text(encoding="utf-8")), verb))
         if texts:
             lines = found.setdefault(destination(path), [])
-            lines += ["", f"## {path.relative_to(ROOT)}", *(text.replace("\n", "\\n") for text in texts)]
+            lines += ["", f"## {path.relative_to(ROOT)}", *map(on_one_line, texts)]
     return {name: "\n".join(lines[1:]) + "\n" for name, lines in found.items()}
 
 
