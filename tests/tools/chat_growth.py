@@ -25,7 +25,7 @@ from tests.support.cli.terminal_engine import Script
 from tests.support.cli.terminal_faces import Line, Place
 from tests.support.cli.terminal_localq import environment
 from tests.tools import terminal_campaign
-from tests.tools.hostile_process import descendants
+from tests.tools.process_tree import descendants
 
 WARM, REPLY_BYTES = 100, 1024  # replies that fill caches; what each further one may take
 _PRIVATE = re.compile(r"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)

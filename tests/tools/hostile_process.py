@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from tests.support.cli.terminal import CTRL_C, CTRL_D, ESCAPE, Gave, Terminal
 from tests.support.cli.terminal_localq import COMMAND
 from tests.tools.hostile_scratch import Scratch, command
+from tests.tools.process_tree import descendants, family, fields_of, states_of
 
 LIMIT_S, WHOLE_S = 10.0, 60.0  # without output and without an end; of a whole run
 QUIET_S = 40.0  # where no output is asked for: a hub that is busy is asked again, after 1, 2, 4 and 8 s
@@ -91,40 +92,6 @@ class Outcome:
 # ---- the processes of a run
 
 
-def family(leader: int) -> Iterator[int]:
-    """The processes of the session that `leader` began, and those below it that began one of their own."""
-    parents: dict[int, int] = {}
-    sessions: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := _stat(int(name))):
-            parents[int(name)], sessions[int(name)] = int(fields[1]), int(fields[3])
-    for process in parents:
-        above = process
-        while above not in (0, 1, leader):
-            above = parents.get(above, 0)
-        if above == leader or sessions[process] == leader:
-            yield process
-
-
-def descendants(leader: int) -> Iterator[int]:
-    """`leader` and the processes below it, without a look at all others: what is looked up often."""
-    yield leader
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{leader}/task"):
-            for child in Path(f"/proc/{leader}/task/{thread}/children").read_text().split():
-                yield from descendants(int(child))
-
-
-def _stat(process: int, thread: str = "") -> list[str]:
-    """Fields of /proc/PID/stat behind the name: state, parent, group, session, ..."""
-    path = f"/proc/{process}/task/{thread}/stat" if thread else f"/proc/{process}/stat"
-    try:
-        with open(path, "rb") as file:
-            return file.read().rpartition(b")")[2].decode("ascii", "replace").split()
-    except OSError:
-        return []
-
-
 class Clock:
     """Seconds that a run was given so far; see the module."""
 
@@ -136,9 +103,9 @@ class Clock:
         """Look at the processes now; all seconds so far."""
         used, waits, now = 0.0, True, time.monotonic()
         for process in descendants(self.leader):
-            fields = _stat(process)
+            fields = fields_of(process)
             used += sum(map(int, fields[11:15])) / _TICKS if fields else 0.0
-            waits = waits and not any(state in ("R", "D") for state in _states(process))
+            waits = waits and not any(state in ("R", "D") for state in states_of(process))
             with contextlib.suppress(OSError):
                 self.outcome.arguments.add(Path(f"/proc/{process}/cmdline").read_bytes())
         spent = max(0.0, used - self._used)
@@ -146,12 +113,6 @@ class Clock:
         self._at, self._used = now, max(used, self._used)
         self.outcome.cpu_s = self._used
         return self.seconds
-
-
-def _states(process: int) -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{process}/task"):
-            yield (_stat(process, thread) or ["Z"])[0]
 
 
 def _prepare(plan: Plan) -> Callable[[], None]:
@@ -193,7 +154,7 @@ def run(plan: Plan, scratch: Scratch) -> Outcome:
 def end(leader: int, outcome: Outcome) -> None:
     """Give what the run has started its time to end; end and name the rest."""
     clocks: dict[int, Clock] = {}
-    while rest := [each for each in family(leader) if each != leader and _stat(each)[:1] not in ([], ["Z"])]:
+    while rest := [each for each in family(leader) if each != leader and fields_of(each)[:1] not in ([], ["Z"])]:
         if any(clocks.setdefault(each, Clock(each, Outcome())).tick() > GRACE_S for each in rest):
             break
         time.sleep(TICK_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools import hostile_process, hostile_runs
+from tests.tools import hostile_process, hostile_runs, process_tree
 from tests.tools.hostile_judge import judge
 from tests.tools.hostile_process import Plan
 from tests.tools.hostile_scratch import Scratch, Secrets
@@ -112,12 +112,16 @@ def test_what_hangs_is_seen_and_ended(broken, monkeypatch):
 
 def test_waiting_for_a_processor_is_no_hang(monkeypatch):
     """The clock of a run that is ready and gets none stands still, else it goes on."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while set(process_tree.states_of(process.pid)) != {"S"}:
+            time.sleep(0.01)
         clock = hostile_process.Clock(process.pid, hostile_process.Outcome())
-        time.sleep(1.0)  # until it waits
         clock.tick()
         assert 0.2 <= _given(clock) < 2.0
-        monkeypatch.setattr(hostile_process, "_states", lambda process: ["S", "R"])
+        monkeypatch.setattr(hostile_process, "states_of", lambda process: ["S", "R"])
         assert _given(clock) < 0.1
         process.communicate(b"\n")
 
