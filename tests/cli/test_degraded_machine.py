@@ -90,6 +90,7 @@ def test_little_address_space(model, environment, tmp_path, mebibytes, verbs):
         check(done, verb, {ExitCode.DOES_NOT_FIT})
 
 
+@pytest.mark.slow
 def test_a_deleted_working_folder(model, environment, tmp_path):
     for verb in (*QUICK, *ENGINE):
         gone = tmp_path / "gone"
@@ -98,12 +99,14 @@ def test_a_deleted_working_folder(model, environment, tmp_path):
         check(run(command, environment, cwd=gone), verb, {ExitCode.USAGE})
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_that_cannot_be_written(model, environment, tmp_path):
     environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), "/proc")
     for verb in (*QUICK, *ENGINE):
         check(run([*LOCALQ, *words(verb, model, tmp_path / "out")], environment), verb, {ExitCode.DISK})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", [None, "/nonexistent", "/proc"])
 def test_no_home(model, environment, tmp_path, home):
     """Where all that is kept has other places it is of no use; else it is named."""
@@ -119,6 +122,7 @@ def test_no_home(model, environment, tmp_path, home):
         check(run([*LOCALQ, *words(verb, model, tmp_path / "out")], environment), verb, codes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "verbs"), [("full", (*QUICK, *ENGINE)), ("closed", ENGINE[:2]), ("broken", ENGINE[:2])]
 )

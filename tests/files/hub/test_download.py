@@ -14,7 +14,7 @@ from localq import places
 from localq.errors import ExitCode
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
-from localq.files.hub import connection, download
+from localq.files.hub import connection, download, pauses
 from localq.files.hub import errors as hub_errors
 from localq.files.hub import parts as download_parts
 from localq.sanitize import Address
@@ -219,11 +219,11 @@ def test_content_that_changes_on_the_way_is_not_mixed(server):
 
 def test_pauses_are_the_servers_or_grow(server, monkeypatch):
     slept = []
-    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr(pauses, "pause", lambda seconds, why: slept.append(seconds))
     server.fail(FILE, 503, 503)
     server.fail(FILE, 429, Retry_After="17")
     assert get().read_bytes() == CONTENT
-    assert sum(slept) == hub_errors.PAUSES_S[0] + hub_errors.PAUSES_S[1] + 17
+    assert slept == [hub_errors.PAUSES_S[0], hub_errors.PAUSES_S[1], 17.0]
 
 
 @pytest.mark.parametrize(("status", "code"), [(401, 5), (403, 5), (404, 4), (400, 6), (503, 6)])

@@ -17,6 +17,7 @@ from localq.errors import ExitCode
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import errors as hub_errors
 from localq.files.hub import fetch as hub
+from localq.files.hub import pauses
 from tests.support.files import fake_hub, hub_server
 from tests.support.files.hub_server import REPO, TOKEN, refused, source
 
@@ -199,7 +200,7 @@ def test_a_fresh_process_asks_for_nothing_but_the_model_and_prints_nothing(serve
 
 def test_pauses_follow_the_server_and_end(monkeypatch):
     slept = []
-    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr(pauses, "pause", lambda seconds, why: slept.append(seconds))
 
     class Refused(Exception):
         response = SimpleNamespace(status_code=429, headers={"Retry-After": "100000"})
@@ -208,4 +209,4 @@ def test_pauses_follow_the_server_and_end(monkeypatch):
         raise Refused
 
     assert refused(hub_errors.with_retries, call, REPO, "main").exit_code == ExitCode.NETWORK
-    assert sum(slept) == hub_errors.LONGEST_PAUSE_S * len(hub_errors.PAUSES_S)
+    assert slept == [hub_errors.LONGEST_PAUSE_S] * len(hub_errors.PAUSES_S)
