@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import stat
 import time
@@ -65,7 +66,7 @@ def write_file(text: str, before: str) -> int:
     lines = text if text.endswith("\n") else text + "\n"
     try:
         settings.parse_file(lines, "the edited text")
-        return len(settings.parse_file(_change(lambda now: _merged(before, lines, now)), "the edited text"))
+        return len(_change(lambda now: _merged(before, lines, now)))
     except LocalqError as error:
         kept = _keep(lines)
         step = f"{error.next_step} The edited text is in {kept}.".strip() if kept else error.next_step
@@ -117,29 +118,30 @@ def _merged(before: str, edited: str, now: str) -> str:
 
 
 def _keep(text: str) -> Path | None:
-    """Keep an edited text beside `config.toml`; None where that fails."""
+    """Keep an edited text beside `config.toml`, under a free name; None where that fails."""
     try:
-        path = _target(places.config_file())
-        kept = path.with_name(path.name + ".edited")
-        kept.unlink(missing_ok=True)
-        with disk.new_file(kept) as file:
-            file.write(text.encode())
+        path, content = disk.resolve(places.config_file()), text.encode()
+        for number in itertools.count(1):  # earlier ones stay
+            kept = path.with_name(f"{path.name}.edited{'' if number == 1 else f'.{number}'}")
+            with contextlib.suppress(FileExistsError), disk.new_file(kept) as file:
+                file.write(content)
+                return kept
     except (OSError, ValueError):
         return None
-    return kept
+    return None
 
 
 # ---- the file
 
 
-def _change(change: Callable[[str], str]) -> str:
-    """Replace the text of `config.toml` by `change` of it, under a lock; returns the new text.
+def _change(change: Callable[[str], str]) -> dict[str, Any]:
+    """Replace the text of `config.toml` by `change` of it, under a lock; returns the settings of the new text.
 
     Line endings are \\n for `change`. Raises what it raises, and LocalqError (exit 9) where the disk refuses.
     """
     named = places.config_file()
     with disk.disk_errors(named):
-        path = _target(named)
+        path = disk.resolve(named)  # links stay
         path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path.parent):
         while True:
@@ -147,17 +149,12 @@ def _change(change: Callable[[str], str]) -> str:
             mark, dos = stored.startswith(_BOM), "\r\n" in stored and "\n" not in stored.replace("\r\n", "")
             text = change(stored.removeprefix(_BOM).replace("\r\n", "\n") if dos else stored.removeprefix(_BOM))
             content = _encode((_BOM if mark else "") + (text.replace("\n", "\r\n") if dos else text))
-            settings.parse_file(text, "the new text")  # what is written can be read
+            found = settings.parse_file(text, "the new text")  # what is written can be read
             if content == stored.encode():
-                return text
+                return found
             with disk.disk_errors(named):
                 if _replace(path, content, stored.encode()):
-                    return text
-
-
-def _target(path: Path) -> Path:
-    """The file that `path` leads to; links stay. Raises OSError."""
-    return disk.resolve(path)
+                    return found
 
 
 def _encode(text: str) -> bytes:
@@ -178,7 +175,7 @@ def _lock(folder: Path) -> Iterator[None]:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         end_s = time.monotonic() + WAIT_S
-        while not _is_locked(descriptor):
+        while not _take_lock(descriptor):
             if time.monotonic() > end_s:
                 why = f"another program has locked the folder for {WAIT_S:.0f} s"
                 raise LocalqError(str(folder), why, "Try again.", ExitCode.DISK)
@@ -188,7 +185,7 @@ def _lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_locked(descriptor: int) -> bool:
+def _take_lock(descriptor: int) -> bool:
     """Take the lock; True also where there are no locks. False: another has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

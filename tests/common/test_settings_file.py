@@ -6,6 +6,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import re
 import resource
 import stat
 import threading
@@ -271,6 +272,14 @@ def test_an_edit_that_others_have_crossed_is_kept_beside(config_file, now):
     kept = config_file.with_name("config.toml.edited")
     assert kept.read_text() == "top_k = 5\n"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_a_second_rejected_edit_is_kept_beside_the_first(config_file):
+    names = ["config.toml.edited", "config.toml.edited.2", "config.toml.edited.3"]
+    for number, name in enumerate(names):
+        with pytest.raises(LocalqError, match=rf"The edited text is in .*{re.escape(name)}\.$"):
+            settings_file.write_file(f"top_k = 'edit {number}'\n", "")
+    assert [config_file.with_name(name).read_text() for name in names] == [f"top_k = 'edit {n}'\n" for n in range(3)]
 
 
 def test_writers_do_not_wait_for_each_other_for_long(config_file):
