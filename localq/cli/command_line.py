@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+import tempfile
 import termios
 import threading
 from pathlib import Path
@@ -126,8 +127,8 @@ def _ignore_interrupts() -> None:
 
 def _remove_abandoned() -> None:
     """Remove the temporary folders of killed processes."""
-    place = os.environ.get("TMPDIR") or "/tmp"
     with contextlib.suppress(Exception):  # a chore, which changes no exit code
+        place = tempfile.gettempdir()  # as `scratch` makes them
         if any(name.startswith("localq-") for name in os.listdir(place)):
             from localq.files import scratch  # start-up cost: hardly ever needed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -82,6 +83,14 @@ def test_any_next_command_removes_them(killed):
     assert [each for each in killed if each.exists()] == []
 
 
+def test_any_next_command_looks_where_they_are_made(killed, place):
+    """TMPDIR may name a folder that is not there; then another variable counts."""
+    environment = {**os.environ, "TMPDIR": str(place / "none"), "TEMP": str(place)}
+    command = [sys.executable, "-m", "localq", "--version"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env=environment)
+    assert [each for each in killed if each.exists()] == []
+
+
 def test_prune_lists_and_removes_them(killed, capsys):
     assert execute(["prune", "--dry-run"]) == 0
     said = capsys.readouterr().err
@@ -121,6 +130,30 @@ def test_a_text_of_an_editor_is_removed_by_prune_alone_after_a_day(place, capsys
     assert execute(["prune", "--yes"]) == 0
     assert "text left by an editor" in capsys.readouterr().err
     assert (fresh.exists(), old.exists()) == (True, False)
+
+
+def test_a_text_that_cannot_be_removed_frees_nothing(place):
+    path = place / "localq-abcd.md"
+    path.mkdir()  # in its place by now
+    assert scratch.Scrap(path, 8, scratch.UNSAVED).remove() == 0
+    assert scratch.Scrap(place / "localq-gone.md", 8, scratch.UNSAVED).remove() == 0
+
+
+def test_an_entry_that_vanishes_hides_no_other(place, monkeypatch):
+    listed, scandir = ["localq-a.md", "localq-b.md", "localq-c.md"], os.scandir
+    for name in listed:
+        (place / name).write_text("a letter")
+        os.utime(place / name, (time.time() - 90_000,) * 2)
+
+    @contextlib.contextmanager
+    def vanishing(folder):
+        with scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        (place / "localq-b.md").unlink(missing_ok=True)
+        yield found
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert [each.path.name for each in scratch.find()] == ["localq-a.md", "localq-c.md"]
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_named(monkeypatch):
