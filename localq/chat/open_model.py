@@ -144,7 +144,7 @@ def _damage(error: LocalqError, path: Path, name: str, watcher: Watcher, has_end
     from localq.files import verification  # start-up cost: only a failed load needs it
 
     with watcher.fetching(name) as show:
-        return verification.find_damage(path, name, lambda file, size: show(f"checking {file}", 0, 0))
+        return verification.find_damage(path, name, show, again=True)
 
 
 def load_request(path: str, name: str, settings: Settings, force: bool = False, thinks: bool = False) -> Load:

@@ -111,6 +111,16 @@ def recorded_sums(folder: Path) -> dict[str, str]:
     return {match["name"]: match["sha256"] for match in found if match is not None}
 
 
+def damaged(what: str, path: Path, command: str | None) -> LocalqError:
+    """The error (exit 8) about `what` for a file with a wrong hash, or without one; command: repairs it."""
+    sums = path.parent / SUMS_NAME
+    step = f"Run `{command}` to repair it." if command else "Quantize the model again."
+    if sums.exists():
+        step += f" If you changed the file on purpose, delete {sums}."
+    state = "damaged: its hash is not the recorded one" if path.exists() else "missing"
+    return bad_file(what, f"{path} is {state}", step)
+
+
 # ---- what was checked
 
 
@@ -131,9 +141,10 @@ def wrong_files(folder: Path, sums: Mapping[str, str], on_file: OnFile = _ignore
         if not _is_file(path):  # a device or a pipe has no end
             wrong.append(path)
             continue
-        found: Stamp | None = stamp(path)
-        if again or before.get(name) != {**found, "sha256": digest}:
-            on_file(name, found["size"])
+        seen = stamp(path)
+        found: Stamp | None = seen
+        if again or before.get(name) != {**seen, "sha256": digest}:
+            on_file(name, seen["size"])
             found = right_stamp(path, digest)
         if found is None:
             wrong.append(path)

@@ -75,23 +75,21 @@ def _checked(source: Source, on_progress: OnProgress | None, mend: bool) -> Path
     Raises LocalqError: exit 8 for a wrong one, 9 for one that cannot be read.
     """
     path = path_of(source)
-    with disk.read_errors(path):
-        try:
-            path.lstat()
-        except FileNotFoundError:
-            return None
 
     def say(name: str, size: int) -> None:
         if on_progress is not None:
             on_progress(f"checking {name}", 0, 0)
 
     with disk.read_errors(path):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            return None
         if not wrong_files(source, say):
             return path
     if mend:
         return None
-    why = f"{path} is damaged: it does not match the sha256 in the catalogue"
-    raise bad_file(source.package, why, f"Run `localq pull {name_of(source)}` to download it again.")
+    raise checked_files.damaged(source.package, path, f"localq pull {name_of(source)}")
 
 
 def wrong_files(source: Source, on_file: checked_files.OnFile, *, again: bool = False) -> list[Path]:

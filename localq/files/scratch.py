@@ -36,12 +36,8 @@ class Scrap:
     repo: str = ""
 
     def remove(self) -> int:
-        """Remove it; returns the bytes freed, 0 if it is in use meanwhile."""
-        if self.what == ABANDONED:
-            return self.bytes if _remove_folder(self.path) else 0
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        return self.bytes
+        """Remove it; returns the bytes freed, 0 if it is in use meanwhile, or cannot be removed."""
+        return self.bytes if (_remove_folder if self.what == ABANDONED else _remove_text)(self.path) else 0
 
 
 @contextlib.contextmanager
@@ -62,8 +58,9 @@ def find() -> list[Scrap]:
     except OSError:  # none can be written
         return []
     folders = [Scrap(path, _bytes(path), ABANDONED) for path in _abandoned(place)]
-    texts = [Scrap(path, path.stat().st_size, UNSAVED) for path in _old_texts(place)]
-    return [*folders, *texts]
+    texts = _own(place, _TEXT, stat.S_ISREG)
+    old = [path for path, facts in texts.items() if time.time() - facts.st_mtime > _TEXT_AGE_S]
+    return [*folders, *(Scrap(path, texts[path].st_size, UNSAVED) for path in old)]
 
 
 def remove_abandoned(place: Path) -> None:
@@ -83,21 +80,17 @@ def _abandoned(place: Path) -> list[Path]:
     return found
 
 
-def _old_texts(place: Path) -> list[Path]:
-    texts = _own(place, _TEXT, stat.S_ISREG)
-    return [path for path in texts if time.time() - path.stat().st_mtime > _TEXT_AGE_S]
-
-
-def _own(place: Path, name: re.Pattern[str], is_kind: Callable[[int], bool]) -> list[Path]:
-    """This user's files in `place` with such a name, of a kind; links are passed over."""
-    found = []
+def _own(place: Path, name: re.Pattern[str], is_kind: Callable[[int], bool]) -> dict[Path, os.stat_result]:
+    """This user's files in `place` with such a name, of a kind, by path; links, and what vanishes, are passed over."""
+    found = {}
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith("localq-") and name.fullmatch(entry.name):
-                facts = entry.stat(follow_symlinks=False)
-                if facts.st_uid == os.getuid() and is_kind(facts.st_mode):
-                    found.append(Path(entry.path))
-    return sorted(found)
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    facts = entry.stat(follow_symlinks=False)
+                    if facts.st_uid == os.getuid() and is_kind(facts.st_mode):
+                        found[Path(entry.path)] = facts
+    return dict(sorted(found.items()))
 
 
 def _is_running(process: int) -> bool:
@@ -105,8 +98,8 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):
-        return True
+    except (PermissionError, OverflowError):  # another user's; no id that a process can have
+        pass
     return True
 
 
@@ -127,6 +120,13 @@ def _lock(folder: Path) -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)
+
+
+def _remove_text(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        path.unlink()
+        return True
+    return False
 
 
 def _remove_folder(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localq import disk
-from localq.errors import LocalqError, bad_file
+from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, checked_files, packaged_model
 from localq.files.checked_files import OnFile
 from localq.files.hub import cache as hub_cache
@@ -70,54 +70,50 @@ def _can_make(name: str) -> bool:
 
 
 def refuse_damaged(path: Path, name: str, on_progress: OnProgress | None = None) -> None:
-    """Raises LocalqError (exit 8) for a model at `path` of which a file is not what its recorded hash says.
+    """Raises what `find_damage` finds."""
+    if (damage := find_damage(path, name, on_progress)) is not None:
+        raise damage
 
-    Files that are unchanged since they were right are not read. Raises exit 9 for one that cannot be read.
+
+def find_damage(
+    path: Path, name: str, on_progress: OnProgress | None = None, *, again: bool = False
+) -> LocalqError | None:
+    """The error (exit 8) for a model at `path` of which a file is not what its recorded hash says, else None.
+
+    Also for damage of what records the hashes. Files that are unchanged since they were right are not read, unless
+    `again`: after a load error. Raises LocalqError (exit 9) for a file that cannot be read.
     """
 
     def say(file: str, size: int) -> None:
         if on_progress is not None:
             on_progress(f"checking {file}", 0, 0)
 
-    if (damage := _find_wrong(path, name, say, again=False)) is not None:
-        raise damage
-
-
-def find_damage(path: Path, name: str, on_file: OnFile) -> LocalqError | None:
-    """The error (exit 8) for a damaged file of the model at `path`; None if all recorded hashes are right.
-
-    For after a load error: all files are read, whatever is known of them. Raises LocalqError (exit 9).
-    """
-    return _find_wrong(path, name, on_file, again=True) if path.exists() else None
+    try:
+        with disk.read_errors(path, name):
+            return _find_wrong(path, name, say, again=again) if path.exists() else None
+    except LocalqError as error:
+        if error.exit_code == ExitCode.BAD_FILE:
+            return error
+        raise
 
 
 def _find_wrong(path: Path, name: str, on_file: OnFile, *, again: bool) -> LocalqError | None:
-    """The error for a wrong file of the model at `path`, wherever it is; looks nowhere else unless there is one."""
+    """As `find_damage`, wherever the model is; looks nowhere else unless there is one. Raises OSError."""
     folder = path.parent if path.is_file() else path
-    with disk.read_errors(path, name):
-        if folder.parent.name == "snapshots" and (repo := hub_cache.repo_of(folder.parent.parent)) is not None:
+    if folder.parent.name == "snapshots" and (repo := hub_cache.repo_of(folder.parent.parent)) is not None:
 
-            def say(what: str, done: int, total: int) -> None:
-                on_file(what.removeprefix("checking "), 0)
+        def say(what: str, done: int, total: int) -> None:
+            on_file(what.removeprefix("checking "), 0)
 
-            wrong = hub.wrong_files(repo, path, say, again=again)
-            return _damaged(name, wrong[0], f"localq pull {repo}") if wrong else None
-        if path.is_file():
-            source = packaged_model.source_of(path)
-            wrong = [] if source is None else packaged_model.wrong_files(source, on_file, again=again)
-            command = "" if source is None else f"localq pull {packaged_model.name_of(source)}"
-            return _damaged(name, wrong[0], command) if wrong else None
-        wrong = checked_files.wrong_files(path, checked_files.recorded_sums(path), on_file, again=again)
-        return _damaged(name, wrong[0], f"localq pull {name}" if _can_make(name) else None) if wrong else None
-
-
-def _damaged(name: str, path: Path, command: str | None) -> LocalqError:
-    sums = path.parent / checked_files.SUMS_NAME
-    step = f"Run `{command}` to repair it." if command else "Quantize the model again."
-    if sums.exists():
-        step += f" If you changed the file on purpose, delete {sums}."
-    state = "damaged: its hash is not the recorded one" if path.exists() else "missing"
-    return bad_file(name, f"{path} is {state}", step)
+        wrong = hub.wrong_files(repo, path, say, again=again)
+        return checked_files.damaged(name, wrong[0], f"localq pull {repo}") if wrong else None
+    if path.is_file():
+        source = packaged_model.source_of(path)
+        wrong = [] if source is None else packaged_model.wrong_files(source, on_file, again=again)
+        command = "" if source is None else f"localq pull {packaged_model.name_of(source)}"
+        return checked_files.damaged(name, wrong[0], command) if wrong else None
+    wrong = checked_files.wrong_files(path, checked_files.recorded_sums(path), on_file, again=again)
+    return checked_files.damaged(name, wrong[0], f"localq pull {name}" if _can_make(name) else None) if wrong else None
 
 
 def _present(path: Path) -> list[Path]:

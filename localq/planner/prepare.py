@@ -53,14 +53,7 @@ def model_path(
 def damage(target: catalog.Target, on_progress: OnProgress | None = None) -> LocalqError | None:
     """The error for a damaged file of a model that was quantized here; None for any other model."""
     made_here = hub.local_path(target) if target.base is not None and target.source is None else None
-    if made_here is not None:
-        try:
-            verification.refuse_damaged(made_here, target.name, on_progress)
-        except LocalqError as error:
-            if error.exit_code == ExitCode.BAD_FILE:
-                return error
-            raise
-    return None
+    return None if made_here is None else verification.find_damage(made_here, target.name, on_progress)
 
 
 def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
