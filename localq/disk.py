@@ -232,17 +232,9 @@ def replacement(path: Path, scratch: Path | None = None, mode: int | None = None
     sync_folder(path.parent)
 
 
-def open_to_append(path: Path, mode: int = 0o600) -> int:
+def open_to_append(path: Path) -> int:
     """The descriptor of a regular file, made if missing, at whose end is written. Raises OSError, also for a link."""
-    return _regular(path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _PRESENT, mode))
-
-
-def open_lock(path: Path) -> int:
-    """The descriptor of a file to lock, made if missing; its content stays. Raises OSError, also for a link."""
-    return _regular(path, os.open(path, os.O_RDWR | os.O_CREAT | _PRESENT, NEW_FILE_MODE))
-
-
-def _regular(path: Path, descriptor: int) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _PRESENT, 0o600)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
@@ -261,24 +253,16 @@ def temporary_file(prefix: str, suffix: str, content: bytes) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
-def discard_output(descriptor: int) -> None:
-    """Let what is written to `descriptor` go nowhere. Raises OSError."""
-    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.dup2(nowhere, descriptor)
-    finally:
-        os.close(nowhere)
-
-
 def check_replaceable(path: Path) -> None:
     """Raise LocalqError (exit 9) unless a file can be made or replaced at `path`; exit 2 for a link. Opens nothing."""
     with disk_errors(path):
         found = path.stat() if path.exists() else None
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.is_symlink() and found is None:
+        is_link = path.is_symlink()
+        if is_link and found is None:
             raise FileNotFoundError(errno.ENOENT, "the link leads nowhere")
-        if path.is_symlink() and found is not None and stat.S_ISREG(found.st_mode) and not _is_stream(path):
+        if is_link and found is not None and stat.S_ISREG(found.st_mode) and not _is_stream(path):
             raise usage_error(str(path), f"is a link to {resolve(path)}", "Name that file itself to replace it.")
         place = resolve(path).parent if found is None or stat.S_ISREG(found.st_mode) else path
         place.stat()
@@ -310,7 +294,7 @@ class LazyOutput:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it is one."""
+        """Whether the output is a terminal."""
         return self._file is not None and os.isatty(self._file)
 
     def write(self, content: bytes) -> None:

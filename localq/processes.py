@@ -162,7 +162,7 @@ def check_torch() -> None:
 
 
 def is_in_deleted_folder() -> bool:
-    """The working folder of this process is deleted."""
+    """Whether the working folder of this process is deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -29,6 +29,7 @@ SAMPLING = (
 )
 # What a project's file may set besides: not settings of the machine, of private data, of the disk.
 PROJECT_MAY_SET = ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
+OF_LOAD = ("ctx", "kv", "head")  # what a plan of a load is made with; not saved with a conversation
 MOST_PROJECT_BYTES = 2**18  # of a project's file: less than what takes seconds to parse
 _CATALOGUE_NAME = re.compile(r"\w[\w.+:-]*(@[\w.+-]+)?")
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -156,9 +157,9 @@ DESCRIPTIONS: dict[str, str] = {
     "markdown": "render replies as Markdown at a terminal (`localq run` and line mode)",
     "save": "save conversations of `localq chat` for --continue and --resume",
     "snapshots": "disk space for saved KV caches, such as 4GiB, for resuming long conversations instantly; off = none",
-    "ui": "what `localq chat` opens: auto = full screen if possible, tui = always full screen, plain = line mode",
-    "theme": "colour theme of the full screen",
-    "keys": "key bindings of the full screen, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",
+    "ui": "what `localq chat` opens: auto = full-screen mode if possible, tui = always, plain = line mode",
+    "theme": "colour theme of full-screen mode",
+    "keys": "key bindings of full-screen mode, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",
 }
 
 

@@ -77,15 +77,25 @@ def read_attachment(path: Path, name: str | None = None) -> Attachment:
     return Attachment(sanitize(name or path.name), sanitize(read_text(path)))
 
 
+class _Reader:
+    """Reads the files of one message. room: bytes left of MOST_BYTES, negative once they were exceeded."""
+
+    def __init__(self) -> None:
+        self.room = MOST_BYTES
+
+    def read(self, path: Path) -> Attachment:
+        """As `read_attachment`. Raises LocalqError (exit 2) for the file that exceeds MOST_BYTES."""
+        found = read_attachment(path)
+        self.room -= len(found.body.encode("utf-8", "replace"))
+        if self.room < 0:
+            raise usage_error(str(path), f"the files add up to more than {human_bytes(MOST_BYTES)}", "Attach fewer.")
+        return found
+
+
 def read_attachments(paths: Iterable[Path]) -> tuple[Attachment, ...]:
     """Files for one message, of at most MOST_BYTES in all. Raises LocalqError (exit 2)."""
-    found, room = [], MOST_BYTES
-    for path in paths:
-        found.append(read_attachment(path))
-        room -= len(found[-1].body.encode("utf-8", "replace"))
-        if room < 0:
-            raise usage_error(str(path), f"the files add up to more than {human_bytes(MOST_BYTES)}", "Attach fewer.")
-    return tuple(found)
+    reader = _Reader()
+    return tuple(reader.read(path) for path in paths)
 
 
 def piped_attachment(text: str) -> tuple[Attachment, ...]:
@@ -108,17 +118,13 @@ def expand_mentions(text: str) -> ExpandedMessage:
     The words stay in the message. A word that names no file, such as a mail address, is plain text; `\@` is an @.
     """
     attached: dict[str, Attachment] = {}
-    failures, room = [], MOST_BYTES
+    failures, reader = [], _Reader()
     for found in _NAMED.finditer(text):
         name = _existing(found[1] or found[2])
-        if name is None or name in attached or room < 0:
+        if name is None or name in attached or reader.room < 0:
             continue
         try:
-            attached[name] = read_attachment(Path(name))
-            room -= len(attached[name].body.encode("utf-8", "replace"))
-            if room < 0:
-                del attached[name]
-                raise usage_error(name, f"the files add up to more than {human_bytes(MOST_BYTES)}", "Attach fewer.")
+            attached[name] = reader.read(Path(name))
         except LocalqError as error:
             failures.append(LocalqError(f"@{sanitize(name)}", error.why, error.next_step, error.exit_code))
     return ExpandedMessage(_ESCAPED.sub("@", text), tuple(attached.values()), tuple(failures))

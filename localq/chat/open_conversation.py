@@ -104,7 +104,10 @@ def resumed_settings(record: Record, settings: Settings, flags: dict[str, Any]) 
 
 
 def resumed_origins(record: Record, settings: Settings, project: Mapping[str, Origin]) -> dict[str, Origin]:
-    """Which of `settings`, those of `resumed_settings`, a project's file has decided, now or in the conversation."""
+    """Settings in force that a project's file sets, here or in the saved conversation.
+
+    settings   those of `resumed_settings`
+    """
     found = [*project.items(), *record.origins().items()]
     return {name: each for name, each in found if getattr(settings, name) == each.value}
 

@@ -25,7 +25,7 @@ from localq.chat.reply_limits import ANSWER_TOKENS, NO_LIMITS, ReplyLimits
 from localq.chat.reply_stream import ReplyDecoder
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
-from localq.settings import Origin
+from localq.settings import OF_LOAD, Origin
 from localq.stats import Stats
 from localq.text import thinking
 from localq.text.grammar import Grammar
@@ -33,8 +33,6 @@ from localq.worker.messages import Event, Generate, Load, Loaded
 
 if TYPE_CHECKING:
     from localq.text.tokenizer import Tokenizer
-
-OF_LOAD = ("ctx", "kv", "head")  # settings that are not saved with a conversation
 
 
 @dataclass

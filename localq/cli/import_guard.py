@@ -70,5 +70,6 @@ class ImportGuard:
 
 
 def install() -> None:
-    """Watch the imports of this process."""
-    sys.meta_path.insert(0, ImportGuard())
+    """Watch the imports of this process; a second guard would ask the first without an end."""
+    if not any(isinstance(each, ImportGuard) for each in sys.meta_path):
+        sys.meta_path.insert(0, ImportGuard())

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from localq import places, settings
 from localq.sampling import THINK_CHOICES
 
-# Largest numbers of options. Beyond them is a mistake: no context, text or patience holds more.
+# Largest numbers of options. A larger number is a mistake: no context, text or patience holds more.
 MOST_REPETITIONS, MOST_WINDOWS, MOST_TOKENS = 1_000, 100_000, 2**24
 LARGEST_SEED = 2**63 - 1  # of torch
 _TAKES_PATH = re.compile(r"\b(FILE|FOLDER)\b")  # in the metavar of an option whose value is text

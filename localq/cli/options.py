@@ -313,7 +313,7 @@ def setting_flags(given: dict[str, Any]) -> dict[str, Any]:
 def load_settings(uses: Sequence[str] = (), **flags: Any) -> settings.Settings:
     """The settings in force: built-in < config.toml < project < environment < flags.
 
-    uses   settings without a flag of the verb: what a project's file decides of them and the flags is said on stderr
+    uses   settings that the verb needs but has no flag for; those that a project's file sets are named on stderr
     """
     found, project = load_reply_settings(flags, say=False)
     note_project({name: origin for name, origin in project.items() if name in uses or name in flags})

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -26,7 +26,7 @@ from localq.files.hub.records import Store
 from localq.files.json_files import inside, read_object
 
 MAX_CONFIG_BYTES = 8 * 2**20
-P = ParamSpec("P")
+Arguments = TypeVarTuple("Arguments")
 Found = TypeVar("Found")
 
 
@@ -89,12 +89,12 @@ def inventory() -> Inventory:
 
 
 def _look(
-    unreadable: list[Unreadable], name: str, path: Path, find: Callable[P, Iterable[Found]],
-    *arguments: P.args, **options: P.kwargs,
+    unreadable: list[Unreadable], name: str, path: Path, find: Callable[[*Arguments], Iterable[Found]],
+    *arguments: *Arguments,
 ) -> list[Found]:  # fmt: skip
     """What `find` finds; nothing where it may not read, which is added to `unreadable`."""
     try:
-        return list(find(*arguments, **options))
+        return list(find(*arguments))
     except FileNotFoundError:  # removed meanwhile
         return []
     except OSError as error:

@@ -23,7 +23,8 @@ MAX_TEMPLATE_BYTES = 2**20  # `text.template` limits more tightly what it render
 OWN_HEAD = (
     "config.json says that the embedding is also the output head, but the files contain a separate head, which is used"
 )
-UNFINISHED = ("conversion.state.json", "conversion.lock")  # files that `localq quantize` deletes when it has finished
+STATE_NAME, LOCK_NAME = "conversion.state.json", "conversion.lock"
+UNFINISHED = (STATE_NAME, LOCK_NAME)  # files that `localq quantize` deletes when it has finished
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 IGNORED = (*PICKLES, ".py", ".zip", ".tar", ".gz", ".7z", ".h5", ".msgpack", ".onnx")
 

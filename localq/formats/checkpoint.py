@@ -88,7 +88,7 @@ class Checkpoint:
         """
         source = self._source
         if isinstance(source, _Gguf | _SafetensorsFiles) and name in self.tensors:  # else `read` says what is wrong
-            return source.read_as(name, self.tensors[name].shape, dtype)
+            return source.read_as(name, dtype)
         return self.read(name).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
     def close(self) -> None:
@@ -134,8 +134,8 @@ class _SafetensorsFiles:
         """One tensor, on the CPU."""
         return self._file(name).read(name)
 
-    def read_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """One tensor of `shape` in `dtype`, converted some rows at a time."""
+    def read_as(self, name: str, dtype: torch.dtype) -> Tensor:
+        """One tensor in `dtype`, converted some rows at a time."""
         return self._file(name).read_as(name, dtype)
 
     def _file(self, name: str) -> TensorFile:
@@ -257,11 +257,11 @@ class _Gguf:
 
         return torch.from_numpy(tensors.read_tensor(self._model, name, self._opened()))
 
-    def read_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """One tensor of `shape` in `dtype`, converted some rows at a time."""
+    def read_as(self, name: str, dtype: torch.dtype) -> Tensor:
+        """One tensor in `dtype`, converted some rows at a time."""
         from localq.files.gguf import tensors
 
-        values, first = torch.empty(shape, dtype=dtype), 0
+        values, first = torch.empty(self._model.tensors[name].shape, dtype=dtype), 0
         for piece in tensors.read_pieces(self._model, name, self._opened()):
             values[first : first + len(piece)] = torch.from_numpy(piece)
             first += len(piece)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import LocalqError, bad_file
+from localq.files import file_state
 from localq.files.json_files import DAMAGED
 from localq.files.safetensors_headers import Entry, Header, read_header
 
@@ -93,7 +94,7 @@ class TensorFile:
             while left:
                 count = os.preadv(self._descriptor, [left], offset)
                 if count == 0:
-                    raise self._changed()
+                    raise file_state.changed(self._path)
                 left, offset = left[count:], offset + count
         except OSError as error:
             raise self._unreadable(error) from error
@@ -101,11 +102,11 @@ class TensorFile:
     def _check_state(self) -> None:
         """Raise LocalqError where the file was written since its header was read."""
         try:
-            found = os.fstat(self._descriptor)
+            found = file_state.state_of(os.fstat(self._descriptor))
         except OSError as error:
             raise self._unreadable(error) from error
-        if (found.st_size, found.st_mtime_ns) != (self._header.size, self._header.mtime_ns):
-            raise self._changed()
+        if found != (self._header.size, self._header.mtime_ns):
+            raise file_state.changed(self._path)
 
     def _check_header(self) -> None:
         self._check_state()
@@ -114,7 +115,7 @@ class TensorFile:
         except OSError as error:
             raise self._unreadable(error) from error
         if hashlib.sha256(head).hexdigest() != self._header.digest:
-            raise self._changed()
+            raise file_state.changed(self._path)
 
     def _mapped(self) -> Any:
         import safetensors  # loads with the first tensor: a plan or a listing needs the headers only
@@ -134,14 +135,10 @@ class TensorFile:
         try:
             tensor: Tensor = self._map.get_tensor(name)
         except safetensors.SafetensorError as error:
-            raise self._changed() from error
+            raise file_state.changed(self._path) from error
         if (tensor.dtype, tuple(tensor.shape)) != (DTYPES[entry.dtype], entry.shape):
-            raise self._changed()
+            raise file_state.changed(self._path)
         return tensor
-
-    def _changed(self) -> LocalqError:
-        step = "Run the command again once no other program writes to it."
-        return bad_file(str(self._path), "the file was changed while it was read", step)
 
     def _unreadable(self, error: OSError) -> LocalqError:
         why = f"the file cannot be read ({error.strerror or error})"

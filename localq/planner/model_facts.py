@@ -11,7 +11,7 @@ from typing import Any
 
 from localq import kv_bits
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog, format_facts
+from localq.files import catalog, format_facts, packaged_model
 from localq.files.architecture import Architecture
 from localq.files.catalog import Source
 from localq.files.hub import fetch as hub
@@ -146,7 +146,7 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
     if facts["architecture"]:
         rows += _architecture_rows(facts["architecture"])
     comes_along = any(each["kind"] == "pypi" and each["format"] == facts["format"] for each in facts["sources"])
-    absent = "no; it comes with localq, and its first use fetches it" if comes_along else "no"
+    absent = f"no; it {packaged_model.BUILT_IN}" if comes_along else "no"
     rows.append(["on this machine", facts["path"] or absent])
     sampling = facts["generation_defaults"] or {}
     known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

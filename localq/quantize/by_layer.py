@@ -44,6 +44,7 @@ from localq.wording import DOWNLOADING, OnProgress, Say
 # Stages: layers quantized, finished layers run through, and before both the sensitivities of a mixture.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "resuming", "measuring sensitivity"
 TRAINING = "training all layers"
+LESS = "use fewer --windows, or use --device cpu"  # where memory runs out
 QUANTIZING_FIRST = f"{QUANTIZING} (then {TRAINING})"  # the time left is not the whole
 
 
@@ -63,21 +64,22 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
     with open_source(request) as checkpoint, torch.no_grad():
         source = replace(source, config=checkpoint.config)  # its head, where the files decide on it
         request = replace(request, source=source)
-        with memory.guard(out):
+        with memory.guard(out, LESS):
             model = SourceModel(source, checkpoint, family, request.device, request.seed)
         if request.bits is not None and model.model.config.experts:
             why = "all matrices of a mixture of experts must have the same number of bits"
             raise usage_error("--bits", why, "Use 2, 2.5, 3 or 4.")
         on_source = source_note(source, checkpoint, model.origin)
         not_joint = joint_output.why_not(request.joint_tuning, model, source.name, ready=request.layers is not None)
-        work = _LayerwiseConversion(request, model, checkpoint)
-        work.place()
+        with memory.guard(out, LESS):
+            work = _LayerwiseConversion(request, model, checkpoint)
+            work.place()
         task = layerwise_task(request, work.layouts)
         report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
         with claim_folder(source, out, task, request.force):
             for line in filter(None, (on_source, not_joint, request.start_note)):
                 note(line)
-            with memory.guard(out):
+            with memory.guard(out, LESS):
                 if request.bits is not None:
                     start_state(out, task)
                     work.mix(task, report, note)

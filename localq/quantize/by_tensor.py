@@ -51,8 +51,8 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
         if not any(job.quantized for job in jobs):
             raise bad_file(str(source.path), "no tensor is a decoder weight matrix that localq knows")
         task = _task(request, jobs)
-        _check_memory(request, jobs)
-        with memory.guard(out), claim_folder(source, out, task, request.force):
+        less = _check_memory(request, jobs)
+        with memory.guard(out, less), claim_folder(source, out, task, request.force):
             report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
             if budget is not None:
                 start_state(out, task)
@@ -91,8 +91,11 @@ def _format_module(source: ModelFiles, format: str) -> ModuleType:
     return FORMATS[format]
 
 
-def _check_memory(request: TensorwiseRequest, jobs: list[TensorJob]) -> None:
-    """Raise LocalqError (exit 3) where RAM cannot hold a tensor and its result, or the text."""
+def _check_memory(request: TensorwiseRequest, jobs: list[TensorJob]) -> str:
+    """Raise LocalqError (exit 3) where RAM cannot hold a tensor and its result, or the text.
+
+    Returns what takes less memory, "" without a text.
+    """
     needed, step = memory.tensor_bytes(jobs, request.format), ""
     text = request.text if request.budget is None else request.budget.text
     if text is not None:
@@ -100,6 +103,7 @@ def _check_memory(request: TensorwiseRequest, jobs: list[TensorJob]) -> None:
         weighing = memory.text_bytes(jobs, text.windows, hidden, on_gpu)
         needed, step = max(needed, weighing), "use fewer --windows, or use --calibration none"
     memory.check_ram(request.source.name, needed, step)
+    return step
 
 
 def _task(request: TensorwiseRequest, jobs: list[TensorJob]) -> dict[str, Any]:

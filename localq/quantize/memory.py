@@ -143,8 +143,11 @@ def check_ram(name: str, needed: int, step: str = "use fewer --windows, or use -
     free = min(ram.free_ram().bytes, _address_space())
     if needed > free:
         why = f"quantizing needs {human_bytes(needed)} of RAM at its peak, but only {human_bytes(free)} is free"
-        others = f"Close other programs, {step}." if step else "Close other programs."
-        raise LocalqError(name, why, others, ExitCode.DOES_NOT_FIT)
+        raise LocalqError(name, why, _freed(step), ExitCode.DOES_NOT_FIT)
+
+
+def _freed(step: str) -> str:
+    return f"Close other programs, {step}." if step else "Close other programs."
 
 
 def _address_space() -> int:
@@ -156,16 +159,18 @@ def _address_space() -> int:
 
 
 @contextmanager
-def guard(out: Path) -> Iterator[None]:
-    """Report memory that runs out while `out` is quantized as a LocalqError (exit 3); finished files are kept."""
+def guard(out: Path, step: str) -> Iterator[None]:
+    """Report memory that runs out while `out` is quantized as a LocalqError (exit 3); finished files are kept.
+
+    step: as for `check_ram`.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
         why = f"memory ran out while quantizing ({(str(error).splitlines() or ['no reason given'])[0]})"
-        step = "Close other programs, or use fewer --windows or --device cpu. What is finished is saved."
-        raise LocalqError(str(out), why, step, ExitCode.DOES_NOT_FIT) from None
+        raise LocalqError(str(out), why, f"{_freed(step)} What is finished is saved.", ExitCode.DOES_NOT_FIT) from None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localq.disk import sha256_of
-from localq.errors import bad_file, usage_error
+from localq.errors import LocalqError, bad_file, usage_error
 from localq.files.hub.shards import Shards
 from localq.files.json_files import read_object
 from localq.files.model_folder import ModelFiles
@@ -73,6 +73,9 @@ def copy_layers(ready: PrequantizedLayers, writer: ShardWriter, shards: Sequence
     pending = {shard.name for shard in writer.pending()}
     try:
         header = read_header(path)
+    except LocalqError as error:
+        raise bad_file(error.what, error.why, AGAIN) from error
+    try:
         for shard in shards:
             if missing := set(shard.tensors) - header.tensors.keys():
                 raise bad_file(str(path), f"{min(missing)} is missing", AGAIN)

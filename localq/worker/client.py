@@ -21,7 +21,10 @@ from localq.processes import exit_reason, last_message
 from localq.worker import messages
 from localq.worker.load_deaths import LoadedFiles
 from localq.worker.messages import (
+    DOCTOR,
     GPU,
+    PROCESS,
+    SHORTEN,
     STEP_LIMIT_S,
     CacheRestored,
     CacheSaved,
@@ -219,7 +222,7 @@ class EngineClient:
         line = messages.encode(request)
         if len(line) > messages.MAX_LINE_BYTES:
             limit = f"the prompt is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"
-            raise LocalqError("engine process", limit, "Shorten the prompt.", ExitCode.USAGE)
+            raise LocalqError(PROCESS, limit, SHORTEN, ExitCode.USAGE)
         process, matters = self._process, not isinstance(request, Cancel)
         if process is None:
             if not matters:  # it ended since the check in `cancel`
@@ -259,7 +262,7 @@ class EngineClient:
                 process.kill()
             self.close()
             why = f"the engine process did not respond for {limit_s:g} s and was killed"
-            raise self._recovery.after(self._dead(GPU if on_gpu else "engine process", why), on_gpu) from None
+            raise self._recovery.after(self._dead(GPU if on_gpu else PROCESS, why), on_gpu) from None
 
     def _failure(self, failed: Failed) -> LocalqError:
         error = failed.to_error()
@@ -274,19 +277,19 @@ class EngineClient:
     def _dead(self, what: str, why: str, code: ExitCode = ExitCode.FAILURE) -> LocalqError:
         """Return the error for a process that has ended. Only a loaded model promises that a message goes on."""
         if self._loading is not None:
-            return LocalqError(what, why, "`localq doctor` shows what is wrong.", code)
+            return LocalqError(what, why, DOCTOR, code)
         return LocalqError(what, why, self.next_step, code)
 
     def _death(self) -> LocalqError:
         """Return the error for a missing process: its signal or exit code, and its last log line."""
         process = self._process
         if process is None:
-            return self._dead("engine process", "not running")
+            return self._dead(PROCESS, "not running")
         code = process.code()
         last, on_gpu = last_message(self._log), self._on_gpu
-        why = f"ended ({exit_reason(code)})" + (f": {last}" if last else "")
-        error = self._dead("engine process", why)
         if self._loading is not None:
             error = self._loading.death(code, last)
+        else:
+            error = self._dead(PROCESS, f"ended ({exit_reason(code)})" + (f": {last}" if last else ""))
         self.close()
         return self._recovery.after(error, on_gpu)

@@ -1,4 +1,4 @@
-"""What a load says whose engine process ended by a signal: which file, or what ran out. Torch-free."""
+"""The error for an engine process that ended during a load: the file at fault, or what ran out. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Self
 
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files.file_state import State, state_of
 from localq.files.safetensors_headers import read_header
 from localq.processes import exit_reason
+from localq.worker.messages import DOCTOR, PROCESS
 
-_DOCTOR = "`localq doctor` shows what is wrong."
 _MEMORY = "The system may lack memory: use a smaller model or a shorter context (--ctx), or close other programs."
 _AGAIN = "Check the disk, and run the command again once no other program writes to the file."
-
-State = tuple[int, int]  # bytes and time of writing
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class LoadedFiles:
             why = f"{what} cannot be read, or was changed while it was read (engine process: {reason})"
             return bad_file(str(file), why, _AGAIN)
         why = f"ended while the model was loaded ({reason})" + (f": {last}" if last else "")
-        step = _MEMORY if code == -signal.SIGKILL else _DOCTOR
-        return LocalqError("engine process", why, step, ExitCode.FAILURE)
+        step = _MEMORY if code == -signal.SIGKILL else DOCTOR
+        return LocalqError(PROCESS, why, step, ExitCode.FAILURE)
 
     def _suspect(self) -> Path:
         """The file that was written since, or that is damaged; the model itself where none stands out."""
@@ -62,10 +61,9 @@ def _weights(model: Path) -> list[Path]:
 
 def _state(path: Path) -> State | None:
     try:
-        found = path.stat()
+        return state_of(path.stat())
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
 
 
 def _is_sound(path: Path) -> bool:

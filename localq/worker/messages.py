@@ -20,7 +20,11 @@ from localq.text.grammar import Grammar
 
 MAX_LINE_BYTES = 64 * 2**20  # a 1M-token prompt is about 8 MB of JSON
 STEP_LIMIT_S = 30.0  # a GPU step that takes longer counts as hung
-GPU = "GPU"  # subject of errors that a device caused
+GPU, PROCESS = "GPU", "engine process"  # subjects of errors: that a device caused, and others
+# Next steps of errors, on both sides.
+DOCTOR = "`localq doctor` shows what is wrong."
+REPORT = "Report this as a bug."
+SHORTEN = "Shorten the prompt."
 
 
 # ---- front end -> engine
@@ -234,5 +238,5 @@ def decode(line: bytes) -> Request | Event:
         message: Request | Event = kind(**body)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         cause = f"malformed message ({type(error).__name__}: {error})"
-        raise LocalqError("engine process", cause, "Report this as a bug.", ExitCode.FAILURE) from error
+        raise LocalqError(PROCESS, cause, REPORT, ExitCode.FAILURE) from error
     return message

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from localq.errors import ExitCode, LocalqError
-from localq.worker.messages import Generate, Load, Loaded
+from localq.worker.messages import DOCTOR, GPU, PROCESS, Generate, Load, Loaded
 
 RESTART_S = 60.0
 CANARY_ID = 0  # of its reply; sessions count from 1
@@ -61,7 +61,7 @@ class Recovery:
         if self._restarted is not None and now - self._restarted < RESTART_S:
             wait = f"Wait {RESTART_S - (now - self._restarted):.0f} s; the conversation is safe."
             why = f"failed again within {RESTART_S:.0f} s of a restart"
-            raise LocalqError("engine process", why, f"{wait} `localq doctor` shows what is wrong.")
+            raise LocalqError(PROCESS, why, f"{wait} {DOCTOR}")
         if self._on_gpu and (gone := self._device_error()) is not None:
             raise gone
         self._restarted = now
@@ -76,8 +76,8 @@ class Recovery:
             outcome, known = canary(), self._reference
             if self._died and known is not None and known.request == request and known.outcome != outcome:
                 why = "a known prompt gives a different reply after the restart, so results cannot be trusted"
-                step = "Restart the machine; `localq doctor` shows what is wrong. The conversation is safe."
-                raise LocalqError("GPU", why, step, ExitCode.NO_DEVICE)
+                step = f"Restart the machine; {DOCTOR} The conversation is safe."
+                raise LocalqError(GPU, why, step, ExitCode.NO_DEVICE)
             self._reference = _Reference(request, loaded, outcome)
         self._died = self._on_gpu = False
 
@@ -86,7 +86,7 @@ class Recovery:
         if not why:
             return None
         step = "Restart the machine, or re-seat the card; `localq chat --continue` resumes the conversation."
-        return LocalqError("GPU", f"lost because {why}{f' (after {cause})' if cause else ''}", step, ExitCode.NO_DEVICE)
+        return LocalqError(GPU, f"lost because {why}{f' (after {cause})' if cause else ''}", step, ExitCode.NO_DEVICE)
 
     def _pin(self, request: Load) -> Load:
         """Return `request` with the choices of the earlier load: the same memory, and the same bits for the canary."""

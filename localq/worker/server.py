@@ -26,7 +26,11 @@ from localq.worker import messages
 from localq.worker.backend import Backend, TorchBackend
 from localq.worker.faults import first_line, is_device_fault, is_out_of_memory
 from localq.worker.messages import (
+    DOCTOR,
     GPU,
+    PROCESS,
+    REPORT,
+    SHORTEN,
     STEP_LIMIT_S,
     Cancel,
     Done,
@@ -45,7 +49,6 @@ from localq.worker.messages import (
 )
 
 BATCH_S = 0.025  # tokens are sent together when they come faster than this
-_NEXT = ""  # the process ends; the client knows whether a message follows
 _LESS = "Use a smaller model or a shorter context (--ctx), or close other programs."
 
 
@@ -92,14 +95,14 @@ class Server:
                 break
             else:
                 cause = f"{type(request).__name__} is not a valid request"
-                self.send(Failed(LocalqError("engine process", cause, "Report this as a bug.").to_dict()))
+                self.send(Failed(LocalqError(PROCESS, cause, REPORT).to_dict()))
         os._exit(ExitCode.OK)  # at once, even within a step: the system frees the device
 
     def _skip_line(self, line: bytes) -> None:
         while line and not line.endswith(b"\n"):
             line = self._requests.readline(2**20)
         cause = f"a request is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"
-        self.send(Failed(LocalqError("engine process", cause, "Shorten the prompt.", ExitCode.USAGE).to_dict()))
+        self.send(Failed(LocalqError(PROCESS, cause, SHORTEN, ExitCode.USAGE).to_dict()))
 
     # ---- the work
 
@@ -138,7 +141,7 @@ class Server:
             backend.unload()
         except Exception as error:
             traceback.print_exc()
-            self.die(LocalqError(GPU, f"memory could not be freed ({first_line(error)})", _NEXT))
+            self.die(LocalqError(GPU, f"memory could not be freed ({first_line(error)})"))
 
     def _generate(self, request: Generate, backend: Backend) -> None:
         batch: list[int] = []
@@ -168,8 +171,8 @@ class Server:
         traceback.print_exc()
         cause = f"{type(error).__name__}: {first_line(error)}"
         if is_device_fault(error):
-            self.die(LocalqError(GPU, cause, _NEXT), id)
-        failure = LocalqError("engine", cause, "Report this as a bug.")
+            self.die(LocalqError(GPU, cause), id)
+        failure = LocalqError("engine", cause, REPORT)
         if is_out_of_memory(error):
             failure = LocalqError(GPU, f"memory ran out ({first_line(error)})", _LESS, ExitCode.DOES_NOT_FIT)
         self.send(Failed(failure.to_dict(), id))
@@ -186,10 +189,10 @@ class Server:
             deadline = self._deadline
             if deadline is not None and time.monotonic() > deadline:
                 cause = f"no step finished within {self._step_limit_s:g} s"
-                self.die(LocalqError(GPU, cause, _NEXT))
+                self.die(LocalqError(GPU, cause))
 
     def die(self, error: LocalqError, id: int | None = None) -> NoReturn:
-        """Report `error`, and end the process."""
+        """Report `error`, and end the process. Without a step: the client knows whether a message follows."""
         self.send(Failed(error.to_dict(), id, dying=True))
         sys.stderr.flush()
         os._exit(ExitCode.FAILURE)
@@ -223,7 +226,7 @@ def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float
         if (known := error if isinstance(error, LocalqError) else processes.shortage(error)) is not None:
             server.die(known)
         cause = f"could not start ({type(error).__name__}: {error})"
-        server.die(LocalqError("engine process", cause, "`localq doctor` shows what is wrong.", ExitCode.NO_DEVICE))
+        server.die(LocalqError(PROCESS, cause, DOCTOR, ExitCode.NO_DEVICE))
     try:
         server.serve(backend)
     finally:  # no orderly shutdown: Python aborts over the thread that waits on stdin

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from localq.cli import import_guard
+from localq.cli.import_guard import ImportGuard
+
 ROOT = Path(__file__).parents[2]
 LOSES = {  # what a library makes of an exception inside its import
     "passes it on": "{send}",
@@ -35,6 +38,13 @@ def test_a_signal_in_an_import_ends_the_command(tmp_path, way, name, code):
     (tmp_path / "numpy.py").write_text(LOSES["swallows it"].replace("{send}", send))
     done = run(tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_second_run_in_one_process_imports_as_the_first(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if type(each) is not ImportGuard])
+    import_guard.install()
+    import_guard.install()
+    assert sys.meta_path[0].find_spec("torch", None) is not None  # it ended in a RecursionError
 
 
 def test_an_import_without_a_signal_is_as_ever(tmp_path):

@@ -13,11 +13,9 @@ from localq.chat.open_options import OpenOptions
 from localq.cli import agree, default_model, execute
 from localq.errors import ExitCode
 from localq.files.local_models import LocalModel
-from localq.files.model_folder import UNFINISHED
+from localq.files.model_folder import LOCK_NAME, STATE_NAME, UNFINISHED
 from localq.planner import recommend
 from localq.planner.consent import OpenCost
-from localq.quantize.output.folder import LOCK_NAME
-from localq.quantize.output.shards import STATE_NAME
 from localq.settings import Settings
 
 

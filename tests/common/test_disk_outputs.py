@@ -16,6 +16,7 @@ import pytest
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError
+from localq.files import own_files
 
 KEPT = b"written by hand\n"
 
@@ -79,11 +80,15 @@ def test_a_replacement_is_whole_or_nothing(tmp_path: Path, victim: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["authorized_keys", "link"]
 
 
+def open_lock(path: Path) -> int:
+    return own_files.open_own(path, os.O_RDWR | os.O_CREAT)
+
+
 def test_locks_and_logs_keep_what_they_have(tmp_path: Path, victim: Path) -> None:
     link, pipe = tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(victim)
     os.mkfifo(pipe)
-    for open_file in (disk.open_lock, disk.open_to_append):
+    for open_file in (open_lock, disk.open_to_append):
         os.close(open_file(victim))
         for path in (link, pipe, tmp_path):
             with pytest.raises(OSError):  # noqa: PT011 - of several numbers

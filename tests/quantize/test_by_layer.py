@@ -278,6 +278,15 @@ def test_memory_that_runs_out_is_an_answer(source_of, tmp_path, monkeypatch) -> 
     assert "--windows" in error.next_step
 
 
+def test_memory_that_runs_out_before_the_first_layer_is_an_answer(source_of, tmp_path, monkeypatch) -> None:
+    def greedy(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.06 GiB\nmore")
+
+    monkeypatch.setattr(by_layer.memory, "check_ram", greedy)
+    error = _refused("memory ran out while quantizing", ExitCode.DOES_NOT_FIT, source_of("llama"), tmp_path / "out")
+    assert "--windows" in error.next_step
+
+
 def test_progress_tells_of_every_group(source_of, tmp_path) -> None:
     told: list[tuple[str, int, int]] = []
     by_layer.convert(

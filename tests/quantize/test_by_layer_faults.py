@@ -17,11 +17,10 @@ import torch
 
 from localq import disk, kernels
 from localq.errors import ExitCode, LocalqError
-from localq.files.model_folder import open_model
+from localq.files.model_folder import LOCK_NAME, open_model
 from localq.quantize import by_layer
 from localq.quantize.model import calibration_stream
 from localq.quantize.output import shards as output_shards
-from localq.quantize.output.folder import LOCK_NAME
 from localq.quantize.settings import Effort, Tuning
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests

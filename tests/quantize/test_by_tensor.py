@@ -9,13 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from localq.files.model_folder import open_model
+from localq.files.model_folder import LOCK_NAME, STATE_NAME, open_model
 from localq.files.safetensors_headers import INDEX_NAME, read_header
 from localq.formats import nf4
 from localq.formats.checkpoint import info, open_checkpoint
 from localq.quantize import by_tensor
-from localq.quantize.output.folder import LOCK_NAME
-from localq.quantize.output.shards import STATE_NAME, plan_shards
+from localq.quantize.output.shards import plan_shards
 from localq.quantize.output.tensor_jobs import TensorJob, is_block_linear, plan_jobs, skipped_modules
 from localq.quantize.request import TensorwiseRequest
 from tests.support.files.real_model import smollm2

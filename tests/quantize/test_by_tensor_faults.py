@@ -18,10 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError
-from localq.files.model_folder import open_model
+from localq.files.model_folder import LOCK_NAME, open_model
 from localq.quantize import by_tensor
 from localq.quantize.output import shards as output_shards
-from localq.quantize.output.folder import LOCK_NAME
 from localq.quantize.request import TensorwiseRequest
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests, quantized

@@ -67,6 +67,19 @@ def test_too_little_ram_is_seen_before_anything_is_made(
         assert "--windows" in refused(lambda: by_tensor.convert(mixed), out, "1.0 kB").next_step
 
 
+@pytest.mark.parametrize("format", sorted(format_facts.formats_by_tensor()))
+def test_where_memory_runs_out_only_options_that_the_format_has_are_named(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    def greedy(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(by_tensor, "_write_shards", greedy)
+    with pytest.raises(LocalqError, match="memory ran out while quantizing") as caught:
+        by_tensor.convert(TensorwiseRequest(open_model(llama), format, tmp_path / "out"))
+    assert caught.value.next_step == "Close other programs. What is finished is saved."
+
+
 def test_a_limit_of_the_address_space_counts_as_memory(llama: Path, tmp_path: Path) -> None:
     """As `ulimit -v`: the system would refuse what seems to be free."""
     code = (

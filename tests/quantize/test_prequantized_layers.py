@@ -175,6 +175,7 @@ def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_
     with pytest.raises(LocalqError) as caught:
         by_layer.convert(asked)
     assert caught.value.exit_code == ExitCode.BAD_FILE
+    assert caught.value.next_step == prequantized_layers.AGAIN
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def _find(target: Target, say: Say, on_progress: OnProgress | None, offline: boo
 
 
 def _without_damage(each: Candidate, base: Path, on_progress: OnProgress | None) -> Candidate:
-    """`each`; without its weights where a file of them has another hash than the recorded one."""
+    """The candidate, without its weights if one of their files is damaged."""
     if each.path is None or each.path == base:  # that of `base` was checked when it was found
         return each
     try:

@@ -14,7 +14,7 @@ from localq.errors import usage_error
 from localq.settings import parse_count
 
 PROMPT, GENERATE, REPETITIONS = 512, 128, 5
-MOST_CASES, MOST_POSITIONS = 200, 2**24  # more tests than one sits through, and than any context holds
+MOST_CASES, MOST_POSITIONS = 200, 2**24  # limits on the number of tests and on the tokens of one
 RIVALS = ("transformers", "bitsandbytes")
 CONTEXT_STEP = 64  # contexts are multiples of it
 

@@ -65,7 +65,8 @@ def write(error: BaseException) -> Path:
             os.replace(log, log.with_name(f"{log.name}.1"))
     descriptor = disk.open_to_append(log)
     try:
-        os.write(descriptor, entry(error).encode("utf-8", "replace"))  # at once: other processes append as well
+        content = entry(error).encode("utf-8", "replace")
+        disk.write_all(descriptor, content)  # in one call where the disk takes it: other processes append as well
     finally:
         os.close(descriptor)
     return log

@@ -13,7 +13,7 @@ from localq.cli.line.session import InputDiscarded
 from localq.cli.output import is_rich_terminal, stdout
 
 PROMPT, CONTINUED = ">>> ", "... "
-END = "\0end"  # the object, not its text: a pipe ended inside a message, which is sent as it is
+END = "\0end"  # compared by identity: the pipe ended inside a message, which is sent as it is
 
 
 class Reader:

@@ -121,7 +121,8 @@ def _resume(
 ) -> tuple[Settings, Record | None, Origins]:
     """The settings, with those saved in the conversation to resume, and its record; None for a new one.
 
-    The third are the settings that a project's file has decided, here or in the conversation; they are said on stderr.
+    The third item holds the settings that a project's file sets, here or in the saved conversation, which are also
+    named on stderr.
     """
     if not continue_ and resume is None:
         options.note_project(project)

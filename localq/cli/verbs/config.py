@@ -72,11 +72,10 @@ def _with_those_of(model: str, found: dict[str, settings.Origin]) -> dict[str, s
 def get(name: _Name, json: options.Json = False) -> None:
     """Print the value of one setting."""
     settings.check_name(name)
+    found = settings.origins()[name]
     if json:
-        found = settings.origins()[name]
         print_json({"name": name, "value": found.value, "origin": found.source})
         return
-    found = settings.origins()[name]
     print_line(_text(name, found.value))
     if found.is_project:
         options.note_project({name: found})

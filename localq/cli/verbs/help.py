@@ -44,7 +44,7 @@ VARIABLES = (
     ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "how to connect to the hub: proxy and certificates"),
     ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "which GPU to use"),
     ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "colours, escape sequences, width"),
-    ("ESCDELAY", "milliseconds that the full screen waits for the rest of a key sequence after ESC (default 50)"),
+    ("ESCDELAY", "milliseconds that full-screen mode waits for the rest of a key sequence after ESC (default 50)"),
     ("VISUAL, EDITOR", "your editor"),
     ("PAGER, LESS", "pager for long tables and its options; PAGER=cat prints them directly"),
     ("DO_NOT_TRACK", "no effect: localq sends no telemetry"),
@@ -61,7 +61,10 @@ def _keys() -> tuple[dict[str, Any], list[Table]]:
     rows = [(key.keys, key.where, name, key.what) for name, key in screen.items()]
     named = {name: {"keys": key.keys, "where": key.where, "what": key.what} for name, key in screen.items()}
     body = {"line_chat": dict(LINE_KEYS), "screen": named}
-    return body, [[("line chat", "action"), *LINE_KEYS], [("full screen", "where", "name in [keys]", "action"), *rows]]
+    return body, [
+        [("line chat", "action"), *LINE_KEYS],
+        [("full-screen mode", "where", "name in [keys]", "action"), *rows],
+    ]
 
 
 def _commands() -> tuple[dict[str, Any], list[Table]]:
@@ -99,7 +102,7 @@ TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
 }
 MEANINGS = {
     "exit-codes": "what an exit code means",
-    "keys": "keys of the line chat and of the full screen",
+    "keys": "keys of the line chat and of full-screen mode",
     "commands": "/commands in a chat",
     "environment": "environment variables",
     "WORD": "options and settings with that word, such as vram",

@@ -30,9 +30,11 @@ def ls(json: options.Json = False) -> None:
     for each in here.unreadable:
         note(str(each.error))
     if not models:
+        from localq.files import packaged_model  # start-up cost: a list does without it
+
         note(
             f"no models yet: {gpus.fit_command()} lists what a GPU can run; "
-            "smollm2-135m, a small one, comes with localq; its first use fetches it"
+            f"smollm2-135m, a small one, {packaged_model.BUILT_IN}"
         )
         return
     rows = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from localq.cli import agree, help_page, options, progress
 from localq.cli.output import note, print_json, print_line, stderr
 from localq.errors import ExitCode, usage_error
 from localq.files import catalog
-from localq.settings import Settings
+from localq.settings import OF_LOAD, Settings
 from localq.wording import OnProgress, human_bytes
 
 Names = Annotated[
@@ -63,12 +62,12 @@ def pull(
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
     for target in targets:
         _check(target, revision)
-    settings = options.load_settings(("ctx", "kv", "head"), offline=offline, vram=vram, desktop=desktop)
+    settings = options.load_settings(OF_LOAD, offline=offline, vram=vram, desktop=desktop)
     if revision is None:
         targets = [_choose_target(each, settings, quiet) for each in name]
     if dry_run:
         return _plans(targets, revision, settings, force, json)
-    damaged = [each for each in targets if revision is None and _is_damaged(each, quiet)]
+    damaged = [each for each in targets if revision is None and _note_damage(each, quiet)]
     missing = [each for each in targets if revision is not None or each in damaged or _here(each) is None]
     for target in missing:
         _judge(target, revision, settings, force, quiet)
@@ -79,10 +78,9 @@ def pull(
             with progress.fetch_bar(target.name, quiet, announced=target in missing) as show:
                 path, was_here = _pull(target, revision, settings.offline, quiet, show)
         except (KeyboardInterrupt, SystemExit):
-            with contextlib.suppress(OSError):  # the terminal may be gone
-                if stderr().isatty():
-                    note()  # the terminal wrote ^C
-                note(f"{target.name}: stopped; run the same command to resume")
+            if stderr().isatty():
+                note()  # the terminal wrote ^C
+            note(f"{target.name}: stopped; run the same command to resume")
             raise
         was_here = was_here and target not in missing
         fetched.append(_fields(target, path, was_here))
@@ -136,8 +134,8 @@ def _here(target: catalog.Target) -> Path | None:
     return hub.local_path(target)
 
 
-def _is_damaged(target: catalog.Target, quiet: bool) -> bool:
-    """Whether `target` was quantized here and is damaged, which is noted: it is quantized again."""
+def _note_damage(target: catalog.Target, quiet: bool) -> bool:
+    """Note that `target`, quantized here, is damaged and will be quantized again; False where it is not."""
     from localq.planner import prepare  # start-up cost, as above
 
     with progress.fetch_bar(target.name, quiet) as show:

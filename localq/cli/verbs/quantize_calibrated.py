@@ -25,7 +25,7 @@ BEST_BEAM, BEST_ROUNDS = 64, 2
 BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
 WHOLE_PASSES, WHOLE_SEQUENCES = 2, 2  # of training all layers
 WHOLE_RATES = (1e-3, 5e-4, 5e-4)  # of its codebooks, scales, norms
-LARGEST_SEED = 2**31 - 1
+LARGEST_ROTATION_SEED = 2**31 - 1
 
 _BITS = "vq2: 2 (default) to 4; bcq: 1 to 5; 2.3 = mixed."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="BITS", help=_BITS, rich_help_panel=help_page.QUALITY)]
@@ -49,7 +49,7 @@ Windows = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(
-        "--seed", min=0, max=LARGEST_SEED, help="vq2, aqlm2x8: seed of the random rotations.",
+        "--seed", min=0, max=LARGEST_ROTATION_SEED, help="vq2, aqlm2x8: seed of the random rotations.",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip

@@ -174,7 +174,7 @@ def _answer(settings: Settings, request: _Request) -> int:
     settings, watcher = opening.settings, TerminalWatcher(request.quiet)
     think_out = None if request.think_out is None else places.expand(request.think_out, "--think-out")
     with (
-        open_thoughts(request.quiet or request.json, think_out) as thoughts,  # first: a model takes long to load
+        open_thoughts(request.quiet or request.json, think_out) as thoughts,  # first: it refuses a bad path
         watcher,
         open_model.open_session(settings.model, settings, watcher, opening.wanted) as opened,
     ):

@@ -7,8 +7,7 @@ from localq.cli import options
 from localq.cli.output import print_json, print_line, terminal_width
 from localq.errors import usage_error
 from localq.files import catalog
-
-PLANNED = ("ctx", "kv", "head")  # settings of a load that is planned
+from localq.settings import OF_LOAD
 
 
 def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
@@ -18,7 +17,7 @@ def show(model: options.Model = None, vram: options.Vram = None, json: options.J
     catalog.resolve(model)
     from localq.planner import model_facts  # start-up cost: a wrong name fails without it
 
-    facts = model_facts.of_name(model, options.load_settings(PLANNED, vram=vram))
+    facts = model_facts.of_name(model, options.load_settings(OF_LOAD, vram=vram))
     if json:
         print_json(facts)
     else:

@@ -65,8 +65,7 @@ def run_app(
         with contextlib.suppress(KeyboardInterrupt):
             app.close()
     if app.failure is not None:
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            note(f"localq: {app.failure}")
+        note(f"localq: {app.failure}")
     if code is None or (app.failure is not None and app.model is None and code == ExitCode.OK):  # it could not go on
         return ExitCode.FAILURE
     if app.error is not None and code != ExitCode.TERMINATED:
@@ -74,6 +73,5 @@ def run_app(
         return app.error.exit_code
     session = None if app.model is None else app.model.session
     if saved and session is not None and session.store is not None and (id := session.record.id) is not None:
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            note(f"Saved as conversation {id}. Resume: localq chat --resume {id}")
+        note(f"Saved as conversation {id}. Resume: localq chat --resume {id}")
     return code

@@ -28,7 +28,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
     Without NAME, models that cannot be read are named and passed over.
     """
     from localq.cli.verbs.ls import unreadable_fields
-    from localq.files import local_models, verification  # start-up cost: only this verb hashes
+    from localq.files import local_models, packaged_model, verification  # start-up cost: only this verb hashes
 
     unreadable: list[LocalqError] = []
     if name:
@@ -37,7 +37,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
         here = local_models.inventory()
         models, unreadable = here.models, [closed.error for closed in here.unreadable]
     if not models and not unreadable:
-        note("no models yet: smollm2-135m, a small one, comes with localq; its first use fetches it")
+        note(f"no models yet: `localq pull NAME` downloads one; smollm2-135m, a small one, {packaged_model.BUILT_IN}")
     found = []
     with _progress(models, quiet) as on_file:
         for model in models:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from localq.errors import LocalqError, bad_file
+from localq.files import file_state
 
 MAX_KEYS, MAX_TENSORS, MAX_STRING, MAX_DIMENSIONS = 2**16, 2**17, 2**24, 4
 MAX_VALUES = 2**21  # of all arrays; the largest vocabularies with merges and types have under a million
@@ -167,14 +168,14 @@ def read_container(path: Path) -> Container:
     are read in turn. Callers share the result and must not change it.
     """
     try:
-        state = path.stat()
+        state = file_state.state_of(path.stat())
     except OSError as error:
         raise _unreadable(path, error) from error
-    return _read(path, state.st_size, state.st_mtime_ns)
+    return _read(path, state)
 
 
 @functools.lru_cache(maxsize=1)
-def _read(path: Path, _size: int, _changed_ns: int) -> Container:
+def _read(path: Path, _state: file_state.State) -> Container:
     try:
         with path.open("rb", buffering=0) as file:
             found = os.fstat(file.fileno())
@@ -182,7 +183,7 @@ def _read(path: Path, _size: int, _changed_ns: int) -> Container:
             while True:
                 data = os.pread(file.fileno(), min(count, found.st_size), 0)
                 if len(data) < min(count, found.st_size):
-                    raise bad_file(str(path), "the file was changed while it was read", "Run the command again.")
+                    raise file_state.changed(path)
                 try:
                     return _parse(_ByteReader(path, data, found.st_size), found.st_mtime_ns)
                 except _MoreError:

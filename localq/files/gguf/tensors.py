@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files import file_state
 from localq.files.gguf.names import OFFSET_NORMS, PERMUTED
 from localq.files.gguf.reader import GgufModel, GgufTensor
 from localq.files.json_files import DAMAGED
@@ -32,7 +33,7 @@ class FileBytes:
     """
 
     def __init__(self, model: GgufModel) -> None:
-        self._path, self._state = str(model.path), (model.size, model.mtime_ns)
+        self._path, self._model = str(model.path), model
         try:
             self._file = model.path.open("rb")
         except OSError as error:
@@ -44,10 +45,8 @@ class FileBytes:
             raise
 
     def _check_state(self) -> None:
-        found = os.fstat(self._file.fileno())
-        if (found.st_size, found.st_mtime_ns) != self._state:
-            step = "Run the command again once no other program writes to it."
-            raise bad_file(self._path, "the file was changed while it was read", step)
+        if file_state.state_of(os.fstat(self._file.fileno())) != (self._model.size, self._model.mtime_ns):
+            raise file_state.changed(self._model.path)
 
     def read(self, first: int, count: int, gguf_name: str) -> NDArray[np.uint8]:
         """`count` bytes from `first` on, a part of the tensor `gguf_name`."""

@@ -138,7 +138,7 @@ def translate(error: Exception, repo: str, revision: str, name: str) -> Exceptio
     if isinstance(error, RefusedError):
         return _of_refusal(error.response, repo, revision, name)
     if (status := status_of(error)) is not None:
-        return no_hub(repo, f"the hub answered with HTTP status {status}")
+        return _of_status(repo, status)
     return _of_transport(error, repo)
 
 
@@ -159,6 +159,10 @@ def _of_refusal(response: Any, repo: str, revision: str, name: str) -> LocalqErr
         return gated_error(repo, "the access token does not grant access, or the licence was not accepted")
     if status == 404:
         return _not_there(repo, f"there is no {name}" if name else "not found", "Check the name and the revision.")
+    return _of_status(repo, status)
+
+
+def _of_status(repo: str, status: int) -> LocalqError:
     return no_hub(repo, f"the hub answered with HTTP status {status}")
 
 

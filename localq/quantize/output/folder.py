@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from localq import __version__, disk
-from localq.disk import disk_errors, open_lock
+from localq.disk import disk_errors
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import own_files
 from localq.files.json_files import inside
-from localq.files.model_folder import ModelFiles
+from localq.files.model_folder import LOCK_NAME, STATE_NAME, ModelFiles
 from localq.files.safetensors_headers import shard_paths
 from localq.formats.checkpoint import TensorInfo
-from localq.quantize.output.shards import STATE_NAME, load_state, write_file
+from localq.quantize.output.shards import load_state, write_file
 
-LOCK_NAME = "conversion.lock"
 # Everything that a tokenizer, a chat front end or the licence of the weights needs.
 COPIED = re.compile(
     r"(tokenizer.*\.(json|model)|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
@@ -91,15 +90,19 @@ def _check_own(out: Path) -> None:
     Another user may have prepared the folder, so that what is written here would land elsewhere.
     """
     with disk_errors(out):
-        try:
-            owner = own_files.owner_in(out)
-        except own_files.ForeignError:  # shared with this user
-            owner = os.geteuid()
+        owner = _owner_in(out)
         used = [path for path in out.iterdir() if _is_used(path.name)]
         foreign = sorted(path.name for path in used if not own_files.is_free(path, owner))
     if foreign:
         why = f"{foreign[0]} in it is a link, no regular file, or another user's"
         raise usage_error(str(out), why, "Remove it, or choose another folder.")
+
+
+def _owner_in(out: Path) -> int:
+    try:
+        return own_files.owner_in(out)
+    except own_files.ForeignError:  # shared with this user
+        return os.geteuid()
 
 
 def _is_used(name: str) -> bool:
@@ -137,7 +140,7 @@ def _lock(out: Path) -> IO[bytes]:
     path = out / LOCK_NAME
     while True:
         with disk_errors(out):
-            file = os.fdopen(open_lock(path), "r+b")
+            file = os.fdopen(own_files.open_own(path, os.O_RDWR | os.O_CREAT, _owner_in(out)), "r+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(path, file):

@@ -24,11 +24,11 @@ from localq.disk import check_free, disk_errors, part_file, sha256_of, sync_fold
 from localq.files import checked_files
 from localq.files.hub.fetch import SMALL_FILES
 from localq.files.json_files import read_object
+from localq.files.model_folder import STATE_NAME
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME
 from localq.formats.checkpoint import TensorInfo
 from localq.formats.tensor_files import DTYPES
 
-STATE_NAME = "conversion.state.json"
 SHARD_BYTES = 5_000_000_000  # what transformers writes; small enough for every file system and every resume
 MAX_STATE_BYTES = 2**20
 _FORMAT_NAMES = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
@@ -158,17 +158,14 @@ class ShardWriter:
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
             write_file(self._folder / INDEX_NAME, json.dumps(index, indent=2).encode() + b"\n")
         with disk_errors(self._folder):
-            sums = {name: str(record["sha256"]) for name, record in self._written().items()}
+            sums = {shard.name: str(self._finished[shard.name]["sha256"]) for shard in self._shards}
             small = [path.name for path in self._folder.iterdir() if SMALL_FILES.fullmatch(path.name)]
             index_name = [INDEX_NAME] if len(self._shards) > 1 else []
             sums |= {name: sha256_of(self._folder / name) for name in (*small, *index_name)}
         write_file(self._folder / checked_files.SUMS_NAME, checked_files.sums_text(sums).encode())
-        checked_files.remember(self._folder, sums)
         with disk_errors(self._folder):
+            checked_files.remember(self._folder, sums)
             (self._folder / STATE_NAME).unlink(missing_ok=True)
-
-    def _written(self) -> dict[str, dict[str, Any]]:
-        return {shard.name: self._finished[shard.name] for shard in self._shards}
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:

@@ -27,10 +27,10 @@ class TuiHost:
         return self._app.call_from_thread(self._app.edit_text, text, otherwise)
 
     def set_markdown(self, wanted: bool | None) -> bool:
-        """Return True; the full screen always renders Markdown."""
+        """Return True; full-screen mode always renders Markdown."""
         if wanted is False:
             step = "For unformatted replies: `localq chat --plain --no-markdown`."
-            raise usage_error("/markdown off", "the full screen always renders Markdown", step)
+            raise usage_error("/markdown off", "full-screen mode always renders Markdown", step)
         return True
 
     def show(self, text: str, remark: str) -> str:

@@ -19,7 +19,7 @@ from localq.errors import LocalqError
 from localq.files import catalog, removal
 from localq.files.local_models import LocalModel
 from localq.sanitize import sanitize
-from localq.settings import Settings
+from localq.settings import OF_LOAD, Settings
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.thread_messages import PostingWatcher, StoppedError, WatcherNotice
 from localq.tui.key_line import KeyLine
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from localq.tui.models.picker_plans import Outlook
 
 
-PLANNED = ("ctx", "kv", "head")  # settings that plans are made with
 BESIDE = 150  # columns from which the details are beside the list
 ABOUT_CELLS = 42  # of the details, without their border
 FILTER_KEYS = ("picker_leave", "picker_open", "picker_list")
@@ -75,7 +74,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         """decided: settings in force that a project's file has decided; those of a plan are named."""
         super().__init__()
         self._settings, self._every = settings, False
-        names = [name for name in PLANNED if name in (decided or {})]
+        names = [name for name in OF_LOAD if name in (decided or {})]
         self._foreign = f"{places.PROJECT_FILE} sets {', '.join(names)}. " if names else ""
         self._order = next(iter(ORDERS))
         self._rows: list[PickerRow] = []
@@ -304,10 +303,10 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         """Delete the model from disk, after confirmation."""
         from localq.tui.models.picker_dialogs import RemoveScreen
 
-        model = self.row.local if self.row is not None else None
+        row = self.row
+        model = row.local if row is not None else None
         if model is None:
-            is_closed = self.row is not None and self.row.verdict == picker_rows.UNREADABLE
-            self._tell(self.row.sentence if self.row is not None and is_closed else "Not on disk.")
+            self._tell(row.sentence if row is not None and row.verdict == picker_rows.UNREADABLE else "Not on disk.")
             return
 
         def answered(yes: bool | None) -> None:

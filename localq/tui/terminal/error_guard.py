@@ -2,9 +2,9 @@
 
 Textual (8.2) ends the app after any exception, and prints the local variables of every frame: tokens, and what was
 said. Here the traceback goes to the log (`chat.terminal.error_log`), without them. A widget whose handler failed goes
-on with its next message, so `MessagePump._dispatch_message` is wrapped: behind it the widget's loop ends. A screen that
-cannot be drawn is left again. The app ends, with one line, where it cannot start, or where errors follow each other
-without an end.
+on with its next message, so `MessagePump._dispatch_message` is wrapped: an exception that escapes it ends the widget's
+loop. A screen that cannot be drawn is closed. The app ends, with one line, where it cannot start, or where errors
+follow each other without an end.
 """
 
 from __future__ import annotations

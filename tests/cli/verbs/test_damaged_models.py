@@ -15,8 +15,8 @@ import torch
 
 from localq import cli, disk, places
 from localq.bench.models import format_list
-from localq.errors import LocalqError
-from localq.files import catalog, checked_files, packaged_model
+from localq.errors import ExitCode, LocalqError
+from localq.files import catalog, checked_files, packaged_model, verification
 from localq.files.hub import fetch as hub
 from localq.files.hub import records as hub_records
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME
@@ -224,6 +224,17 @@ def test_without_a_home_folder_files_are_hashed_each_time(made, monkeypatch):
     for _ in range(2):
         assert checked_files.wrong_files(made, sums) == []
     assert len(hashed) == 2 * len(sums)
+
+
+def test_a_damaged_list_of_hashes_is_damage(server):
+    folder = places.quantized_dir() / OWN
+    (folder / checked_files.SUMS_NAME).write_text("no list")
+    found = verification.find_damage(folder, OWN, again=True)
+    assert found is not None
+    assert found.exit_code == ExitCode.BAD_FILE
+    with pytest.raises(LocalqError, match="the list of hashes is damaged"):
+        verification.refuse_damaged(folder, OWN)
+    assert verification.find_damage(folder / "none", OWN) is None
 
 
 def test_a_load_that_fails_for_another_reason_keeps_its_error(server, capsys):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from localq.errors import ExitCode, LocalqError
+from localq.files import checked_files
 from localq.formats.checkpoint import info
 from localq.quantize.output.shards import ShardWriter, plan_shards
 
@@ -47,3 +51,17 @@ def test_what_was_not_planned_is_not_written(tmp_path, table: list[Tensor] | Ten
     with pytest.raises(ValueError, match="table was planned as"):
         written(tmp_path / "out", {**TENSORS, "table": table})
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_disk_that_fails_as_the_hashes_are_recorded_is_named(tmp_path, monkeypatch):
+    def fails(path: Path) -> dict[str, int]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    planned = {name: info(each.dtype, tuple(each.shape)) for name, each in TENSORS.items()}
+    (shard,) = plan_shards([planned])
+    writer = ShardWriter(tmp_path, [shard], {})
+    writer.write(shard, TENSORS.items())
+    monkeypatch.setattr(checked_files, "stamp", fails)
+    with pytest.raises(LocalqError, match=str(tmp_path)) as caught:
+        writer.finish()
+    assert caught.value.exit_code == ExitCode.DISK
