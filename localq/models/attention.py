@@ -79,6 +79,18 @@ class Pass:
     spans: dict[int, Span]
 
 
+class Projected(NamedTuple):
+    """What a layer reads x as: q [T, heads * head_dim], k and v [T, kv_heads * head_dim], and a gate or None.
+
+    The sigmoid of the gate, as many elements as q, multiplies what the heads gather.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Tensor | None = None
+
+
 class Attention(nn.Module):
     """Causal attention of one layer, with separate projections (llama and most others)."""
 
@@ -109,14 +121,14 @@ class Attention(nn.Module):
         """Return the linears that read x; their concatenated results are q, k and v."""
         return self.q_proj, self.k_proj, self.v_proj
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [T, hidden] -> q [T, heads * head_dim], k and v [T, kv_heads * head_dim]."""
-        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+    def project(self, x: Tensor) -> Projected:
+        """x [T, hidden] -> q, k, v, and a gate where the family has one."""
+        return Projected(self.q_proj(x), self.k_proj(x), self.v_proj(x))
 
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         tokens = x.shape[0]
-        q, k, v = self.project(x)
+        q, k, v, gate = self.project(x)
         q, k = q.view(tokens, self.heads, self.head_dim), k.view(tokens, self.kv_heads, self.head_dim)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -128,6 +140,8 @@ class Attention(nn.Module):
         span = step.spans[self.window]
         keys, values = keys[:, span.first : span.stop], values[:, span.first : span.stop]
         attended = attend(q, keys, values, span, self.scale, self.softcap, self.sinks)
+        if gate is not None:
+            attended = attended * torch.sigmoid(gate.reshape(attended.shape))
         projected: Tensor = self.o_proj(attended)
         return projected
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from localq.files.layer_caches import KeysAndValues, LayerCache
 from localq.models.attention import Attention, Pass, host_start, visible
 from localq.models.config import DecoderConfig
 from localq.models.layers import Cache, GatedMLP, Linear, RMSNorm, product
@@ -27,7 +28,7 @@ class Norms(NamedTuple):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); a family may mix tokens otherwise than by attention (`mixer`)."""
 
     attention_class: type[Attention] = Attention
     mlp_class: type[GatedMLP] = GatedMLP
@@ -35,10 +36,18 @@ class Block(nn.Module):
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        self.self_attn = self.attention_class(config, layer, self.norm_class)
+        self.add_mixer(config, layer)
         self.add_mlp(config, layer)
         self.input_layernorm = self.norm_class(config.hidden, config.eps)
         self.post_attention_layernorm = self.norm_class(config.hidden, config.eps)
+
+    def add_mixer(self, config: DecoderConfig, layer: int) -> None:
+        """Create what mixes the tokens in this `layer`."""
+        self.self_attn = self.attention_class(config, layer, self.norm_class)
+
+    def mixer(self) -> nn.Module:
+        """Return what mixes the tokens: (x [T, hidden], step) -> [T, hidden]."""
+        return self.self_attn
 
     def add_mlp(self, config: DecoderConfig, layer: int) -> None:
         """Create the MLP of this `layer`."""
@@ -50,7 +59,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        x = x + self.self_attn(self.input_layernorm(x), step)
+        x = x + self.mixer()(self.input_layernorm(x), step)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -82,9 +91,10 @@ class Decoder(nn.Module):
         self.length_switches: dict[int, LengthSwitch] = {}  # index in `rotary_tables` -> its switch
         self.slots = torch.empty(0, dtype=torch.int64)
 
-    def kv_layout(self) -> list[tuple[int, int]]:
-        """Return (kv_heads, head_dim) of every layer's cache."""
-        return [(self.config.kv_heads, self.config.head_dim)] * self.config.layers
+    def cache_layout(self) -> tuple[LayerCache, ...]:
+        """Return what each layer keeps of a text, as `Architecture.layer_caches`."""
+        config = self.config
+        return tuple(KeysAndValues(config.kv_heads, config.head_dim, window) for window in config.windows)
 
     def make_tables(self, context: int, device: torch.device | str) -> None:
         """Make the lookup tables of passes on `device`, for positions below `context`; call once, after the weights.

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from localq.models import llama
-from localq.models.attention import Attention
+from localq.models.attention import Attention, Projected
 from localq.models.config import DecoderConfig, integer
 from localq.models.decoder import Block, Decoder
 from localq.models.layers import GatedMLP, Linear
@@ -46,10 +46,9 @@ class FusedAttention(Attention):
         """The linear that reads x."""
         return (self.qkv_proj,)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [T, hidden] -> q [T, heads * head_dim], k and v [T, kv_heads * head_dim]."""
-        q, k, v = self.qkv_proj(x).split(self.widths, -1)
-        return q, k, v
+    def project(self, x: Tensor) -> Projected:
+        """x [T, hidden] -> q, k and v."""
+        return Projected(*self.qkv_proj(x).split(self.widths, -1))
 
 
 class FusedMLP(GatedMLP):
