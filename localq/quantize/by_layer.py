@@ -67,7 +67,7 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
         with memory.guard(out, LESS):
             model = SourceModel(source, checkpoint, family, request.device, request.seed)
         if request.bits is not None and model.model.config.experts:
-            why = "all matrices of a mixture of experts must have the same number of bits"
+            why = "all matrices of a mixture-of-experts model must use the same bit width"
             raise usage_error("--bits", why, "Use 2, 2.5, 3 or 4.")
         on_source = source_note(source, checkpoint, model.origin)
         not_joint = joint_output.why_not(request.joint_tuning, model, source.name, ready=request.layers is not None)
@@ -307,7 +307,7 @@ class _LayerwiseConversion:
         """Return the tensor in its output dtype."""
         cast = tensor.to(getattr(torch, dtype))
         if cast.is_floating_point() and not bool(torch.isfinite(cast).all()):
-            why = f"values are outside the range of {dtype}, the type that {self._request.format} stores"
+            why = f"some values are outside the range of {dtype}, the dtype that {self._request.format} uses"
             raise LocalqError(name, why, "If the source is undamaged, use another --format.", ExitCode.BAD_FILE)
         return cast
 

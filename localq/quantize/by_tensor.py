@@ -21,7 +21,7 @@ from torch import Tensor
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.files import format_facts, stored_format
 from localq.files.model_folder import ModelFiles
-from localq.formats import FORMATS, bcq
+from localq.formats import FORMATS, bcq, fp8_source
 from localq.formats.checkpoint import Checkpoint, in_memory, open_checkpoint
 from localq.formats.tensor_files import read_tensors
 from localq.quantize import memory
@@ -49,7 +49,7 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
     with open_checkpoint(source) as checkpoint:
         jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
         if not any(job.quantized for job in jobs):
-            raise bad_file(str(source.path), "no tensor is a decoder weight matrix that localq knows")
+            raise bad_file(str(source.path), "it contains no decoder weight matrix that localq recognizes")
         task = _task(request, jobs)
         less = _check_memory(request, jobs)
         with memory.guard(out, less), claim_folder(source, out, task, request.force):
@@ -84,7 +84,7 @@ def _format_module(source: ModelFiles, format: str) -> ModuleType:
             format, "localq cannot quantize tensor by tensor to this format", f"Formats: {', '.join(made)}."
         )
     keeps = format_facts.of(format).keeps_experts and stored_format.only_experts(source)
-    if source.quantization and not keeps:
+    if source.quantization and not keeps and source.quantization.get("quant_method") != fp8_source.METHOD:
         method = source.quantization.get("quant_method", "by a method that config.json does not name")
         why = f"the weights are already quantized ({method})"
         raise usage_error(source.name, why, "Quantize the full-precision weights instead.")

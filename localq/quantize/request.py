@@ -16,6 +16,7 @@ from localq.errors import usage_error
 from localq.files import own_head
 from localq.files.hub.shards import Shards
 from localq.files.model_folder import ModelFiles
+from localq.formats import fp8_source
 from localq.formats.checkpoint import Checkpoint, TensorInfo, open_checkpoint, open_fetched
 from localq.quantize.bits.binary_mixture import BitBudget
 from localq.quantize.model.input_moments import CalibrationText
@@ -123,11 +124,13 @@ def source_note(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
         why = f"the weights are already quantized ({format})"
         raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
     bits = 4.0 if format else float(FULL_BITS)
+    if source.quantization.get("quant_method") == fp8_source.METHOD:
+        format, bits = fp8_source.METHOD, 8.0
     if source.kind == "gguf":
         bits = 8 * source.path.stat().st_size / sum(math.prod(each.shape) for each in checkpoint.tensors.values())
     if bits >= FULL_BITS:
         return ""
     return (
-        f"{source.name}: the source has {bits:.0f}-bit weights ({format or source.kind}), whose error adds to that of "
-        "quantization; full-precision weights give a better model."
+        f"{source.name}: the source has {bits:.0f}-bit weights ({format or source.kind}), so two "
+        "quantization errors add up; full-precision weights give a better model."
     )

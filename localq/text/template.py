@@ -100,13 +100,13 @@ def _over_limit(process: subprocess.Popen[bytes]) -> LimitExceeded:
     """The error for a child that ended without an answer."""
     why = "rendering takes too much memory or crashes"
     if process.wait() == -signal.SIGXCPU:
-        why = f"rendering takes more than {CPU_SECONDS} s of processor time"
+        why = f"rendering takes more than {CPU_SECONDS} s of CPU time"
     return LimitExceeded("chat template", why, _NEXT_STEP, ExitCode.BAD_FILE)
 
 
 def _busy(seconds: float) -> LimitExceeded:
-    why = f"rendering got {seconds:.1f} s of processor time in {WALL_SECONDS:.0f} s, because the machine is busy"
-    return LimitExceeded("chat template", why, "Try again when other programs use less of it.")
+    why = f"rendering got only {seconds:.1f} s of CPU time in {WALL_SECONDS:.0f} s, because the machine is busy"
+    return LimitExceeded("chat template", why, "Try again when the machine is less busy.")
 
 
 def _refusal(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:

@@ -77,12 +77,12 @@ def read_backend(files: ModelFiles) -> tokenizers.Tokenizer:
         raise bad_file(str(files.path / "tokenizer.json"), "no such file", next_step)
     text = read_text(path, MAX_TOKENIZER_BYTES)
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
-        raise bad_file(str(path), f"describes more than {MAX_TOKENS:,} tokens or {2 * MAX_TOKENS:,} merges", next_step)
+        raise bad_file(str(path), f"defines more than {MAX_TOKENS:,} tokens or {2 * MAX_TOKENS:,} merges", next_step)
     with report_panics(str(path), "malformed", next_step):
         backend = Tokenizer.from_str(text)
     for step in (backend.normalizer, backend.decoder):
         if step is not None and (growth := _growth(json.loads(step.__getstate__()))) > MAX_GROWTH:
-            why = f"can make a text {growth} times as long; the limit is {MAX_GROWTH} times"
+            why = f"can expand text to {growth} times its length; the limit is {MAX_GROWTH} times"
             raise bad_file(str(path), why, "The file may be malicious; use another copy of the model.")
     # Settings of training; a prompt must never be truncated or padded.
     backend.no_truncation()

@@ -290,6 +290,6 @@ class EngineClient:
         if self._loading is not None:
             error = self._loading.death(code, last)
         else:
-            error = self._dead(PROCESS, f"ended ({exit_reason(code)})" + (f": {last}" if last else ""))
+            error = self._dead(PROCESS, f"stopped unexpectedly ({exit_reason(code)})" + (f": {last}" if last else ""))
         self.close()
         return self._recovery.after(error, on_gpu)

@@ -14,7 +14,7 @@ from localq.processes import exit_reason
 from localq.worker.messages import DOCTOR, PROCESS
 
 _MEMORY = "The system may lack memory: use a smaller model or a shorter context (--ctx), or close other programs."
-_AGAIN = "Check the disk, and run the command again once no other program writes to the file."
+_AGAIN = "Check the disk, and run the command again when no other program is writing to the file."
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class LoadedFiles:
         if code == -signal.SIGBUS:
             file = self._suspect()
             what = "a file in it" if file.is_dir() else "the file"
-            why = f"{what} cannot be read, or was changed while it was read (engine process: {reason})"
+            why = f"{what} could not be read, or changed while localq was reading it (engine process: {reason})"
             return bad_file(str(file), why, _AGAIN)
-        why = f"ended while the model was loaded ({reason})" + (f": {last}" if last else "")
+        why = f"stopped while loading the model ({reason})" + (f": {last}" if last else "")
         step = _MEMORY if code == -signal.SIGKILL else DOCTOR
         return LocalqError(PROCESS, why, step, ExitCode.FAILURE)
 

@@ -76,7 +76,7 @@ class Recovery:
             outcome, known = canary(), self._reference
             if self._died and known is not None and known.request == request and known.outcome != outcome:
                 why = "a known prompt gives a different reply after the restart, so results cannot be trusted"
-                step = f"Restart the machine; {DOCTOR} The conversation is safe."
+                step = f"Restart the machine. {DOCTOR} The conversation is safe."
                 raise LocalqError(GPU, why, step, ExitCode.NO_DEVICE)
             self._reference = _Reference(request, loaded, outcome)
         self._died = self._on_gpu = False

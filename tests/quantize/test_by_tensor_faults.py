@@ -286,7 +286,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
 def test_a_model_without_known_linears_is_refused(tmp_path: Path) -> None:
     save_file({"encoder.block.0.weight": torch.ones(64, 64)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "other"}')
-    with pytest.raises(LocalqError, match="no tensor is a decoder weight matrix that localq knows"):
+    with pytest.raises(LocalqError, match="it contains no decoder weight matrix that localq recognizes"):
         quantized(tmp_path, tmp_path / "out")
 
 

@@ -77,7 +77,7 @@ def test_where_memory_runs_out_only_options_that_the_format_has_are_named(
     monkeypatch.setattr(by_tensor, "_write_shards", greedy)
     with pytest.raises(LocalqError, match="memory ran out while quantizing") as caught:
         by_tensor.convert(TensorwiseRequest(open_model(llama), format, tmp_path / "out"))
-    assert caught.value.next_step == "Close other programs. What is finished is saved."
+    assert caught.value.next_step == "Close other programs. Completed work is saved."
 
 
 def test_a_limit_of_the_address_space_counts_as_memory(llama: Path, tmp_path: Path) -> None:

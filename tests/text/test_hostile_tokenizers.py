@@ -80,7 +80,7 @@ def test_no_prompt_is_cut_or_filled_up(tmp_path, name):
 
 @pytest.mark.parametrize("name", GROWING)
 def test_a_file_that_makes_texts_grow_is_refused(tmp_path, name):
-    with pytest.raises(LocalqError, match=r"can make a text \d+ times as long") as caught:
+    with pytest.raises(LocalqError, match=r"can expand text to \d+ times its length") as caught:
         load(tmp_path, **GROWING[name])
     assert caught.value.exit_code == ExitCode.BAD_FILE
 

@@ -207,7 +207,7 @@ def test_no_template_costs_time_or_memory(name):
 def test_the_limit_is_processor_time_and_says_so():
     _, error = rendered(BOMBS["nested-ranges"])
     assert isinstance(error, template.LimitExceeded)
-    assert error.why == "rendering takes more than 2 s of processor time"
+    assert error.why == "rendering takes more than 2 s of CPU time"
     assert "`localq run`" not in str(error)  # it renders the template, too
 
 
@@ -235,7 +235,7 @@ def test_a_slow_machine_is_not_a_hostile_template(monkeypatch):
     _, error = rendered("{{ messages[0].content }}")
     assert isinstance(error, template.LimitExceeded)
     assert error.exit_code == ExitCode.FAILURE
-    assert "rendering got 0.0 s of processor time in 0 s, because the machine is busy" in error.why
+    assert "rendering got only 0.0 s of CPU time in 0 s, because the machine is busy" in error.why
     assert "malicious" not in str(error)
     monkeypatch.undo()
     assert rendered("{{ messages[0].content }}") == ("SAFE", None)

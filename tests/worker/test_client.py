@@ -141,7 +141,9 @@ def test_device_fault_ends_the_process_and_the_next_load_starts_another(client):
 
 def test_killed_process_is_reported_with_its_signal_and_last_words(client):
     seen: list[int] = []
-    with pytest.raises(LocalqError, match=r"engine process: ended \(signal SIGKILL\): last words") as caught:
+    with pytest.raises(
+        LocalqError, match=r"engine process: stopped unexpectedly \(signal SIGKILL\): last words"
+    ) as caught:
         collect(client, Generate(1, [1005]), seen)
     assert seen[:1] == [1006]
     assert "starts a new engine process" in caught.value.next_step
@@ -163,7 +165,7 @@ def test_where_no_message_follows_none_is_promised(client):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT])
 def test_a_death_in_a_load_promises_no_message_and_says_what_to_do(client, number):
-    with pytest.raises(LocalqError, match=f"while the model was loaded .signal {number.name}") as caught:
+    with pytest.raises(LocalqError, match=f"while loading the model .signal {number.name}") as caught:
         client.load(Load(number.name))
     assert caught.value.exit_code == ExitCode.FAILURE
     assert "message" not in caught.value.next_step
@@ -193,7 +195,7 @@ def test_sigbus_in_a_load_names_the_file_and_its_cause(client, tmp_path, fault):
             files[1].unlink()
         wait.unlink()
 
-    with pytest.raises(LocalqError, match="cannot be read, or was changed while it was read") as caught:
+    with pytest.raises(LocalqError, match="could not be read, or changed while localq was reading it") as caught:
         client.load(Load(str(model)), meanwhile)
     assert (caught.value.what, caught.value.exit_code) == (str(expected), ExitCode.BAD_FILE)
     assert "message" not in str(caught.value)
@@ -201,7 +203,7 @@ def test_sigbus_in_a_load_names_the_file_and_its_cause(client, tmp_path, fault):
 
 
 def test_process_that_leaves_is_reported_with_its_code(client):
-    with pytest.raises(LocalqError, match=r"ended \(exit code 1\): SystemExit: left early"):
+    with pytest.raises(LocalqError, match=r"stopped unexpectedly \(exit code 1\): SystemExit: left early"):
         reply(client, 1007)
 
 

@@ -25,9 +25,9 @@ def python(code: str) -> tuple[str, ...]:
     [
         ('print(\'{"lost": ""}\')', ""),
         ('print(\'{"lost": "it finds no GPU"}\')', "it finds no GPU"),
-        ("import os; os.abort()", "the driver query ended with signal SIGABRT"),
-        ("raise SystemExit(3)", "the driver query ended with exit code 3"),
-        ("print('[1]')", "the driver query ended with exit code 0"),
+        ("import os; os.abort()", "the driver query failed (signal SIGABRT)"),
+        ("raise SystemExit(3)", "the driver query failed (exit code 3)"),
+        ("print('[1]')", "the driver query failed (exit code 0)"),
     ],
 )
 def test_what_the_driver_answers(code, why):

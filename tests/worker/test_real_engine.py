@@ -80,7 +80,7 @@ def test_life_of_an_engine_process(tmp_path, monkeypatch):
         done = collect(client, Generate(4, [*prompt, *seen], max_tokens=2), [])
         assert done.stats.cached_tokens == 129
 
-        with pytest.raises(LocalqError, match=r"engine process: ended \(signal SIGKILL\)"):
+        with pytest.raises(LocalqError, match=r"engine process: stopped unexpectedly \(signal SIGKILL\)"):
             collect(client, Generate(2, prompt), [])
         client.load(request)
         again: list[int] = []

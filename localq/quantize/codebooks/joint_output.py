@@ -51,12 +51,12 @@ def why_not(tuning: Tuning, model: SourceModel, name: str, *, ready: bool) -> st
     if tuning.steps == 0 or is_trained_jointly(tuning, model):
         return ""
     why = (
-        f"joint training is limited to models of {LARGEST // 10**9} billion weights: "
-        "it needs half a gigabyte of RAM per billion"
+        f"joint training is limited to models with up to {LARGEST // 10**9} billion weights "
+        "(it needs 0.5 GB of RAM per billion)"
     )
     if ready:
         raise usage_error("--best", f"{name}: {why}", "Remove --best.")
-    return f"{name}: layers are fine-tuned one by one only, because {why}."
+    return f"{name}: layers are only fine-tuned one by one; {why}."
 
 
 def draft_shards(shards: Sequence[Shard]) -> list[Shard]:

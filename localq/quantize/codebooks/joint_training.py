@@ -72,7 +72,7 @@ class TrainingResult:
     def __str__(self) -> str:
         if not self.after < self.before:
             return f"joint training did not help and was discarded (KL {self.before:.3g} nats per token)"
-        return f"joint training: KL to the full model {self.before:.3g} -> {self.after:.3g} nats per token"
+        return f"joint training: KL from the full-precision model {self.before:.3g} -> {self.after:.3g} nats per token"
 
 
 def train(

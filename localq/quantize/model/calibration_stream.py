@@ -8,15 +8,17 @@ gate and up as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files.layer_caches import LayerCache, RecurrentState
 from localq.models.attention import Pass
 from localq.models.decoder import Block, Decoder
+from localq.models.layers import LayerState, empty_state
 
 SLAB_BYTES = 2**29
 HOST_BYTES = 8 * 2**30  # of both streams; longer texts are stored in 16 bits
@@ -30,9 +32,19 @@ def stream_dtype(windows: int, tokens: int, hidden: int) -> torch.dtype:
 class NoCache:
     """A `layers.Cache` for passes that see only their own tokens."""
 
+    def __init__(self, layout: Sequence[LayerCache] = (), device: torch.device | str = "cpu") -> None:
+        """Take the layout of the model (`Decoder.cache_layout`) where it has recurrent layers."""
+        self._layout, self._device = layout, device
+
     def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values of this pass."""
         return k.transpose(0, 1), v.transpose(0, 1)
+
+    def state(self, layer: int) -> LayerState:
+        """Return the state at the start of a text, in f32."""
+        kept = self._layout[layer]
+        assert isinstance(kept, RecurrentState)
+        return empty_state(kept, torch.float32, self._device)
 
 
 class Streams:
@@ -43,7 +55,8 @@ class Streams:
         self.device = device
         self.x, self.full = _on_host(embedded, device), _on_host(embedded, device)
         tokens = embedded[0].shape[0]
-        self.step: Pass = model.begin(torch.arange(tokens, device=device), NoCache(), tokens)
+        cache = NoCache(model.cache_layout(), device)
+        self.step: Pass = model.begin(torch.arange(tokens, device=device), cache, tokens)
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield both streams of every sequence, f32 on the device."""

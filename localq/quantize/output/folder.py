@@ -94,7 +94,7 @@ def _check_own(out: Path) -> None:
         used = [path for path in out.iterdir() if _is_used(path.name)]
         foreign = sorted(path.name for path in used if not own_files.is_free(path, owner))
     if foreign:
-        why = f"{foreign[0]} in it is a link, no regular file, or another user's"
+        why = f"it contains {foreign[0]}, which is a link, a special file, or owned by another user"
         raise usage_error(str(out), why, "Remove it, or choose another folder.")
 
 
@@ -117,7 +117,7 @@ def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> 
             source.path if source.kind == "safetensors" else source.path.parent
         )
     if is_source:
-        raise usage_error(str(out), "this is the folder of SOURCE", "Choose another folder.")
+        raise usage_error(str(out), "this is the SOURCE folder", "Choose another folder.")
     if out.exists() and not out.is_dir():
         raise usage_error(str(out), "this is a file, not a folder", "Choose a folder.")
     if out.exists():

@@ -189,7 +189,7 @@ def test_experts_that_the_text_never_visits_are_quantized_on_what_it_sends_elsew
 
 @needs_search
 def test_bits_are_not_mixed_among_experts(sources, tmp_path):
-    with pytest.raises(LocalqError, match="a mixture of experts must have the same number of bits") as caught:
+    with pytest.raises(LocalqError, match="a mixture-of-experts model must use the same bit width") as caught:
         by_layer.convert(request(sources["mixtral"], tmp_path / "out", bits=2.3, effort=QUICK))
     assert caught.value.exit_code == ExitCode.USAGE
     assert not (tmp_path / "out").exists()

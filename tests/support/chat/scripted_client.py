@@ -15,7 +15,7 @@ from localq.stats import Stats
 from localq.text.turn_marks import NO_MARKS
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 
-DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
+DEAD = LocalqError("engine process", "stopped unexpectedly (signal SIGKILL)", "The next message starts a new one.")
 
 
 class CharTokenizer:

@@ -12,7 +12,7 @@ from localq import places
 from localq.errors import LocalqError
 from localq.stats import Stats
 
-DEATH = LocalqError("engine process", "ended (signal SIGKILL)")
+DEATH = LocalqError("engine process", "stopped unexpectedly (signal SIGKILL)")
 LONG = Stats("done", prompt_tokens=900, prefilled_tokens=800, prefill_s=4.0, context_used=1000, context_size=2000)
 
 

@@ -120,7 +120,8 @@ def test_a_dead_engine_is_told_and_the_next_message_starts_another():
 
     async def script(pilot):
         await say(pilot, "first")
-        assert "✗ engine process: ended (signal SIGKILL). The next message starts a new one." in notices(app)
+        died = "✗ engine process: stopped unexpectedly (signal SIGKILL). The next message starts a new one."
+        assert died in notices(app)
         assert "par" in screen_text(app)
         assert "cut" in screen_text(app)
         await say(pilot, "second")
