@@ -1,17 +1,19 @@
-"""The KV cache: static buffers, one pair per layer, in the type of the model or in 8 or 4 bit. Knows no tokens.
+"""The cache: static buffers for what each layer keeps (`files.layer_caches`). Knows no tokens.
 
-Slot s holds position s. Nothing is ever removed: a shorter conversation overwrites, and the attention masks hide the
-slots behind the current position. Buffers start as zeros because a masked slot still enters the product with weight
-0, and 0 times an uninitialised NaN is NaN.
+Keys and values are in the type of the model or in 8 or 4 bit. Slot s holds position s. Nothing is ever removed: a
+shorter conversation overwrites, and the attention masks hide the slots behind the current position. Buffers start as
+zeros because a masked slot still enters the product with weight 0, and 0 times an uninitialised NaN is NaN.
 
 A quantized cache (defined by `engine/kv_codec.py`) gives passes of many tokens a dequantized copy of one layer at a
 time, in a scratch buffer shared by all layers. Decode kernels read the codes themselves (`layer`).
+
+The states of recurrent layers are changed by every token, in place.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,48 +22,67 @@ from localq import kv_bits
 from localq.engine import kv_codec
 from localq.engine.arena import Arena, arena_bytes
 from localq.errors import usage_error
+from localq.files import layer_caches
+from localq.files.layer_caches import KeysAndValues, LayerCache, RecurrentState, SharedCache
 from localq.kernels import attention
 from localq.kernels.attention import KVLayer
 from localq.kernels.checks import HALF_TYPES
 from localq.kv_bits import KV_BITS, KvBits
+from localq.models.layers import LayerState
 
-Layout = list[tuple[int, int]]  # (kv_heads, head_dim) of every layer
+Layout = Sequence[LayerCache]  # of every layer
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class KVCache:
-    """One `KVLayer` per layer; implements `models.layers.Cache`."""
+    """The cache of all layers; implements `models.layers.Cache`.
+
+    kv_layers   index of the layer -> its keys and values, for the layers that store any
+    states      the same for recurrent layers
+    """
 
     def __init__(
         self, layout: Layout, capacity: int, dtype: torch.dtype, device: torch.device | str, bits: KvBits = 16
     ) -> None:
-        """Allocate the cache for `layout` (`Decoder.kv_layout`); bits 16 = the dtype of the model.
+        """Allocate the cache for `layout` (`Decoder.cache_layout`); bits 16 = the dtype of the model.
 
         Raises LocalqError (exit 2) for heads that 8 and 4 bits do not support.
         """
-        self.capacity, self.bits, self.dtype = capacity, bits, dtype
+        self.layout, self.capacity, self.bits, self.dtype = layout, capacity, bits, dtype
         _check(layout, bits)
-        shapes = [_shapes(heads, width, capacity, dtype, bits) for heads, width in layout]
-        copies: Shape = ((2, 0 if bits == 16 else _widest(layout) * capacity), dtype)  # k, v of a layer, dequantized
-        all_shapes = [copies, *itertools.chain.from_iterable(shapes)]
-        sizes = [math.prod(shape) * kind.itemsize for shape, kind in all_shapes]
+        shapes = [_shapes(each, capacity, dtype, bits) for each in layout]
+        copied = 0 if bits == 16 else layer_caches.widest(layout) * capacity
+        copies: Shape = ((2, copied), dtype)  # k, v of a layer, dequantized
+        sizes = [math.prod(shape) * kind.itemsize for shape, kind in [copies, *(part for of in shapes for part in of)]]
         arena = Arena(arena_bytes(sizes), device)
-        self.layers = [_layer(arena, parts, bits, width) for parts, (_, width) in zip(shapes, layout, strict=True)]
+        self.kv_layers: dict[int, KVLayer] = {}
+        self.states: dict[int, LayerState] = {}
+        for index, (kept, parts) in enumerate(zip(layout, shapes, strict=True)):
+            buffers = [arena.empty(shape, kind).zero_() for shape, kind in parts]
+            if isinstance(kept, KeysAndValues):
+                self.kv_layers[index] = _kv_layer(buffers, bits, kept.head_dim)
+            elif isinstance(kept, RecurrentState):
+                self.states[index] = LayerState(*buffers)
         self._scratch = arena.empty(*copies).zero_()
 
     @property
     def keys(self) -> list[Tensor]:
-        """The stored keys of every layer, plain or as codes."""
-        return [layer.k for layer in self.layers]
+        """The stored keys of every layer that has any, plain or as codes."""
+        return [layer.k for layer in self.kv_layers.values()]
 
     @property
     def values(self) -> list[Tensor]:
-        """The stored values of every layer, plain or as codes."""
-        return [layer.v for layer in self.layers]
+        """The stored values of every layer that has any, plain or as codes."""
+        return [layer.v for layer in self.kv_layers.values()]
 
     def layer(self, index: int) -> KVLayer:
-        """Return the buffers of one layer, for decode attention."""
-        return self.layers[index]
+        """Return the keys and values of one layer, or those of an earlier one that it shares, for decode attention."""
+        kept = self.layout[index]
+        return self.layer(kept.layer) if isinstance(kept, SharedCache) else self.kv_layers[index]
+
+    def state(self, layer: int) -> LayerState:
+        """Return the state of a recurrent layer, which passes change in place."""
+        return self.states[layer]
 
     def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Store k, v [T, kv_heads, head_dim] at `positions` int64 [T]; returns both as [kv_heads, live, head_dim].
@@ -69,7 +90,7 @@ class KVCache:
         The results are views: of the cache, or of the scratch of a quantized one, which the next call overwrites. No
         host synchronization: works under CUDA graph capture.
         """
-        stored = self.layers[layer]
+        stored = self.kv_layers[layer]
         if self.bits == 16:
             stored.k.index_copy_(1, positions, k.transpose(0, 1))
             stored.v.index_copy_(1, positions, v.transpose(0, 1))
@@ -90,10 +111,16 @@ class KVCache:
         return keys, values
 
     def clear(self, first: int = 0) -> None:
-        """Zero every slot from `first` on; needed after non-finite values, which masking does not hide."""
-        for layer in self.layers:
+        """Zero every slot from `first` on, and all states: those of a text that has not begun.
+
+        Needed after non-finite values, which masking does not hide.
+        """
+        for layer in self.kv_layers.values():
             for stored in stored_parts(layer):
                 stored[:, first:].zero_()
+        for state in self.states.values():
+            state.matrix.zero_()
+            state.columns.zero_()
         self._scratch.zero_()
 
     def bytes(self) -> int:
@@ -104,11 +131,13 @@ class KVCache:
     def bytes_for(layout: Layout, capacity: int, dtype: torch.dtype, bits: KvBits = 16) -> int:
         """Return the bytes that a cache of this shape allocates, with the scratch of a quantized one."""
         stored: KvBits = 8 * dtype.itemsize if bits == 16 else bits
-        scratch = 0 if bits == 16 else 2 * _widest(layout) * dtype.itemsize
-        return capacity * (scratch + sum(heads * kv_bits.pair_bytes(width, stored) for heads, width in layout))
+        scratch = 0 if bits == 16 else 2 * layer_caches.widest(layout) * dtype.itemsize
+        slot = sum(each.slot_bytes(stored) for each in layer_caches.keys_and_values(layout))
+        return capacity * (scratch + slot) + layer_caches.state_bytes(layout, dtype.itemsize)
 
     def _buffers(self) -> list[Tensor]:
-        return [*(stored for layer in self.layers for stored in stored_parts(layer)), self._scratch]
+        stored = (part for layer in self.kv_layers.values() for part in stored_parts(layer))
+        return [*stored, *(part for state in self.states.values() for part in state), self._scratch]
 
 
 def stored_parts(layer: KVLayer) -> list[Tensor]:
@@ -119,30 +148,33 @@ def stored_parts(layer: KVLayer) -> list[Tensor]:
 def _check(layout: Layout, bits: KvBits) -> None:
     if bits not in KV_BITS:
         raise usage_error("--kv", f"a KV cache of {bits} bits is not supported", "Use 16, 8, k8v4 or 4.")
-    for _, width in layout:
+    for width in {each.head_dim for each in layer_caches.keys_and_values(layout)}:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
             why = f"the attention heads have {width} columns; a KV cache below 16-bit needs a multiple of 8, up to 256"
             raise usage_error("--kv", why, "Use --kv 16.")
 
 
-def _shapes(heads: int, width: int, capacity: int, dtype: torch.dtype, bits: KvBits) -> list[Shape]:
-    """Return the shapes of k and v, and of their scales where they are codes."""
-    plain: Shape = ((heads, capacity, width), dtype)
+def _shapes(kept: LayerCache, capacity: int, dtype: torch.dtype, bits: KvBits) -> list[Shape]:
+    """Return the shapes of k and v, and of their scales where they are codes; or those of a state."""
+    if isinstance(kept, RecurrentState):
+        matrix: Shape = ((kept.heads, kept.key_dim, kept.value_dim), torch.float32)
+        return [matrix, ((kept.channels, kept.columns), dtype)]
+    if isinstance(kept, SharedCache):
+        return []
+    plain: Shape = ((kept.kv_heads, capacity, kept.head_dim), dtype)
     if bits == 16:
         return [plain, plain]
-    codes: list[Shape] = [((heads, capacity, width * part // 8), torch.uint8) for part in kv_bits.split(bits)]
-    scales: Shape = ((heads, capacity, kv_bits.scale_count(width)), torch.float16)
+    codes: list[Shape] = [
+        ((kept.kv_heads, capacity, kept.head_dim * part // 8), torch.uint8) for part in kv_bits.split(bits)
+    ]
+    scales: Shape = ((kept.kv_heads, capacity, kv_bits.scale_count(kept.head_dim)), torch.float16)
     return [*codes, scales, scales]
 
 
-def _layer(arena: Arena, parts: list[Shape], bits: KvBits, width: int) -> KVLayer:
-    k, v, *scales = (arena.empty(shape, dtype).zero_() for shape, dtype in parts)
+def _kv_layer(buffers: list[Tensor], bits: KvBits, width: int) -> KVLayer:
+    k, v, *scales = buffers
     k_scales, v_scales = scales or (None, None)
     return KVLayer(k, v, k_scales, v_scales, bits, width)
-
-
-def _widest(layout: Layout) -> int:
-    return max(heads * width for heads, width in layout)
 
 
 def _store(codes: Tensor, scales: Tensor | None, dense: Tensor, positions: Tensor, bits: int) -> None:

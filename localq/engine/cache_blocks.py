@@ -31,7 +31,7 @@ class CacheBlocks:
     """The first `positions` slots of a cache, at least one: its parts joined, cut every BLOCK bytes."""
 
     def __init__(self, cache: KVCache, positions: int) -> None:
-        parts = [part for layer in cache.layers for part in stored_parts(layer)]
+        parts = [part for layer in cache.kv_layers.values() for part in stored_parts(layer)]
         heads = [part[head, :positions] for part in parts for head in range(part.shape[0])]
         self._runs = [head.flatten().view(torch.uint8) for head in heads]  # views: slots of a head lie together
         self._starts = [0, *itertools.accumulate(len(run) for run in self._runs)]

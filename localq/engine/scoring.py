@@ -65,7 +65,7 @@ class Decode:
     def __init__(self, model: LoadedModel, length: int | None = None) -> None:
         """Allocate a cache and the buffers of a step. length: as for `Prefill`."""
         self._model, self._length = model, length or model.ctx
-        self._cache = KVCache(model.model.kv_layout(), model.ctx, model.dtype, model.device, model.kv_bits)
+        self._cache = KVCache(model.model.cache_layout(), model.ctx, model.dtype, model.device, model.kv_bits)
         self._state = StepState(SamplerState(model.vocab, model.ctx, model.device), model.device)
         runs_fused = model.device.type == "cuda" and not fused.why_not(model.model)
         self._fused = FusedStep(model.model, self._cache, self._state) if runs_fused else None

@@ -253,7 +253,7 @@ def _damaged_error(why: str) -> LocalqError:
 
 
 def _shapes(cache: KVCache, positions: int) -> list[list[str | int]]:
-    parts = [part for layer in cache.layers for part in stored_parts(layer)]
+    parts = [part for layer in cache.kv_layers.values() for part in stored_parts(layer)]
     return [[str(part.dtype), part.shape[0], positions, part.shape[2]] for part in parts]
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from localq import kv_bits
 from localq.errors import bad_file
 from localq.files.context_length import longest_context
-from localq.files.model_types import MODEL_TYPES, Traits, dense_layers, traits_of, windows
+from localq.files.layer_caches import KeysAndValues, LayerCache
+from localq.files.model_types import MODEL_TYPES, Traits, dense_layers, traits_of, upper_layers, windows
 from localq.kv_bits import KvBits
 
 
@@ -50,6 +51,8 @@ class Architecture:
     qkv_bias, output_bias, mlp_bias   biases of q, k and v; the attention output; the MLP projections
     thinks               replies may begin with a thought, which takes context; not part of the shape, so shapes that
                          differ in it are equal
+    windowed             which layers are windowed, as config.json states it; (): those that are usual for the model
+                         type and the number of windowed layers; nor part of the shape
     """
 
     model_type: str
@@ -72,6 +75,7 @@ class Architecture:
     output_bias: bool = False
     mlp_bias: bool = False
     thinks: bool = field(default=False, compare=False)
+    windowed: tuple[bool, ...] = field(default=(), compare=False)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Architecture:
@@ -85,7 +89,8 @@ class Architecture:
         text = inner if isinstance(inner, dict) else config
         tied = config.get("tie_word_embeddings")  # the outer value counts if `text_config` has none
         outside = {} if tied is None else {"tie_word_embeddings": tied}
-        stated = {key: value for key, value in text.items() if value is not None}
+        no_window = ("sliding_window",)  # where null means none, and not the default
+        stated = {key: value for key, value in text.items() if value is not None or key in no_window}
         try:
             return _check(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
         except KeyError as error:
@@ -122,6 +127,24 @@ class Architecture:
     def expert_layers(self) -> int:
         """Layers whose MLP is a mixture of experts."""
         return self.layers - self.dense_layers if self.experts else 0
+
+    @functools.cached_property
+    def layer_caches(self) -> tuple[LayerCache, ...]:
+        """What each layer keeps of a text, as `models.decoder.Decoder.cache_layout`."""
+        return tuple(
+            KeysAndValues(self.kv_heads, self.head_dim, self.window if windowed else 0)
+            for windowed in self._windowed_layers()
+        )
+
+    def _windowed_layers(self) -> tuple[bool, ...]:
+        """Which layers are windowed: as stated, else in the family's usual order, else the upper ones."""
+        if not self.window or not self.window_layers:
+            return (False,) * self.layers
+        upper = {"max_window_layers": self.layers - self.window_layers}
+        for found in (self.windowed, self.traits.windowed_layers(upper, self.layers)):
+            if len(found) == self.layers and sum(found) == self.window_layers:
+                return found
+        return upper_layers(upper, self.layers)
 
     def columns_of(self, name: str) -> int | None:
         """Columns of the Linears whose name in a checkpoint ends in `name` ("down_proj"); None if unknown."""
@@ -192,7 +215,7 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
     named = "moe_intermediate_size" if traits.own_expert_width else "intermediate_size"
     expert_width = text.get(named) or text["intermediate_size"]
     attention_bias = bool(text.get("attention_bias", False))
-    window, window_layers = windows(model_type, text, layers)
+    window, windowed = windows(model_type, text, layers)
     return Architecture(
         model_type=model_type,
         layers=layers,
@@ -205,7 +228,8 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
         tied=bool(text.get("tie_word_embeddings", False)),
         max_context=longest_context({**text, "model_type": model_type}),
         window=window,
-        window_layers=window_layers,
+        window_layers=sum(windowed),
+        windowed=windowed,
         experts=experts,
         experts_active=active if experts else 0,
         expert_intermediate=expert_width if experts else 0,

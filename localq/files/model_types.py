@@ -24,15 +24,15 @@ def dense_layers(text: dict[str, Any], layers: int) -> int:
     return len({layer for layer in range(layers) if (layer + 1) % step} | ({*named} & {*range(layers)}))
 
 
-def _every_layer(text: dict[str, Any], layers: int) -> int:
-    return layers
+def _every_layer(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
+    return (True,) * layers
 
 
-def _every_second(text: dict[str, Any], layers: int) -> int:
-    return (layers + 1) // 2  # layers 0, 2, 4, ...
+def _every_second(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
+    return tuple(layer % 2 == 0 for layer in range(layers))
 
 
-def _all_but_every_nth(text: dict[str, Any], layers: int) -> int:
+def _all_but_every_nth(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
     pattern = text.get("sliding_window_pattern") or 6
     if type(pattern) is not int or pattern < 1:  # other families have a string of letters here
         raise bad_file(
@@ -40,18 +40,21 @@ def _all_but_every_nth(text: dict[str, Any], layers: int) -> int:
             f"sliding_window_pattern has an invalid value: {str(pattern)[:40]}",
             "Download the model again.",
         )
-    return layers - layers // pattern
+    return tuple((layer + 1) % pattern != 0 for layer in range(layers))
 
 
-def _after_max_window(text: dict[str, Any], layers: int) -> int:
-    return max(layers - (text.get("max_window_layers") or 0), 0)
+def upper_layers(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
+    """The layers from `max_window_layers` on."""
+    return tuple(layer >= (text.get("max_window_layers") or 0) for layer in range(layers))
 
 
-def _without_rotary(text: dict[str, Any], layers: int) -> int:
-    """Number of layers without RoPE: the zeros of `no_rope_layers`."""
+def _without_rotary(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
+    """The layers without RoPE: the zeros of `no_rope_layers`."""
     has_rope, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
     every = interval if type(interval) is int and interval > 0 else 4
-    return has_rope.count(0) if isinstance(has_rope, list) else layers // every
+    if isinstance(has_rope, list):
+        return tuple(each == 0 for each in has_rope[:layers])
+    return tuple((layer + 1) % every == 0 for layer in range(layers))
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Traits:
     soft_cap            attention scores are capped, which rules out fused attention
     two_rotary_tables   windowed layers have their own rotary tables
     optional_window     config.json states a window that has no effect without `use_sliding_window`
-    windowed_layers     (config.json, layers) -> number of windowed layers, for files without `layer_types`
+    windowed_layers     (config.json, layers) -> which layers are windowed, for files without `layer_types`
 
     experts             per layer if config.json has no count; 0 for a family without mixtures
     own_expert_width    experts are `moe_intermediate_size` wide, and layers may be dense; else `intermediate_size`
@@ -87,7 +90,7 @@ class Traits:
     soft_cap: bool = False
     two_rotary_tables: bool = False
     optional_window: bool = False
-    windowed_layers: Callable[[dict[str, Any], int], int] = _every_layer
+    windowed_layers: Callable[[dict[str, Any], int], tuple[bool, ...]] = _every_layer
 
     experts: int = 0
     own_expert_width: bool = False
@@ -105,22 +108,23 @@ _GEMMA3 = Traits(
     },
     qk_norm=True, four_norms=True, two_rotary_tables=True, windowed_layers=_all_but_every_nth,
 )  # fmt: skip
+_UPPER = {"sliding_window": 4096, "max_window_layers": 28}
 # model_type -> its traits. A new one also needs a module in `localq.models`.
 MODEL_TYPES: dict[str, Traits] = {
     "llama": Traits(),
-    "mistral": Traits(),
+    "mistral": Traits(defaults={"sliding_window": 4096}),
     "mixtral": Traits(
         defaults={"num_experts_per_tok": 2},
         experts=8,
         expert_module="block_sparse_moe",
         expert_parts={"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
     ),
-    "qwen2": Traits(qkv_bias=True, optional_window=True, windowed_layers=_after_max_window),
+    "qwen2": Traits(defaults=_UPPER, qkv_bias=True, optional_window=True, windowed_layers=upper_layers),
     "qwen3": Traits(
-        defaults={"head_dim": 128}, qk_norm=True, optional_window=True, windowed_layers=_after_max_window
+        defaults={**_UPPER, "head_dim": 128}, qk_norm=True, optional_window=True, windowed_layers=upper_layers
     ),
     "qwen3_moe": Traits(
-        defaults={"num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        defaults={"num_experts_per_tok": 8, "moe_intermediate_size": 768, "sliding_window": 4096},
         qk_norm=True,
         optional_window=True,
         experts=128,
@@ -165,16 +169,16 @@ def traits_of(config: Mapping[str, Any]) -> Traits:
     return MODEL_TYPES[model_type]
 
 
-def windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, int]:
-    """(window in tokens, windowed layers): from `layer_types` (transformers 5), else by family.
+def windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, tuple[bool, ...]]:
+    """(window in tokens, which layers are windowed): from `layer_types` (transformers 5), else by family.
 
-    Raises LocalqError (exit 8).
+    (0, ()) if none is. Raises LocalqError (exit 8).
     """
     traits, window = MODEL_TYPES[model_type], text.get("sliding_window") or 0
     if not window or (traits.optional_window and not text.get("use_sliding_window", False)):
-        return 0, 0
+        return 0, ()
     if types := text.get("layer_types"):
-        count = sum(kind == "sliding_attention" for kind in types)
+        windowed = tuple(kind == "sliding_attention" for kind in types)
     else:
-        count = traits.windowed_layers(text, layers)
-    return (window, count) if count else (0, 0)
+        windowed = traits.windowed_layers(text, layers)
+    return (window, windowed) if any(windowed) else (0, ())

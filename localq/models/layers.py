@@ -1,4 +1,4 @@
-"""The parts that all families share: norms, the gated MLP, and what a layer expects of the KV cache.
+"""The parts that all families share: norms, the gated MLP, and what a layer expects of the cache.
 
 Shape letters: T tokens of this pass, hidden = width of the residual stream, live = cache slots that attention sees.
 There is no batch dimension: x is [T, hidden].
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from localq.files.layer_caches import RecurrentState
 
 # In place: of a prefill pass, the rows of the MLP are the largest tensors.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,8 +24,25 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class LayerState(NamedTuple):
+    """The state of a recurrent layer, which a pass changes in place.
+
+    matrix    f32 [heads, key_dim, value_dim]
+    columns   [channels, columns] in the dtype of the model: the last inputs of the causal convolution, oldest first
+    """
+
+    matrix: Tensor
+    columns: Tensor
+
+
+def empty_state(kept: RecurrentState, dtype: torch.dtype, device: torch.device | str) -> LayerState:
+    """Return the state of a recurrent layer at the start of a text: zeros."""
+    matrix = torch.zeros(kept.heads, kept.key_dim, kept.value_dim, dtype=torch.float32, device=device)
+    return LayerState(matrix, torch.zeros(kept.channels, kept.columns, dtype=dtype, device=device))
+
+
 class Cache(Protocol):
-    """Keys and values of the positions seen so far, per layer; `engine.cache.KVCache` is one."""
+    """What the layers keep of the positions seen so far (`files.layer_caches`); `engine.cache.KVCache` is one."""
 
     def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Stores k, v [T, kv_heads, head_dim] at the slots `positions` int64 [T].
@@ -31,6 +50,10 @@ class Cache(Protocol):
         Returns the first `live` slots of both, each [kv_heads, live, head_dim]. `live` is a host integer that no
         position reaches.
         """
+        ...
+
+    def state(self, layer: int) -> LayerState:
+        """Return the state of a recurrent layer after the positions seen so far; zeros at the start of a text."""
         ...
 
 

@@ -109,7 +109,8 @@ def _architecture(arch: Architecture | None) -> dict[str, Any] | None:
         "active_linear_parameters": arch.active_linear_parameters,
         "kv_cache_bytes_per_token": arch.kv_bytes_per_token(16),
     }
-    return {**dataclasses.asdict(arch), **counts}
+    fields = {name: value for name, value in dataclasses.asdict(arch).items() if name != "windowed"}
+    return {**fields, **counts}
 
 
 def _source(source: Source) -> dict[str, Any]:

@@ -9,14 +9,16 @@ from localq import kv_bits
 from localq.engine import kv_codec
 from localq.engine.cache import KVCache
 from localq.errors import LocalqError
+from localq.files.layer_caches import KeysAndValues, RecurrentState, SharedCache
 from localq.kv_bits import K8V4, KV_BITS
 
-LAYOUT = [(3, 5), (2, 7)]  # (kv_heads, head_dim) per layer
-WIDE = [(3, 40), (2, 96)]  # what can be quantized
+LAYOUT = [KeysAndValues(3, 5), KeysAndValues(2, 7)]
+WIDE = [KeysAndValues(3, 40), KeysAndValues(2, 96)]  # what can be quantized
+STATE = RecurrentState(heads=3, key_dim=4, value_dim=6, channels=11, columns=2)
 
 
-def _tokens(count: int, layer: int, layout: list[tuple[int, int]] = LAYOUT) -> tuple[torch.Tensor, torch.Tensor]:
-    heads, width = layout[layer]
+def _tokens(count: int, layer: int, layout: list[KeysAndValues] = LAYOUT) -> tuple[torch.Tensor, torch.Tensor]:
+    heads, width = layout[layer].kv_heads, layout[layer].head_dim
     k, v = torch.randn(count, heads, width), torch.randn(count, heads, width)
     k[:, :, 3] *= 20  # a channel that stands out, as in real keys
     return k, v
@@ -76,8 +78,8 @@ def test_bytes_are_those_of_the_buffers():
 def test_bytes_of_a_quantized_cache(bits):
     cache = KVCache(WIDE, 13, torch.bfloat16, "cpu", bits)
     keys, values = (8, 4) if bits == K8V4 else (bits, bits)
-    each = [kv_bits.vector_bytes(width, keys) + kv_bits.vector_bytes(width, values) for _, width in WIDE]
-    stored = 13 * sum(heads * pair for (heads, _), pair in zip(WIDE, each, strict=True))
+    each = [kv_bits.vector_bytes(of.head_dim, keys) + kv_bits.vector_bytes(of.head_dim, values) for of in WIDE]
+    stored = 13 * sum(of.kv_heads * pair for of, pair in zip(WIDE, each, strict=True))
     scratch = 13 * 2 * 2 * 96 * 2  # k and v of the wider layer in 16 bit
     assert cache.bytes() == KVCache.bytes_for(WIDE, 13, torch.bfloat16, bits) == stored + scratch
     assert cache.layer(1).bytes_per_slot() == 2 * each[1]
@@ -91,7 +93,7 @@ ERROR = {8: 0.006, 4: 0.1}  # of Gaussian values, relative; measured 0.005, 0.08
 def test_a_quantized_cache_gives_back_about_what_was_stored(bits, layer):
     torch.manual_seed(layer)
     cache = KVCache(WIDE, 70, torch.float32, "cpu", bits)
-    heads, width = WIDE[layer]
+    heads, width = WIDE[layer].kv_heads, WIDE[layer].head_dim
     k, v = torch.randn(2, 60, heads, width)
     for part in (slice(0, 40), slice(40, 60)):
         keys, values = cache.update(layer, k[part], v[part], torch.arange(60)[part], 64)
@@ -134,6 +136,35 @@ def test_what_cannot_be_quantized_is_refused():
         KVCache(WIDE, 11, torch.float32, "cpu", 5)
     with pytest.raises(LocalqError, match="k4v8 bits is not supported"):
         KVCache(WIDE, 11, torch.float32, "cpu", "k4v8")
+
+
+# ---- other kinds of layers
+
+MIXED = [*WIDE, STATE, SharedCache(1), STATE]
+
+
+@pytest.mark.parametrize("bits", KV_BITS)
+def test_each_kind_has_its_buffers_and_bytes(bits):
+    cache = KVCache(MIXED, 13, torch.bfloat16, "cpu", bits)
+    alone = KVCache(WIDE, 13, torch.bfloat16, "cpu", bits)
+    assert cache.bytes() - alone.bytes() == 2 * (4 * 3 * 4 * 6 + 2 * 11 * 2) == 2 * STATE.bytes(2)
+    assert cache.bytes() == KVCache.bytes_for(MIXED, 13, torch.bfloat16, bits)
+    assert cache.layer(3) is cache.layer(1)
+    assert [len(cache.keys), len(cache.states)] == [2, 2]
+
+
+def test_a_state_is_changed_in_place_and_cleared():
+    cache = KVCache(MIXED, 13, torch.bfloat16, "cpu")
+    for layer in (2, 4):
+        state = cache.state(layer)
+        assert [state.matrix.shape, state.matrix.dtype] == [(3, 4, 6), torch.float32]
+        assert [state.columns.shape, state.columns.dtype] == [(11, 2), torch.bfloat16]
+        assert not any(part.any() for part in state)
+        state.matrix.add_(torch.nan)
+        state.columns.fill_(layer)
+    assert cache.state(2).columns.eq(2).all()
+    cache.clear(first=5)
+    assert not any(part.any() for layer in (2, 4) for part in cache.state(layer))
 
 
 # ---- the codec

@@ -36,7 +36,7 @@ def ids() -> torch.Tensor:
 
 @torch.inference_mode()
 def log_probabilities(model, ids: torch.Tensor, bits: KvBits) -> torch.Tensor:
-    cache = KVCache(model.kv_layout(), TOKENS, torch.float32, "cpu", bits)
+    cache = KVCache(model.cache_layout(), TOKENS, torch.float32, "cpu", bits)
     return torch.log_softmax(model(ids, torch.arange(TOKENS), cache, TOKENS, last_only=False), -1)
 
 

@@ -77,7 +77,7 @@ def test_the_file_is_laid_out_as_it_is_specified(written):
     assert raw[:8] == b"localqKV"
     assert raw[start - 32 : start] == hashlib.sha256(raw[: start - 32]).digest()
     assert header["ids"] == prompt_of(TOKENS)
-    layer = model.cache.layers[0]
+    layer = model.cache.layer(0)
     assert header["parts"][:2] == [["torch.float32", layer.kv_heads, TOKENS, layer.head_dim]] * 2
     joined, number = b"", 0
     while start < len(raw):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from localq.engine.cache import KVCache
+from localq.files.layer_caches import KeysAndValues
 from localq.kernels import attention
 from localq.kernels.gemv import Norm
 from localq.kv_bits import KV_BITS, KvBits
@@ -18,7 +19,7 @@ F16 = torch.float16
 
 
 def layer(bits: KvBits = 16, width: int = WIDTH) -> attention.KVLayer:
-    return KVCache([(KV_HEADS, width)], CAPACITY, F16, "cpu", bits).layer(0)
+    return KVCache([KeysAndValues(KV_HEADS, width)], CAPACITY, F16, "cpu", bits).layer(0)
 
 
 def workspace(shape=(HEADS, KV_HEADS, WIDTH)):

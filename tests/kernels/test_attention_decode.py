@@ -10,6 +10,7 @@ import torch
 from localq import kv_bits
 from localq.engine import kv_codec
 from localq.engine.cache import KVCache
+from localq.files.layer_caches import KeysAndValues
 from localq.kernels import attention
 from localq.kv_bits import K8V4, KV_BITS
 from tests.support.kernels.attention_operands import Case, Operands, assert_as_good_as_16_bit, poisonable
@@ -97,7 +98,7 @@ def test_the_token_is_stored_as_a_prefill_would_store_it(width, bits):
     case, layer = operands.case, operands.layer
     operands.run()
     _, k, v = operands.token(torch.float64)
-    expected = KVCache([(2, width)], 50, BF16, "cuda", bits)
+    expected = KVCache([KeysAndValues(2, width)], 50, BF16, "cuda", bits)
     expected.update(0, k.to(BF16)[None], v.to(BF16)[None], operands.position, 50)
     stored = expected.layer(0)
     assert torch.equal(layer.v[:, 40], stored.v[:, 40])
@@ -169,7 +170,7 @@ def test_values_that_are_not_finite_come_out_as_such():
 @pytest.mark.parametrize("width", [8, 16, 72, 80, 96, 128, 256])
 def test_kv_write_and_kv_read_are_the_codec(width, dtype, bits):
     torch.manual_seed(width)
-    cache = KVCache([(3, width)], 77, dtype, "cuda", bits)
+    cache = KVCache([KeysAndValues(3, width)], 77, dtype, "cuda", bits)
     fused = torch.randn(40, 7, width, device="cuda").to(dtype)  # k and v as parts of one projection
     k, v = fused[:, 1:4], fused[:, 4:7]
     positions = torch.arange(30, 70, device="cuda")

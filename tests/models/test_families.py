@@ -61,7 +61,7 @@ def test_both_spellings_of_a_config_read_the_same(name):
 
 def test_last_only_is_the_last_row():
     model, ids = ours("gemma2"), tiny_models.token_ids()[:9]
-    cache = tiny_models.KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
+    cache = tiny_models.KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu")
     with torch.inference_mode():
         last = model(ids, torch.arange(9), cache, 9)
     torch.testing.assert_close(last, reference_logits("gemma2")[8:9], rtol=0, atol=TOLERANCE)

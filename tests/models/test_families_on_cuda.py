@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 @torch.inference_mode()
 def logits_by_graph(model, ids):
     """f32 [TOKENS, vocab]; every decode step replays the graph of the bucket that covers the whole context."""
-    cache = KVCache(model.kv_layout(), CONTEXT, model.norm.weight.dtype, "cuda")
+    cache = KVCache(model.cache_layout(), CONTEXT, model.norm.weight.dtype, "cuda")
     first, second = PREFILL
     prompt = first + second
     every = torch.arange(TOKENS, device="cuda")

@@ -68,7 +68,7 @@ def test_a_random_mixture_in_random_pieces_gives_the_logits_of_transformers(seed
     model = tiny_models.load(config, case, reference.state_dict())
     if seed % 2:  # as on a GPU: the host does not know the position
         monkeypatch.setattr(decoder, "host_start", lambda positions: None)
-    cache, parts, start = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"), [], 0
+    cache, parts, start = KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu"), [], 0
     while start < TOKENS:
         stop = min(TOKENS, start + choose.choice([1, 1, 2, 7, 16]))
         live = -(-stop // 16) * 16 if seed % 2 else stop

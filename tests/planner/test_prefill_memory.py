@@ -59,7 +59,7 @@ def traced(monkeypatch):
         with torch.device("meta"):
             model = family.Model(family.Config.from_dict(config)).half().requires_grad_(False)
         model.make_tables(CONTEXT, "meta")
-        cache = KVCache(model.kv_layout(), CONTEXT, torch.float16, "meta")
+        cache = KVCache(model.cache_layout(), CONTEXT, torch.float16, "meta")
         held = LiveMemory()
         with torch.inference_mode(), held:
             for first, rows in PASSES:

@@ -20,6 +20,7 @@ from localq.engine.cache import KVCache
 from localq.engine.selftest import formats
 from localq.engine.selftest import replies as selftest_replies
 from localq.engine.selftest.checks import CHECKS
+from localq.files.layer_caches import KeysAndValues
 from localq.formats import cases, vptq
 from localq.formats.cases import Kernel
 from localq.formats.codebooks import (
@@ -196,7 +197,7 @@ def attention_cases() -> Iterator[Case]:
         case = attention_operands.Case(12, 4, 128, live - 1, live, HALF, bits, rotary=128, norm="llama", softcap=9.0)
         yield f"attention_decode {case}", attention_operands.Operands(case).run
     for bits in KV_BITS[1:]:
-        cache = KVCache([(3, 72)], 50, HALF, "cuda", bits)
+        cache = KVCache([KeysAndValues(3, 72)], 50, HALF, "cuda", bits)
         k, v = torch.randn(2, 41, 3, 72, device="cuda").to(HALF)
         positions = torch.arange(41, device="cuda")
         yield f"kv_write, kv_read, {kv_bits.text(bits)}", partial(cache.update, 0, k, v, positions, 41)

@@ -205,9 +205,10 @@ def _attention(bits: KvBits, device: Any) -> Callable[[], object]:
     import torch
 
     from localq.engine.cache import KVCache
+    from localq.files.layer_caches import KeysAndValues
     from localq.kernels import attention
 
-    cache = KVCache([(8, 128)], DEPTH, torch.float16, device, bits)
+    cache = KVCache([KeysAndValues(8, 128)], DEPTH, torch.float16, device, bits)
     qkv = torch.randn(1, (32 + 16) * 128, dtype=torch.float16, device=device)
     workspace = attention.AttentionWorkspace(32, 8, 128, device)
     position = torch.tensor([DEPTH - 1], device=device)

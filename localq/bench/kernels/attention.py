@@ -14,6 +14,7 @@ from localq.bench.kernels.shapes import Heads, Workload
 from localq.bench.kernels.table import Rival, Row
 from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
 from localq.engine.cache import KVCache
+from localq.files.layer_caches import KeysAndValues
 from localq.kernels import attention
 from localq.kv_bits import KV_BITS, KvBits
 
@@ -47,7 +48,7 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: KvBits, dtype: t
     """One `attention_decode` of the token at `depth` - 1, checked and timed; without norms and rotation."""
     per_layer = heads.kv_heads * heads.head_dim * depth * sum(kv_bits.split(bits)) // 8
     count = bench.copies(per_layer)
-    cache = KVCache([(heads.kv_heads, heads.head_dim)] * count, depth, dtype, bench.device, bits)
+    cache = KVCache([KeysAndValues(heads.kv_heads, heads.head_dim)] * count, depth, dtype, bench.device, bits)
     for layer in range(count):
         _fill(bench, cache, layer, heads, depth, dtype)
     width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
@@ -136,7 +137,7 @@ def _chunk(bench: Bench, heads: Heads, bits: KvBits, dtype: torch.dtype) -> tupl
     """A cache of cold layers, and k, v T [tokens, kv_heads, head_dim] for each."""
     shape = (TOKENS, heads.kv_heads, heads.head_dim)
     count = bench.copies(2 * TOKENS * heads.kv_heads * heads.head_dim * dtype.itemsize)
-    cache = KVCache([shape[1:]] * count, TOKENS, dtype, bench.device, bits)
+    cache = KVCache([KeysAndValues(heads.kv_heads, heads.head_dim)] * count, TOKENS, dtype, bench.device, bits)
     k, v = (list(clones(bench.normal(*shape, dtype=dtype, seed=SEED + part), count)) for part in (1, 2))
     return cache, k, v
 

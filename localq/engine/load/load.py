@@ -134,7 +134,7 @@ def _load(
     free_memory()  # temporaries of reading
     model.make_tables(plan.ctx, device)
     model.eval()
-    cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
+    cache = KVCache(model.cache_layout(), plan.ctx, dtype, device, plan.kv_bits)
     tables = model.table_bytes(plan.ctx, dtype) + codebook_linear.table_bytes(model)
     tables += expert_linears.table_bytes(model) + weights.padding_bytes(model)
     ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}

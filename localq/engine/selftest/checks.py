@@ -28,6 +28,7 @@ from localq.engine.selftest.compare import (
     normal,
     same,
 )
+from localq.files.layer_caches import KeysAndValues
 from localq.formats.codebooks import rotation, rotation_kernel
 from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
 from localq.kernels.dense import DenseOperand
@@ -58,7 +59,7 @@ def _attention_decode(device: torch.device) -> None:
     kept = [normal(slots - 1, kv_heads, width, seed=seed).to(HALF) for seed in (2, 3)]
     workspace = attention.AttentionWorkspace(heads, kv_heads, width, device)
     for bits in KV_BITS:
-        caches = [KVCache([(kv_heads, width)], slots + 9, HALF, place, bits) for place in ("cpu", device)]
+        caches = [KVCache([KeysAndValues(kv_heads, width)], slots + 9, HALF, place, bits) for place in ("cpu", device)]
         for cache, place in zip(caches, (torch.device("cpu"), device), strict=True):
             cache.update(0, kept[0].to(place), kept[1].to(place), torch.arange(slots - 1, device=place), slots - 1)
         sinks = torch.linspace(-1, 4, heads).to(HALF) if bits == 16 else torch.full((heads,), -torch.inf)

@@ -85,7 +85,7 @@ def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
     prompt = [5 + 7 * i % 300 for i in range(263)]  # in passes, which take a tenth of the time that steps do
     steps = list(Engine(model).generate(prompt, Sampling(), max_tokens=40))
     assert sum(len(step.ids) for step in steps) == 40
-    for layer in model.cache.layers:  # of positions, too, that no window reaches back to
+    for layer in model.cache.kv_layers.values():  # of positions, too, that no window reaches back to
         assert layer.k[:, :302].isfinite().all()
         assert layer.v[:, :302].isfinite().all()
         assert layer.k[:, 301].count_nonzero()

@@ -55,7 +55,7 @@ def model_of(folder: Path) -> tuple[weights.Assignment, object]:
 
 def in_steps(loaded: LoadedModel) -> Tensor:
     """f32 [T, vocab] of a prompt in two pieces and cached steps."""
-    cache = KVCache(loaded.model.kv_layout(), loaded.ctx, loaded.dtype, "cpu")
+    cache = KVCache(loaded.model.cache_layout(), loaded.ctx, loaded.dtype, "cpu")
     parts, start = [], 0
     with torch.inference_mode():
         for count in (23, 5, *(1,) * 12):

@@ -26,7 +26,7 @@ from tests.support.models.tiny_models import BY_NAME, CONTEXT
 def test_every_position_costs_what_attention_reads_of_it(name, monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
-    cache = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
+    cache = KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu")
     state = StepState(SamplerState(model.config.vocab_size, CONTEXT, torch.device("cpu")), torch.device("cpu"))
     launches = FusedStep(model, cache, state).launches(greedy=True)
     arch = Architecture.from_config(BY_NAME[name].config)

@@ -43,7 +43,7 @@ def capped(logits, cap):
 def logits_of_launches(model) -> torch.Tensor:
     """f32 [TOKENS - prompt, vocab]: a prefill by the modules, then every token through the launches."""
     ids, prompt = tiny_models.token_ids(), sum(PREFILL)
-    cache = KVCache(model.kv_layout(), CONTEXT, model.norm.weight.dtype, "cpu")
+    cache = KVCache(model.cache_layout(), CONTEXT, model.norm.weight.dtype, "cpu")
     model(ids[:prompt], torch.arange(prompt), cache, prompt)
     step, rows = fused_step(model, cache), []
     for position in range(prompt, TOKENS):
@@ -79,7 +79,7 @@ def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
 def test_a_step_is_five_launches_a_layer_or_six_or_seven(name, per_layer, monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
-    step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
+    step = fused_step(model, KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu"))
     operations = [launch.operation for launch in step.launches(greedy=True)]
     assert operations == ["embed", *per_layer * model.config.layers, "head", "sample"]
     assert set(operations) <= set(OPERATIONS)
@@ -88,7 +88,7 @@ def test_a_step_is_five_launches_a_layer_or_six_or_seven(name, per_layer, monkey
 def test_bytes_of_the_launches_are_all_weights_once_and_the_cache(monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours("qwen3")  # tied: the table is the head
-    cache = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
+    cache = KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu")
     launches = fused_step(model, cache).launches(greedy=True)
     products = [launch for launch in launches if launch.operation in ("qkv", "o", "gate_up", "down", "head")]
     moved = sum(launch.bytes(1) for launch in products)
@@ -223,7 +223,7 @@ def test_other_modules_are_no_operands():
 def test_bytes_of_a_mixture_are_those_of_the_chosen_experts(monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours("gpt-oss-sinks")
-    step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
+    step = fused_step(model, KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu"))
     moved = dict.fromkeys(("router", "gate_up", "down"), 0)
     for launch in step.launches(greedy=True):
         if launch.operation in moved:

@@ -82,8 +82,8 @@ def test_graph_equals_eager_bit_for_bit_at_random_lengths(name, bits, lengths):
 
 def fill(model, cache) -> None:
     """Random keys and values in every slot, through the cache's own write."""
-    for layer, (heads, width) in enumerate(model.kv_layout()):
-        k, v = torch.randn(2, LONG, heads, width, dtype=torch.bfloat16, device="cuda")
+    for layer, kept in enumerate(model.cache_layout()):
+        k, v = torch.randn(2, LONG, kept.kv_heads, kept.head_dim, dtype=torch.bfloat16, device="cuda")
         cache.update(layer, k, v, torch.arange(LONG, device="cuda"), LONG)
 
 

@@ -204,7 +204,8 @@ def test_a_reply_on_the_gpu(folders, method):
 def test_graph_equals_eager_bit_for_bit(folders, method):
     loaded = load(open_model(folders[method]), LoadOptions(device="cuda"))
     step, cache = fused_models.step_of(loaded.model, 256)
-    k, v = (torch.randn(256, *shape, dtype=loaded.dtype, device="cuda") for shape in 2 * loaded.model.kv_layout()[:1])
+    shape = (256, loaded.model.config.kv_heads, loaded.model.config.head_dim)
+    k, v = (torch.randn(shape, dtype=loaded.dtype, device="cuda") for _ in range(2))
     for layer in range(2):
         cache.update(layer, k, v, torch.arange(256, device="cuda"), 256)
     step.state.sampler.reset(GREEDY, torch.arange(20), 256)

@@ -85,7 +85,7 @@ def test_the_logits_of_a_real_head_stay_near():
     ids = torch.tensor(Tokenizer.load(open_model(smollm2())).encode(TEXT.read_text()[1000:])[:TOKENS])
     hidden = []
     model.norm.register_forward_hook(lambda module, inputs, output: hidden.append(output))
-    cache = KVCache(model.kv_layout(), TOKENS, torch.float32, "cpu", 16)
+    cache = KVCache(model.cache_layout(), TOKENS, torch.float32, "cpu", 16)
     reference = torch.log_softmax(model(ids, torch.arange(TOKENS), cache, TOKENS, last_only=False), -1)
     head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
     results = {}

@@ -94,7 +94,7 @@ def _weights(model: Decoder, dtype: torch.dtype, gemma: bool) -> dict[str, Tenso
 def step_of(model: Decoder, context: int, bits: int = 16) -> tuple[FusedStep, KVCache]:
     """The fused step of a model on the GPU, with a cache of its own."""
     device, dtype = torch.device("cuda", 0), model.norm.weight.dtype
-    cache = KVCache(model.kv_layout(), context, dtype, device, bits)
+    cache = KVCache(model.cache_layout(), context, dtype, device, bits)
     return FusedStep(model, cache, StepState(SamplerState(model.config.vocab_size, context, device), device)), cache
 
 
@@ -130,7 +130,7 @@ def capped(logits: Tensor, cap: float) -> Tensor:
 
 def by_modules(model: Decoder, ids: Tensor, device: str) -> Tensor:
     """f32 [STEPS, vocab] on the CPU, one pass over the whole text."""
-    cache = KVCache(model.kv_layout(), CONTEXT, model.norm.weight.dtype, device)
+    cache = KVCache(model.cache_layout(), CONTEXT, model.norm.weight.dtype, device)
     every = torch.arange(len(ids), device=device)
     return model(ids.to(device), every, cache, len(ids), last_only=False)[PROMPT:].cpu()
 

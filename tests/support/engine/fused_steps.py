@@ -37,7 +37,7 @@ def fused_step(model: Decoder, cache: KVCache) -> FusedStep:
 
 def operations(model: Decoder) -> list[str]:
     """What the launches of a step do, in order; each moves bytes."""
-    step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
+    step = fused_step(model, KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu"))
     assert all(launch.bytes(9) > 0 for launch in step.launches(greedy=True))
     return [launch.operation for launch in step.launches(greedy=True)]
 
@@ -45,7 +45,7 @@ def operations(model: Decoder) -> list[str]:
 def logits_of_launches(model: Decoder) -> torch.Tensor:
     """f32 [TOKENS - prompt, vocab]: a prefill by the modules, then every token through the launches."""
     ids, prompt = tiny_models.token_ids(), sum(PREFILL)
-    cache = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
+    cache = KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu")
     model(ids[:prompt], torch.arange(prompt), cache, prompt)
     step, rows = fused_step(model, cache), []
     for position in range(prompt, TOKENS):

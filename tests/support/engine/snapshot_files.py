@@ -22,9 +22,9 @@ def with_cache(
     loaded: LoadedModel, dtype: torch.dtype, bits: KvBits, capacity: int, device: str = "cpu"
 ) -> LoadedModel:
     """`loaded` with a cache of another form, every byte of it random."""
-    cache = KVCache(loaded.model.kv_layout(), capacity, dtype, device, bits)
+    cache = KVCache(loaded.model.cache_layout(), capacity, dtype, device, bits)
     generator = torch.Generator().manual_seed(capacity)
-    for layer in cache.layers:
+    for layer in cache.kv_layers.values():
         for part in stored_parts(layer):
             count = part.numel() * part.element_size()
             part.view(torch.uint8).copy_(
@@ -35,13 +35,15 @@ def with_cache(
 
 def stored(model: LoadedModel, positions: int) -> bytes:
     """What the first slots hold, byte for byte."""
-    parts = [part[:, :positions].contiguous() for layer in model.cache.layers for part in stored_parts(layer)]
+    layers = model.cache.kv_layers.values()
+    parts = [part[:, :positions].contiguous() for layer in layers for part in stored_parts(layer)]
     return b"".join(part.view(torch.uint8).cpu().numpy().tobytes() for part in parts)
 
 
 def behind(model: LoadedModel, positions: int) -> bytes:
     """What the others hold."""
-    parts = [part[:, positions:].contiguous() for layer in model.cache.layers for part in stored_parts(layer)]
+    layers = model.cache.kv_layers.values()
+    parts = [part[:, positions:].contiguous() for layer in layers for part in stored_parts(layer)]
     return b"".join(part.view(torch.uint8).cpu().numpy().tobytes() for part in parts)
 
 

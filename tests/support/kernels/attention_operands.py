@@ -10,6 +10,7 @@ from torch import Tensor
 from localq import kv_bits
 from localq.engine import kv_codec
 from localq.engine.cache import KVCache
+from localq.files.layer_caches import KeysAndValues
 from localq.kernels.attention import AttentionWorkspace, KVLayer, attention_decode
 from localq.kernels.gemv import Norm
 from localq.kv_bits import KvBits
@@ -59,7 +60,7 @@ class Operands:
         if case.sinks is not None:
             self.sinks = (case.sinks + 2 * torch.randn(case.heads, generator=generator)).to(case.dtype).to(device)
         self.scale = 0.7 * case.head_dim**-0.5
-        cache = KVCache([(case.kv_heads, case.head_dim)], case.capacity, case.dtype, device, case.bits)
+        cache = KVCache([KeysAndValues(case.kv_heads, case.head_dim)], case.capacity, case.dtype, device, case.bits)
         if case.position:
             old = torch.arange(case.position, device=device)
             cache.update(0, *(part[:-1].to(case.dtype).to(device) for part in (k, v)), old, case.position)

@@ -237,7 +237,7 @@ def logits_in_steps(model: Decoder, live: Callable[[int], int] = lambda stop: st
     `live(stop)` is what the model is told for tokens up to position stop - 1.
     """
     ids, parts, start = token_ids(), [], 0
-    cache = KVCache(model.kv_layout(), CONTEXT, model.norm.weight.dtype, "cpu")
+    cache = KVCache(model.cache_layout(), CONTEXT, model.norm.weight.dtype, "cpu")
     with torch.inference_mode():
         for count in (*PREFILL, *(1,) * STEPS):
             stop = start + count

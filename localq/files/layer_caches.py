@@ -1,0 +1,101 @@
+"""What the layers of a model keep of a text, by kind, and its bytes. Torch-free, for the planner and the engine alike.
+
+    KeysAndValues    of every position, or, with a window, of those that the next tokens can see
+    SharedCache      nothing: the layer reads the keys and values of an earlier one
+    RecurrentState   a fixed amount, which every token changes: no earlier state can be had back from it
+
+Sizes are in elements and tokens; `bits` and `itemsize` are those of `kv_bits` and of the type of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from localq import kv_bits
+from localq.kv_bits import KvBits
+
+
+@dataclass(frozen=True)
+class KeysAndValues:
+    """Keys and values, vectors of head_dim per KV head.
+
+    window   tokens that a token sees, itself included; 0: all, so that the layer grows with the context
+    """
+
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+
+    @property
+    def width(self) -> int:
+        """Elements of the keys of one position, and as many of the values."""
+        return self.kv_heads * self.head_dim
+
+    def slots(self, context: int, chunk: int | None) -> int:
+        """Positions that a text of `context` tokens needs in memory, in passes of at most `chunk` tokens.
+
+        None: windows do not slide, so that every position stays.
+        """
+        return min(context, self.window + chunk) if self.window and chunk is not None else context
+
+    def slot_bytes(self, bits: KvBits) -> int:
+        """Bytes of one position."""
+        return self.kv_heads * kv_bits.pair_bytes(self.head_dim, bits)
+
+
+@dataclass(frozen=True)
+class SharedCache:
+    """The keys and values of the earlier layer `layer`."""
+
+    layer: int
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """A matrix per head, f32 [heads, key_dim, value_dim], and what a causal convolution still needs of its input.
+
+    channels, columns   of that: the last `columns` inputs, in the type of the model
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    channels: int
+    columns: int
+
+    def bytes(self, itemsize: int) -> int:
+        """Bytes, whatever the context."""
+        return 4 * self.heads * self.key_dim * self.value_dim + itemsize * self.channels * self.columns
+
+
+LayerCache = KeysAndValues | SharedCache | RecurrentState
+
+
+def keys_and_values(caches: Iterable[LayerCache]) -> list[KeysAndValues]:
+    """Those that store keys and values, in order."""
+    return [each for each in caches if isinstance(each, KeysAndValues)]
+
+
+def growing_bytes(caches: Iterable[LayerCache], bits: KvBits) -> int:
+    """Bytes per token of the layers that grow with the context."""
+    return sum(each.slot_bytes(bits) for each in keys_and_values(caches) if not each.window)
+
+
+def windowed_bytes(caches: Iterable[LayerCache], bits: KvBits) -> dict[int, int]:
+    """Window -> bytes per token in it of all layers with this window."""
+    found: dict[int, int] = {}
+    for each in keys_and_values(caches):
+        if each.window:
+            found[each.window] = found.get(each.window, 0) + each.slot_bytes(bits)
+    return found
+
+
+def state_bytes(caches: Iterable[LayerCache], itemsize: int) -> int:
+    """Bytes of the states of recurrent layers."""
+    return sum(each.bytes(itemsize) for each in caches if isinstance(each, RecurrentState))
+
+
+def widest(caches: Iterable[LayerCache]) -> int:
+    """Elements of the keys of one position in the layer that has most; 0 if none has any."""
+    return max((each.width for each in keys_and_values(caches)), default=0)
