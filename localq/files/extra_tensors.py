@@ -12,6 +12,7 @@ from collections.abc import Iterable
 VALUE_HEAD = "a reinforcement-learning value head"
 CACHE_SCALES = "scales of an 8-bit KV cache"
 MORE_TOKENS = "multi-token prediction layers"
+TOWERS = "vision and audio towers"
 TABLES = "precomputed position and mask tables"
 
 _PREFIX = r"(?:(?:model|language_model|text_model|transformer|pretrained_model)\.)*"
@@ -21,6 +22,9 @@ _KINDS = {
         r".+\.(?:(?:[kvq]|kv|prob)_(?:scale|zero_point)|[kvq]_proj\.output_(?:scale|zero_point)|kv_cache_scaling_factor)"
     ),
     MORE_TOKENS: re.compile(_PREFIX + r"(?:mtp|mtp_layers|mtp_block|nextn)\..+"),
+    TOWERS: re.compile(
+        r"(?:(?:model|language_model)\.)*(?:visual|(?:vision|audio)_\w+|embed_(?:vision|audio)|multi_?modal_projector)\..+"
+    ),
     TABLES: re.compile(r".+\.(?:rotary_emb\.(?:cos|sin)_cached|masked_bias)"),
 }
 _LAYER = re.compile(_PREFIX + r"layers\.(\d{1,6})\.(.+)")
@@ -54,4 +58,4 @@ def extra_tensors(names: Iterable[str], layers: object) -> dict[str, list[str]]:
 def note(found: dict[str, list[str]]) -> str:
     """One line that lists what `extra_tensors` found; empty without any."""
     kinds = [f"{kind} ({len(names)} tensors)" for kind, names in found.items() if kind != TABLES]
-    return f"left out, not needed for text: {', '.join(kinds)}" if kinds else ""
+    return f"skipped, not needed for text: {', '.join(kinds)}" if kinds else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq.files.extra_tensors import CACHE_SCALES, MORE_TOKENS, TABLES, VALUE_HEAD, extra_tensors, note
+from localq.files.extra_tensors import CACHE_SCALES, MORE_TOKENS, TABLES, TOWERS, VALUE_HEAD, extra_tensors, note
 
 ATTENTION = "model.layers.0.self_attn"
 
@@ -22,6 +22,14 @@ ATTENTION = "model.layers.0.self_attn"
         ("mtp.layers.0.mlp.up_proj.weight", MORE_TOKENS), ("model.mtp.fc.weight", MORE_TOKENS),
         ("model.mtp_layers.0.input_proj.weight", MORE_TOKENS), ("model.layers.2.eh_proj.weight", MORE_TOKENS),
         ("language_model.model.layers.3.shared_head.head.weight", MORE_TOKENS),
+        ("mtp.pre_fc_norm_hidden.weight", MORE_TOKENS), ("mtp.layers.0.mlp.experts.7.up_proj.weight", MORE_TOKENS),
+        ("model.visual.blocks.0.attn.qkv.bias", TOWERS), ("visual.merger.norm.weight", TOWERS),
+        ("model.vision_tower.encoder.layers.0.self_attn.q_proj.weight", TOWERS),
+        ("vision_tower.vision_model.head.probe", TOWERS), ("multi_modal_projector.linear_1.weight", TOWERS),
+        ("model.multi_modal_projector.mm_input_projection_weight", TOWERS),
+        ("model.vision_adapter.fc1.weight", TOWERS), ("vision_projection.weight", TOWERS),
+        ("model.audio_tower.conv.weight", TOWERS), ("model.embed_vision.embedding_projection.weight", TOWERS),
+        ("model.layers.0.visual.weight", None), ("vision_tower", None),
         (f"{ATTENTION}.rotary_emb.cos_cached", TABLES), (f"{ATTENTION}.masked_bias", TABLES),
         (f"{ATTENTION}.q_proj.weight", None), (f"{ATTENTION}.q_proj.weight_scale", None),
         (f"{ATTENTION}.q_proj.bias", None), (f"{ATTENTION}.q_norm.weight", None), ("model.extra.weight", None),
@@ -42,4 +50,4 @@ def test_a_layer_that_predicts_more_tokens_is_left_out_as_a_whole():
 
 def test_the_note_counts_them():
     assert note({}) == note({TABLES: ["x"]}) == ""
-    assert note({VALUE_HEAD: ["a", "b"], TABLES: ["x"]}) == f"left out, not needed for text: {VALUE_HEAD} (2 tensors)"
+    assert note({VALUE_HEAD: ["a", "b"], TABLES: ["x"]}) == f"skipped, not needed for text: {VALUE_HEAD} (2 tensors)"
