@@ -34,7 +34,7 @@ def why_lost(seconds: float = SECONDS, command: Sequence[str] = COMMAND) -> str:
     try:
         return str(json.loads(answer)["lost"])
     except (ValueError, KeyError, TypeError):
-        return f"the driver query failed ({exit_reason(process.returncode)}"
+        return f"the driver query failed ({exit_reason(process.returncode)})"
 
 
 def check_here() -> str:
