@@ -1,7 +1,8 @@
-"""Constraint on a reply, token by token: a grammar as the engine sees it. Ids only.
+"""Constraint on a reply, token by token: a grammar, or the forced end of a thought, as the engine sees it. Ids only.
 
 The engine requests the mask of the next token while the device computes the pass before it, so the mask costs nothing
-as long as it is faster than a pass. No lookahead: the mask of a token depends on the token before it.
+as long as it is faster than a pass. No lookahead: the mask of a token depends on the token before it. Tokens that a
+constraint lets go (`free`) have no mask, and are decoded as in a reply without a constraint.
 """
 
 from __future__ import annotations
@@ -13,9 +14,20 @@ from torch import Tensor
 
 from localq.errors import LocalqError
 
+FREE = 2**62  # of `Constraint.free`: all that follow
+
 
 class Constraint(Protocol):
-    """A constraint on one reply. Calls: `mask` (`accept` `mask`)*, and no `mask` once it has `stopped`."""
+    """A constraint on one reply. Calls: `mask` (`accept` `mask`)*, and no `mask` once it has `stopped`.
+
+    No `mask` either for a token that is `free`; `accept` is called for every token.
+    """
+
+    def free(self) -> int:
+        """Return how many of the next tokens may be any, whatever they are; 0: the next one needs a `mask`.
+
+        A lower bound: it may grow with `accept`, and shrinks by at most one with each token.
+        """
 
     def mask(self) -> Tensor:
         """Return i32 [ceil(vocab / 32)] on the CPU: bit i % 32 of word i // 32 = token i is allowed now.
@@ -30,6 +42,14 @@ class Constraint(Protocol):
     @property
     def stopped(self) -> bool:
         """True when nothing can follow: the reply ends with reason "stop"."""
+
+
+def only(token: int, vocab: int) -> Tensor:
+    """Return the mask i32 [ceil(vocab / 32)] that allows `token` alone."""
+    mask = torch.zeros(mask_words(vocab), dtype=torch.int32)
+    bit = 1 << token % 32
+    mask[token // 32] = bit - (1 << 32) if bit >> 31 else bit
+    return mask
 
 
 def mask_words(vocab: int) -> int:

@@ -171,15 +171,14 @@ class Engine:
             if constraint.stopped:
                 yield reply.end("stop")
                 return
-            self._steps.allow(constraint)
+            self._steps.obey(constraint)
         for first in range(reply.kept, len(prompt), self.chunk):
             if cancelled():
                 yield reply.end("cancelled")
                 return
             self._prefill(reply, first)
             yield Step((), reply.record_prefill(len(self._cached)))
-        decode = self._decode(reply) if constraint is None else self._decode_constrained(reply, constraint)
-        for token in decode:
+        for token in self._decode(reply, constraint):
             if isinstance(token, Stats):  # the conversation is computed again
                 yield Step((), token)
                 if cancelled():
@@ -251,49 +250,41 @@ class Engine:
         logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
         return logits
 
-    def _decode(self, reply: ReplyStats) -> Iterator[int | Stats]:
+    def _decode(self, reply: ReplyStats, constraint: Constraint | None) -> Iterator[int | Stats]:
         """Yield tokens, at most `reply.limit`, the first from the prefill. Keeps `_cached` in step.
 
-        Yields progress where the cache is computed again (`_recompute`).
+        Yields progress where the cache is computed again (`_recompute`). A constraint must accept a token before the
+        next one is requested. On a GPU the mask after a token is computed while the device runs that token's pass.
         """
         launched = 1
         token: int | None = None
         same_until = self.model.model.same_tables_until(len(reply.prompt))
         while reply.count < reply.limit:
-            position = len(reply.prompt) + launched - 1
+            position, waiting = len(reply.prompt) + launched - 1, launched - reply.count
             crosses = position == same_until  # first all launched tokens are taken: the pass needs them as ids
-            if launched < reply.limit and launched - reply.count <= (0 if crosses else self._steps.lookahead):
+            more, lookahead = launched < reply.limit, 0 if crosses else self._steps.lookahead
+            is_free = constraint is None or waiting < constraint.free()
+            masked = constraint is not None and not is_free and waiting == 1 and more
+            if more and is_free and waiting <= lookahead:
                 if crosses:
                     yield from self._recompute(reply, position + 1)
                     same_until = self.model.model.same_tables_until(position + 1)
                 self._steps.launch(position, reply.greedy)
                 launched += 1
                 continue
-            token = self._take(reply, token)
-            yield token
-
-    def _decode_constrained(self, reply: ReplyStats, constraint: Constraint) -> Iterator[int | Stats]:
-        """`_decode` under a constraint, which must accept a token before the next one is requested.
-
-        On a GPU the mask after a token is computed while the device runs that token's pass.
-        """
-        token: int | None = None
-        same_until = self.model.model.same_tables_until(len(reply.prompt))
-        while reply.count < reply.limit:
-            position, last = len(reply.prompt) + reply.count, reply.count + 1 == reply.limit
-            ahead = self._steps.lookahead and position != same_until
-            if ahead and not last:
+            if masked and lookahead:
                 self._steps.forward(position)
             token = self._take(reply, token)
             yield token
-            if not last:
-                if position == same_until:
+            if masked and constraint is not None:
+                if crosses:
                     yield from self._recompute(reply, position + 1)
                     same_until = self.model.model.same_tables_until(position + 1)
-                if not ahead:
+                if not lookahead:
                     self._steps.forward(position)
-                self._steps.allow(constraint)
+                self._steps.obey(constraint)
                 self._steps.choose(reply.greedy)
+                launched += 1
 
     def _take(self, reply: ReplyStats, previous: int | None) -> int:
         """Return the next token; `previous` is the input of the step that produced it."""

@@ -108,6 +108,10 @@ class GrammarConstraint:
             why = "the start of the reply does not match the grammar"
             raise usage_error(wanted.label, why, "Regenerate the reply (/regen), or remove the grammar.")
 
+    def free(self) -> int:
+        """Return 0: every token has a mask, since stop ids end no thought."""
+        return 0
+
     def mask(self) -> Tensor:
         """Return i32 [ceil(rows / 32)]: bit i % 32 of word i // 32 is set where token i may follow."""
         if self._after:

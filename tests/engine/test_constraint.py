@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localq.engine.constraint import next_mask, unpack_mask
+from localq.engine.constraint import next_mask, only, unpack_mask
 from localq.engine.generate import CPU_CHUNK
 from localq.errors import LocalqError
 from localq.sampling import Sampling
@@ -49,6 +49,32 @@ def test_a_stop_id_ends_the_reply_and_is_not_accepted(engine):
     assert [id for step in steps for id in step.ids] == [11]
     assert script.calls == ["mask", 11, "mask"]
     assert steps[-1].reason == "stop"
+
+
+LIKELY = Sampling(temperature=1.0, top_k=40, repeat_penalty=1.3, dry_multiplier=0.5, xtc_probability=0.5, seed=3)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1], ids=["in step", "ahead"])
+@pytest.mark.parametrize("sampling", [GREEDY, LIKELY], ids=["greedy", "sampled"])
+def test_tokens_that_are_free_are_those_of_a_free_reply_up_to_the_first_that_is_not(engine, sampling, lookahead):
+    engine._steps.lookahead = lookahead  # the order of a GPU: a pass is launched before its token is known
+    prompt = prompt_of(20)
+    free = ids_of(engine, prompt, sampling, max_tokens=12)
+    for before in range(6):
+        script = Script(*[None] * before, {300}, {7}, *[None] * 10)
+        held = ids_of(engine, prompt, sampling, max_tokens=12, constraint=script)
+        assert held[:before] == free[:before]
+        assert held[before : before + 2] == [300, 7]
+        assert script.taken == held
+        assert script.calls == [*held[:before], "mask", 300, "mask", *held[before + 1 :]]
+        # what was forced is in the cache: the rest is what follows it in a prompt
+        anew = ids_of(engine, [*prompt, *held[: before + 2]], max_tokens=10 - before)
+        assert sampling is not GREEDY or held[before + 2 :] == anew
+
+
+def test_the_mask_of_one_token():
+    for token in (0, 31, 32, 300, VOCAB - 1):
+        assert torch.equal(only(token, VOCAB), mask_of([token]))
 
 
 @pytest.mark.parametrize(("count", "reason"), [(2, "length"), (3, "stop"), (4, "stop")])

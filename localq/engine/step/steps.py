@@ -79,9 +79,12 @@ class Steps:
 
     # ---- in a reply
 
-    def allow(self, constraint: Constraint) -> None:
-        """Only what `constraint` allows now may be chosen next. Raises as `next_mask`."""
-        self.sampler.allow(next_mask(constraint, self._model.vocab))
+    def obey(self, constraint: Constraint) -> None:
+        """Only what `constraint` allows now may be chosen next, anything where it lets go. Raises as `next_mask`."""
+        if constraint.free():
+            self.sampler.masked = False
+        else:
+            self.sampler.allow(next_mask(constraint, self._model.vocab))
 
     def begin(self, logits: Tensor, position: int, greedy: bool) -> None:
         """Choose the first token from logits f32 [vocab] of the prompt's last one, which is at `position`."""

@@ -18,19 +18,24 @@ def mask_of(ids, vocab: int = VOCAB) -> torch.Tensor:
 
 
 class Script:
-    """Allows a set of ids at every step, and has stopped behind the last one. Notes the calls."""
+    """Allows a set of ids at every step, and has stopped behind the last one; None: free. Notes the calls."""
 
     def __init__(self, *steps, vocab: int = VOCAB) -> None:
-        self.steps, self.vocab = [set(step) for step in steps], vocab
+        self.steps, self.vocab = [None if step is None else set(step) for step in steps], vocab
         self.calls: list[object] = []
         self.taken: list[int] = []
+
+    def free(self) -> int:
+        rest = self.steps[len(self.taken) :]
+        return next((count for count, step in enumerate(rest) if step is not None), len(rest))
 
     def mask(self) -> torch.Tensor:
         self.calls.append("mask")
         return mask_of(self.steps[len(self.taken)], self.vocab)
 
     def accept(self, token: int) -> None:
-        assert token in self.steps[len(self.taken)]
+        allowed = self.steps[len(self.taken)]
+        assert allowed is None or token in allowed
         self.calls.append(token)
         self.taken.append(token)
 
