@@ -138,7 +138,7 @@ def write_json(out: TextIO, body: Mapping[str, Any]) -> None:
 # ---- secrets
 
 HIDDEN = "***"
-TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "LOCALQ_TOKEN")
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_ID_TOKEN", "LOCALQ_TOKEN")
 _ADDRESS_VARIABLES = ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 _LEAST = 6  # characters of a known secret that is searched for in text: shorter ones are parts of words
 _LONGEST = 200  # characters of an address that are shown

@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from localq import __version__
 from localq.errors import ExitCode, LocalqError
-from localq.files.hub import proxies
+from localq.files.hub import proxies, token_files
 from localq.files.hub.errors import (
     RefusedError,
     SlowError,
@@ -243,12 +243,8 @@ def access_token() -> Secret | None:
 
     Raises LocalqError (exit 5) for one that is no token, or whose file cannot be read.
     """
-    step = "`hf auth login` stores a token permanently; HF_TOKEN and --token take precedence."
-    try:
-        found = library().get_token()
-    except (OSError, ValueError) as error:
-        why = f"its file cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
-        raise LocalqError("access token", why, step, ExitCode.GATED) from None
+    step = token_files.STEP
+    found = token_files.find(library())
     if found is None:
         return None
     token = Secret(found)
@@ -289,5 +285,5 @@ def library() -> Any:
             raise LocalqError("HF_ENDPOINT", "it is not a valid address", step, ExitCode.NETWORK) from error
         why = "the hub's library does not accept the value of one of its variables"
         raise LocalqError("environment", why, "Check the variables that begin with HF_.", ExitCode.NETWORK) from error
-    hub_logging.set_verbosity(logging.ERROR)  # its warnings repeat errors, with addresses
+    hub_logging.set_verbosity(logging.CRITICAL)  # what it logs quotes addresses, and files with tokens
     return huggingface_hub
