@@ -51,7 +51,8 @@ def _compacting(session: ChatSession) -> Replies:
     text, end, cut = summary.text if summary is not None else "", None, False
     for number, piece in enumerate(passes, 1):
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""
-        yield ReplyPiece("", Stats(context_size=size), f"summarizing the oldest {count} messages{of}; stop to cancel")
+        notice = f"summarizing the oldest {count} messages{of}; press Ctrl-C to cancel"
+        yield ReplyPiece("", Stats(context_size=size), notice)
         end = None
         for part in side_request.ask(session, _request(text, piece), longest):
             if isinstance(part, Reply):

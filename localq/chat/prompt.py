@@ -71,7 +71,7 @@ def omission_notice(prompt: Prompt, left_out: int, in_chat: bool = True) -> str:
     if prompt.left_out < left_out:
         again = left_out - prompt.left_out
         which = "an older exchange fits" if again == 1 else f"{again} older exchanges fit"
-        return f"{which} into the context again; the prompt is reprocessed from there"
+        return f"{which} in the context again; the prompt is reprocessed from there"
     oldest = "exchange is" if prompt.left_out == 1 else f"{prompt.left_out} exchanges are"
     advice = ". /compact replaces the oldest turns with a summary instead" if in_chat else ""
     return (

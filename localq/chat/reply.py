@@ -15,7 +15,7 @@ _REASONS = {
     "context": "stopped: the context is full. The next prompt leaves out the oldest turns; /compact replaces them with "
     "a summary, /clear starts over",
     "length": "stopped at the limit of {tokens} tokens (max_tokens)",
-    DEFAULT_LENGTH: f"stopped at the default length of {ANSWER_TOKENS:,} tokens",
+    DEFAULT_LENGTH: f"stopped at the default limit of {ANSWER_TOKENS:,} tokens",
     REPETITION: "stopped: the last {period} tokens were repeated {blocks} times",
     "cancelled": "stopped",
 }

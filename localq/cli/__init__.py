@@ -50,7 +50,7 @@ def _give_up(error: Exception) -> "NoReturn":
     if not is_short:
         first = (str(error).splitlines() or [""])[0][:200]
         is_short = "failed to map segment" in first
-        why = f"cannot start ({type(error).__name__}: {first}). Install it again, or raise `ulimit -n`."
+        why = f"cannot start ({type(error).__name__}: {first}). Reinstall it, or raise `ulimit -n`."
         said = said if is_short else f"localq: {why}\n".encode("utf-8", "replace")
     try:  # noqa: SIM105 - `contextlib` is an import more
         os.write(2, said)  # no stream, which may need memory that is not there

@@ -29,7 +29,7 @@ def use(value: str | None) -> None:
         return
     token = _read(value)
     if not _TOKEN.fullmatch(token.reveal()):
-        why = "not a valid access token (one ASCII word)" if token.reveal() else "the token is empty"
+        why = "not a valid access token (must be one ASCII word)" if token.reveal() else "the token is empty"
         raise LocalqError("--token", why, "`hf auth login` stores a token permanently.", ExitCode.GATED)
     os.environ["HF_TOKEN"] = token.reveal()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Skip the question for over 1 GB.", rich_help_panel=help_page.MODEL),
+    typer.Option("--yes", "-y", help="Skip confirmation for over 1 GB.", rich_help_panel=help_page.MODEL),
 ]
 
 
@@ -45,7 +45,7 @@ def ask(costs: Sequence[OpenCost], *, named: bool = False) -> bool:
             note(f"{cost.name}:")
         for line in cost.lines():
             note(line)
-    title = f"Download {human_bytes(consent.total(large))} in all?" if len(large) > 1 else large[0].title
+    title = f"Download {human_bytes(consent.total(large))} in total?" if len(large) > 1 else large[0].title
     return typer.confirm(title, default=all(each.make_s is None for each in large), err=True)
 
 

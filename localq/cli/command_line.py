@@ -113,7 +113,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def _report_full(error: Exception) -> ExitCode:
-    note(f"localq: stdout: cannot write ({error}). Free some space, or redirect elsewhere.")
+    note(f"localq: stdout: cannot write ({error}). Free some space, or redirect the output elsewhere.")
     return ExitCode.DISK
 
 

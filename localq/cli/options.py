@@ -25,7 +25,7 @@ def _count(text: str) -> int:
         raise usage_error(text[:40], "not a token count", "Use a number such as 4096 or 8k.") from None
     if count > settings.NO_LIMIT:
         why = f"too many tokens; the limit is {settings.NO_LIMIT:,}"
-        raise usage_error(text[:40], why, "Use max for as many as fit.")
+        raise usage_error(text[:40], why, "Use `max` for as many as possible.")
     if count < 1:
         raise usage_error(text, "too few tokens", "Use 1 or more.")
     return count
@@ -68,7 +68,7 @@ Model = Annotated[
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", metavar="MODEL", help="Same as the argument.", autocompletion=complete_names,
+        "--model", "-m", metavar="MODEL", help="Same as the MODEL argument.", autocompletion=complete_names,
         rich_help_panel=help_page.MODEL,
     ),
 ]  # fmt: skip
@@ -80,11 +80,11 @@ Format = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda.", rich_help_panel=help_page.MODEL),
+    typer.Option("--device", metavar="DEVICE", help="Device: auto, cpu or cuda.", rich_help_panel=help_page.MODEL),
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Load even if the model does not fit the plan.", rich_help_panel=help_page.MODEL),
+    typer.Option("--force", help="Load even if the model does not fit.", rich_help_panel=help_page.MODEL),
 ]
 DryRun = Annotated[
     bool,
@@ -135,7 +135,7 @@ Continue = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        "--resume", metavar="[ID|TITLE]", help="Resume a conversation; no value: choose one.",
+        "--resume", metavar="[ID|TITLE]", help="Resume a conversation; omit the value to choose.",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -167,7 +167,7 @@ TopP = Annotated[
 ]
 MinP = Annotated[
     float | None,
-    typer.Option("--min-p", help="Drop tokens below X times the top one; 0 = off.", rich_help_panel=help_page.SAMPLING),
+    typer.Option("--min-p", help="Cutoff relative to the top token; 0 = off.", rich_help_panel=help_page.SAMPLING),
 ]
 RepeatPenalty = Annotated[
     float | None,
@@ -239,13 +239,13 @@ ShowStats = Annotated[
 Markdown = Annotated[
     bool | None,
     typer.Option(
-        "--markdown/--no-markdown", help="Render Markdown at a terminal.", show_default=False,
+        "--markdown/--no-markdown", help="Render Markdown in a terminal.", show_default=False,
         rich_help_panel=help_page.OUTPUT,
     ),
 ]  # fmt: skip
 Plain = Annotated[
     bool,
-    typer.Option("--plain", help="Use line mode; obey commands in a pipe.", rich_help_panel=help_page.OUTPUT),
+    typer.Option("--plain", help="Use line mode; run /commands from a pipe.", rich_help_panel=help_page.OUTPUT),
 ]
 Quiet = Annotated[
     bool,
@@ -274,7 +274,7 @@ DryAllowedLength = Annotated[
 XtcProbability = Annotated[
     float | None,
     typer.Option(
-        "--xtc-probability", help="XTC: chance of acting per token, from 0 to 1.", rich_help_panel=help_page.ADVANCED
+        "--xtc-probability", help="XTC: probability of applying it, per token.", rich_help_panel=help_page.ADVANCED
     ),
 ]
 XtcThreshold = Annotated[
@@ -288,7 +288,7 @@ Dtype = Annotated[
     typer.Option(
         "--dtype",
         metavar="DTYPE",
-        help="auto, float32, bfloat16 or float16.",
+        help="Compute dtype: auto, float32, bfloat16, float16.",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]
@@ -353,7 +353,7 @@ def note_project(project: Mapping[str, settings.Origin]) -> None:
 def single_model(argument: str | None, option: str | None) -> str | None:
     """The model, given as argument or as --model. Raises LocalqError (exit 2) where it is given twice."""
     if argument is not None and option is not None:
-        raise usage_error("--model", f"MODEL is also given, as {argument}", "Use one or the other.")
+        raise usage_error("--model", f"cannot be combined with the MODEL argument, {argument}", "Use one or the other.")
     return argument if option is None else option
 
 

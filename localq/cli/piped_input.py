@@ -27,7 +27,7 @@ def read() -> str:
     if sys.stdin is None or sys.stdin.isatty():
         return ""
     pieces, size = [], 0
-    with _note_waiting(f"reading stdin until it ends; {_SKIP}"), _read_errors():
+    with _note_waiting(f"reading stdin until EOF; {_SKIP}"), _read_errors():
         while piece := sys.stdin.read(_PIECE):
             pieces.append(piece)
             size += len(piece)
@@ -54,7 +54,7 @@ def read_bytes() -> bytes:
     """All of stdin as bytes. Raises LocalqError (exit 2) where it is longer than MOST_CHARACTERS or cannot be read."""
     if sys.stdin is None:
         return b""
-    with _note_waiting("reading stdin until it ends"), _read_errors():
+    with _note_waiting("reading stdin until EOF"), _read_errors():
         raw = sys.stdin.buffer.read(MOST_CHARACTERS + 1)
     _check_size(len(raw), "bytes")
     return raw
@@ -67,7 +67,7 @@ def has_instructions(text: str) -> bool:
 
 def _check_size(size: int, unit: str = "characters") -> None:
     if size > MOST_CHARACTERS:
-        why = f"longer than {MOST_CHARACTERS:,} {unit}, which no context can hold"
+        why = f"longer than {MOST_CHARACTERS:,} {unit}, too long for any context"
         raise usage_error("stdin", why, "Pipe in less text.")
 
 

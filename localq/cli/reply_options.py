@@ -25,7 +25,7 @@ LoopGuard = Annotated[
 Files = Annotated[
     list[Path] | None,
     typer.Option(
-        "--file", "-f", metavar="FILE", help="Attach a text file, as @FILE does; repeatable.",
+        "--file", "-f", metavar="FILE", help="Attach a text file, like @FILE; repeatable.",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -41,13 +41,15 @@ GrammarText = Annotated[
     typer.Option(
         "--grammar",
         metavar="GRAMMAR",
-        help="Lark or GBNF grammar, or a file.",
+        help="Lark or GBNF grammar, or a grammar file.",
         rich_help_panel=help_page.ANSWER,
     ),
 ]
 Regex = Annotated[
     str | None,
-    typer.Option("--regex", metavar="PATTERN", help="Regex for the whole answer.", rich_help_panel=help_page.ANSWER),
+    typer.Option(
+        "--regex", metavar="PATTERN", help="Regex that the whole answer must match.", rich_help_panel=help_page.ANSWER
+    ),
 ]
 
 

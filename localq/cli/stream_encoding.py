@@ -46,7 +46,5 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
             why = f"characters that this locale cannot encode ({error.encoding}) are shown as '?'"
             _warnings.setdefault("written", f"{why}; set LC_ALL=C.UTF-8 to see them")
     elif isinstance(error, UnicodeDecodeError):
-        _warnings.setdefault(
-            "read", f"bytes of the input that are not valid {error.encoding} were replaced with U+FFFD"
-        )
+        _warnings.setdefault("read", f"input bytes that are not valid {error.encoding} were replaced with U+FFFD")
     return codecs.replace_errors(error)

@@ -70,7 +70,7 @@ def test_what_one_long_message_left_out_is_read_again_when_that_is_taken_back():
     assert notices == [LEFT_OUT.format(4)]
     session.conversation.undo()
     _, _, notices = streamed(session.ask("anew"))
-    assert notices == ["4 older exchanges fit into the context again; the prompt is reprocessed from there"]
+    assert notices == ["4 older exchanges fit in the context again; the prompt is reprocessed from there"]
     assert session.client.prompts[-1].startswith("<user>q0<assistant>")
     _, _, notices = streamed(session.ask("more"))
     assert notices == []

@@ -60,7 +60,7 @@ def at_the_note(monkeypatch: pytest.MonkeyPatch, act) -> list[str]:
 def test_a_pipe_that_does_not_end_is_named_and_waited_for(pipe, monkeypatch):
     notes = at_the_note(monkeypatch, lambda: (pipe.send("late\n"), pipe.close()))
     assert options.read_prompt(["sum", "up"], "localq run", "x").text == "late\n\nsum up"
-    assert notes == ["localq: reading stdin until it ends; use `</dev/null` to skip this"]
+    assert notes == ["localq: reading stdin until EOF; use `</dev/null` to skip this"]
 
 
 def test_a_pipe_that_stays_open_after_some_text_is_named_too(pipe, monkeypatch):
@@ -189,7 +189,7 @@ def test_no_command_is_obeyed_in_what_is_piped(piped_chat, tmp_path, monkeypatch
     sent, out, err = piped_chat("\n".join(["hello", *lines]), store)
     assert sent == ["hello", *lines]
     assert out.count("yes") == len(sent)
-    assert err.count("piped lines are text: /commands and @files count at a terminal, or with --plain") == 1
+    assert err.count("piped lines are sent as plain text; /commands and @files need a terminal or --plain") == 1
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("sessions.db")] == []
 
 
@@ -208,7 +208,7 @@ def test_no_file_is_read_for_a_word_that_is_piped(piped_chat, tmp_path):
     sent, _, err = piped_chat("\n".join(said))
     assert sent == said
     assert "TOP SECRET" not in repr(sent)
-    assert err.count("piped lines are text") == 1
+    assert err.count("piped lines are sent as plain text") == 1
 
 
 def test_plain_text_that_is_piped_needs_no_note(piped_chat):
@@ -224,7 +224,7 @@ def test_a_command_says_that_it_reads_stdin(verb, tmp_path: Path):
     )  # fmt: skip
     with child:
         assert child.stderr is not None
-        assert child.stderr.readline() == "localq: reading stdin until it ends; use `</dev/null` to skip this\n"
+        assert child.stderr.readline() == "localq: reading stdin until EOF; use `</dev/null` to skip this\n"
         child.terminate()
 
 

@@ -97,7 +97,7 @@ def test_in_ascii_an_answer_says_what_it_lost_and_what_is_piped_in_is_utf8(place
 def test_bytes_that_are_no_text_are_told_of(place):
     done = asked(place, {}, "run", str(place.model), stdin=b"caf\xe9")
     assert done.returncode == 0
-    assert "bytes of the input that are not valid utf-8" in done.stderr.decode()
+    assert "input bytes that are not valid utf-8" in done.stderr.decode()
 
 
 def test_at_a_latin_1_terminal_the_chat_goes_by_lines_and_says_why(place, latin_1):

@@ -38,23 +38,23 @@ HELP = """\
 /n [NUMBER]            list the other versions of the last exchange, including undone, edited and cleared ones; with
                        NUMBER, switch to that version
 /read FILE, /glob PAT  attach a text file, or all files matching a pattern, to the next message (or write @FILE in it)
-/copy [N|code]         copy the last reply, the N-th last, or the last code block, unformatted
+/copy [N|code]         copy the last reply, the Nth-to-last, or the last code block, unformatted
 /markdown [on|off]     render replies as Markdown, or print them unformatted
 /sessions [TEXT]       list or search conversations; /sessions rm N deletes one, /sessions restore N restores it
 /resume N|TITLE        switch to another conversation
-/save [NAME]           name this conversation (every turn is saved anyway, unless --no-save is given)
+/save [NAME]           name this conversation (turns are saved automatically, unless --no-save is given)
 /export md|json [FILE] write the conversation to FILE, or print it
 /system [TEXT]         show or set the system prompt; @FILE reads it from a file, "off" removes it
 /set [NAME VALUE]      list or change sampling settings, max_tokens, loop_guard, stop, think and grammar
 /think [on|off|LEVEL]  thinking before the answer: on, off, a level, or "auto" (the model's default)
-/grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" stops it
+/grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" removes it
 /tokens                show how full the context is
 /compact [off]         replace the oldest turns in the prompt with a summary; the turns stay saved, "off" undoes it
 /show prompt|template|info|params
                        show the prompt text, the chat template, the model, or the sampling settings
 /model [NAME]          list the models on this machine; with NAME, continue this conversation with another model
 /fit [NAME]            show which formats of this or another model fit this GPU, and with how much context
-/bench                 measure prefill and decode speed; the conversation is not changed
+/bench                 measure prefill and decode speed; the conversation is unchanged
 /stats                 show the speed of the last reply and the conversation, plus model, device and memory
 /exit                  quit (also Ctrl-D)
 
@@ -82,7 +82,7 @@ def show_help(session: ChatSession, argument: str, host: Host) -> str:
 def clear(session: ChatSession, argument: str, host: Host) -> str:
     """Start over in this conversation."""
     session.clear()
-    return session.try_save() or "cleared; /n lists what was here"
+    return session.try_save() or "cleared; /n lists the cleared messages"
 
 
 def system(session: ChatSession, argument: str, host: Host) -> str:
@@ -230,5 +230,6 @@ def parse(line: str) -> tuple[str, str]:
     if name not in COMMANDS and name != "/exit":
         near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES, "/exit"], n=3)
         meant = f"Did you mean {', '.join(near)}? " if near else ""
-        raise LocalqError(name, "unknown command", f"{meant}See /help; // sends a slash.", ExitCode.USAGE)
+        step = f"{meant}See /help. To send a message that starts with a slash, type two."
+        raise LocalqError(name, "unknown command", step, ExitCode.USAGE)
     return name, argument.strip()

@@ -46,7 +46,7 @@ def _measuring(session: ChatSession) -> Replies:
     written = min(WRITTEN, size // 4)
     lengths = _Lengths(WARM_READ, WARM_WRITTEN)
     ids, runs, began_s = random.Random(0), list[Stats](), 0.0
-    yield ReplyPiece("", Stats(context_size=size), "measuring; stop to cancel")
+    yield ReplyPiece("", Stats(context_size=size), "measuring; press Ctrl-C to cancel")
     for run in range(1 + RUNS):  # the first is to warm up
         if run > 1 and time.monotonic() - began_s >= LIMIT_S:
             break
@@ -95,7 +95,7 @@ def _result(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
         f"{model}prefill {_rate(read)} ({last.prefilled_tokens} tokens), decode {_rate(written)}{allowed} "
         f"({last.generated_tokens} tokens); {len(runs)} run{'s' if len(runs) > 1 else ''}, greedy, empty context"
     )
-    kept = "the conversation is unchanged and is reprocessed before the next reply; `localq bench` measures more"
+    kept = "the conversation is unchanged, but is reprocessed before the next reply; for more tests, use `localq bench`"
     return figures, kept
 
 

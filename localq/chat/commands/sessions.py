@@ -55,11 +55,11 @@ def sessions(session: ChatSession, argument: str, host: Host) -> str:
         if number == session.record.id:
             raise usage_error("/sessions rm", "this is the current conversation", "Start a new one first: /new.")
         store.delete(number)
-        return f"deleted conversation {number}; /sessions restore {number} undoes it within a day"
+        return f"deleted conversation {number}; to restore it within a day: /sessions restore {number}"
     found = store.summaries(argument, SHOWN + 1)
     if not found:
         return "no conversation matches" if argument else "no saved conversations"
-    more = "\n(more: search with /sessions TEXT)" if len(found) > SHOWN else ""
+    more = "\n(there are more; search with /sessions TEXT)" if len(found) > SHOWN else ""
     return table(found[:SHOWN], session.record.id) + more
 
 
@@ -105,7 +105,7 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
         raise usage_error("/export", "the first argument must be `md` or `json`", "Example: /export md notes.md")
     text = export_record(dataclasses.replace(session.record, settings=session.settings()), format)
     if not name.strip():
-        return host.show(text.rstrip("\n"), "(to write a file: /export md FILE)")
+        return host.show(text.rstrip("\n"), "(to write to a file: /export md FILE)")
     path = places.expand(name.strip())
     content = text.encode("utf-8", "replace")
     opened = contextlib.ExitStack()

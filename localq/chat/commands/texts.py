@@ -33,7 +33,7 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
         old = conversation.turns[conversation.final_reply("/edit -a", "edit")].message.content
         text = rest.strip() or host.edit(old, "Give the text: /edit -a TEXT.")
         conversation.edit_reply(text)
-        return session.try_save() or "reply changed; /continue continues it, /n lists the previous version"
+        return session.try_save() or "reply edited; /continue continues it, /n lists the previous version"
     last = conversation.last_user()
     old = "" if last is None else conversation.turns[last].message.words
     return session.edit(argument or (host.edit(old, "Give the text: /edit TEXT.") if old else ""))
@@ -100,7 +100,7 @@ def tokens(session: ChatSession, argument: str, host: Host) -> str:
     line += " including the system prompt)" if session.system else ")"
     if session.loaded is not None:
         size = session.loaded.context_size
-        line += f", {used / size:.0%} of the context of {size}"
+        line += f", {used / size:.0%} of the {size}-token context"
     path, (summary, turns) = session.conversation.path(), session.conversation.model_context()
     unread = len(turns) + bool(session.system) - read
     if summary is not None:
@@ -185,9 +185,7 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
     lines += [each.summary for each in measured]
     size = sum(each.bytes for each in measured)
     if size > MOST_TEXT_BYTES:
-        why = (
-            f"the {len(attached)} files add up to {human_bytes(size)}, over the limit of {human_bytes(MOST_TEXT_BYTES)}"
-        )
+        why = f"the {len(attached)} files total {human_bytes(size)}, over the limit of {human_bytes(MOST_TEXT_BYTES)}"
         raise usage_error("/glob", why, "Use a narrower pattern.")
     session.attached += attached
     return "\n".join([*lines, f"{len(attached)} files attached to your next message"])

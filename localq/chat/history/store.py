@@ -216,7 +216,7 @@ class ConversationStore:
         elif ours != APPLICATION_ID:
             raise bad_file(str(self.path), "not a localq conversation database", f"Move it out of the way. {_WITHOUT}")
         elif version != SCHEMA:
-            why = f"it was written by a newer localq (file version {version}; supported: {SCHEMA})"
+            why = f"it was written by a newer version of localq (file version {version}; supported: {SCHEMA})"
             raise bad_file(str(self.path), why, f"Update localq. The file is unchanged. {_WITHOUT}")
         db.execute(_SUMMARIES)
 

@@ -27,7 +27,7 @@ def edit(text: str, otherwise: str) -> str:
         why = f"cannot write a temporary file ({error.strerror or error})"
         raise LocalqError("editor", why, otherwise, ExitCode.DISK) from error
     if not result.strip() or result == text.rstrip("\n"):
-        raise usage_error("editor", "the text is unchanged or empty", "Nothing is changed.")
+        raise usage_error("editor", "the text is unchanged or empty", "Nothing was changed.")
     return result
 
 
@@ -35,7 +35,7 @@ def _run(command: str, path: Path) -> str:
     try:
         code = subprocess.run([*shlex.split(command), path], check=False).returncode
         if code != 0:
-            raise LocalqError(command, f"failed with exit code {code}", "Nothing is changed.")
+            raise LocalqError(command, f"failed with exit code {code}", "Nothing was changed.")
         return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # not found; quotes that do not close
         raise LocalqError(command, f"cannot be run ({error})", "Set VISUAL or EDITOR.") from error

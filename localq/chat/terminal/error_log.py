@@ -52,8 +52,8 @@ def unexpected(what: str, error: BaseException) -> LocalqError:
         where = write(error)
     except (OSError, LocalqError) as failure:
         reason = getattr(failure, "strerror", None) or type(failure).__name__
-        return LocalqError(what, why, f"There is no log of it, because it cannot be written ({reason}).")
-    return LocalqError(what, why, f"This is a bug; please report it with {where}.", ExitCode.FAILURE)
+        return LocalqError(what, why, f"No error log was written ({reason}).")
+    return LocalqError(what, why, f"This is a bug; please report it and attach {where}.", ExitCode.FAILURE)
 
 
 def write(error: BaseException) -> Path:
@@ -92,7 +92,7 @@ def _chain(error: BaseException) -> list[tuple[BaseException, list[str]]]:
         if each.__cause__ is not None:
             each, link = each.__cause__, ["which caused:"]
         else:
-            each, link = (None if each.__suppress_context__ else each.__context__), ["and while it was handled:"]
+            each, link = (None if each.__suppress_context__ else each.__context__), ["and during its handling:"]
     return found
 
 
@@ -111,5 +111,5 @@ def _message(error: BaseException) -> str:
     try:
         text = " ".join(redact(str(error)).split())
     except Exception as failure:  # of another's class
-        text = f"(its text failed with {type(failure).__name__})"
+        text = f"(its message raised {type(failure).__name__})"
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."

@@ -96,7 +96,7 @@ def converse(
             if back is None:
                 raise
             note(f"localq: {error}")
-            note(f"staying with {back.settings.model}")
+            note(f"keeping {back.settings.model}")
             place, back = back, None
             continue
         if isinstance(outcome, int):
@@ -228,7 +228,7 @@ class LineChat:
         if not line.strip():
             return
         if self.says_plain and has_instructions(line):
-            note("(piped lines are text: /commands and @files count at a terminal, or with --plain)")
+            note("(piped lines are sent as plain text; /commands and @files need a terminal or --plain)")
             self.says_plain = False
         self._send(lambda: ((), self.session.ask(line)))
 

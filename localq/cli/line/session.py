@@ -123,7 +123,7 @@ def memory_line(loaded: Loaded) -> str:
 def stage_lines(loaded: Loaded, first_token_s: float) -> list[str]:
     """Seconds of each stage from the start of the engine process to the first token, a line each; the sum last."""
     stages = {**loaded.stages, "first token": first_token_s}
-    rows = [*stages.items(), ("start-up in all", sum(stages.values()))]
+    rows = [*stages.items(), ("total start-up", sum(stages.values()))]
     return [f"[{seconds:6.2f} s  {stage}]" for stage, seconds in rows]
 
 

@@ -88,4 +88,4 @@ def check_not_of_model(path: Path | None, model: Path) -> None:
         is_inside = disk.resolve(path).is_relative_to(disk.resolve(model))
     is_one = path.exists() and any(each.exists() and each.samefile(path) for each in files)  # in the cache: by a link
     if is_one or is_inside:
-        raise usage_error("--think-out", f"{path} belongs to the model", "Choose another file.")
+        raise usage_error("--think-out", f"{path} is part of the model", "Choose another file.")

@@ -57,7 +57,7 @@ def test_it_tells_both_speeds_and_leaves_the_conversation_alone():
     last, messages = session.last, session.messages
     text, reply, told = streamed(bench(session))
     assert (text, reply.text, reply.reason) == ("", "", "measured")
-    assert told[0] == "measuring; stop to cancel"
+    assert told[0] == "measuring; press Ctrl-C to cancel"
     assert "model (bf16) on test CPU: prefill 1,000.0 tok/s (1,000.0 to 1,000.0) (512 tokens)" in told[1]
     assert "decode 100.0 tok/s (100.0 to 100.0) (128 tokens); 3 runs, greedy, empty context" in told[1]
     assert session.last is last

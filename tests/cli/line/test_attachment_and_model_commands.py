@@ -170,7 +170,7 @@ def test_glob_looks_at_a_limited_number_of_names_and_follows_no_links_to_folders
         assert command(session, f"/glob {pattern}").endswith("1 files attached to your next message"), pattern
     assert "sub/again/a.py" in command(session, "/glob sub/again/*.py")
     monkeypatch.setattr(attachments, "LOOKED_AT", 2)
-    with pytest.raises(LocalqError, match="the pattern would scan more than 2 files"):
+    with pytest.raises(LocalqError, match="matching the pattern would scan more than 2 files"):
         command(session, "/glob **/*.zzz")
 
 

@@ -45,7 +45,7 @@ def test_edit_regenerate_undo_and_going_back(start):
     assert talk.says("/n")[1] == "  1  b\n* 2  c\n  3  >>> one\n"
     assert talk.says("/n 1")[1] == "b\n"
     assert "is not a number from 1 to 3" in talk.refuses("/n 4")
-    assert talk.says("/edit -a  better")[1] == "reply changed; /continue continues it, /n lists the previous version\n"
+    assert talk.says("/edit -a  better")[1] == "reply edited; /continue continues it, /n lists the previous version\n"
     assert [message.content for message in talk.session.messages] == ["two", "better"]
     assert talk.says("/undo")[1] == "removed: two\n"
     assert talk.session.messages == []
@@ -131,7 +131,7 @@ def test_tokens_and_the_prompt_are_those_that_the_model_reads(start):
     prompt = "<system>Be brief.<user>one<assistant>" + "a" * 20 + "<assistant>"
     assert talk.says("/show prompt") == (prompt + "\n", f"({len(prompt)} tokens)\n")
     assert talk.says("/tokens")[1] == (
-        f"prompt: {len(prompt)} tokens (3 messages including the system prompt), 7% of the context of 1000\n"
+        f"prompt: {len(prompt)} tokens (3 messages including the system prompt), 7% of the 1000-token context\n"
     )
     assert talk.says("/show template")[1] == "scripted\n"
     assert "/show info, params, prompt or template" in talk.refuses("/show")

@@ -37,8 +37,8 @@ def test_stats_as_a_flag_times_the_stages_of_the_start(environment):
     result = localq(environment, "run", environment["LOCALQ_MODEL"], "Hi", "--max-tokens", "2", "--stats")
     seconds = {line[11:-1]: float(line[1:7]) for line in result.stderr.splitlines() if line[8:11] == "s  "}
     assert list(seconds)[:2] == ["starting the engine process", "importing torch"]
-    assert list(seconds)[-2:] == ["first token", "start-up in all"]
-    assert seconds.pop("start-up in all") == pytest.approx(sum(seconds.values()), abs=0.01 * len(seconds))
+    assert list(seconds)[-2:] == ["first token", "total start-up"]
+    assert seconds.pop("total start-up") == pytest.approx(sum(seconds.values()), abs=0.01 * len(seconds))
 
 
 def test_json_is_one_line_with_schema_and_units(environment):
@@ -74,7 +74,7 @@ def test_a_conversation_from_a_pipe_keeps_its_turns_and_obeys_no_command(environ
     result = localq(environment, "chat", "-n", "20", stdin=lines, TERM="dumb")
     assert result.returncode == 0, result.stderr
     assert "Ada" in result.stdout
-    assert result.stderr.count("piped lines are text") == 1
+    assert result.stderr.count("piped lines are sent as plain text") == 1
     assert result.stderr.count("cached") == 2  # the second and third prompt begin with the earlier turns
 
 

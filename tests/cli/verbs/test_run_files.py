@@ -105,7 +105,7 @@ def test_an_at_that_names_no_file_stays_text(run, files, text):
 def test_the_default_length_is_named_and_no_failure(run):
     code, out, err, _ = run("x", answer=NUMBERS)
     assert (code, len(out)) == (0, ANSWER_TOKENS + 1)
-    assert err == "stopped at the default length of 4,096 tokens; change it with -n TOKENS or -n max\n"
+    assert err == "stopped at the default limit of 4,096 tokens; change it with -n TOKENS or -n max\n"
     code, out, _, _ = run("x", "--json", answer=NUMBERS)
     body = json.loads(out)
     assert (code, body["reason"], body["stats"]["generated_tokens"]) == (0, "default_length", ANSWER_TOKENS)

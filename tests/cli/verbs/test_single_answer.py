@@ -66,7 +66,7 @@ def test_a_model_named_by_an_option_leaves_all_words_to_the_prompt(answered):
     assert prompts == ["<user>piped\n\ntwo words<assistant>"]
     code, _, err, _ = answered("a", "chat", "smollm2-135m", "--model", "qwen3-8b")
     assert code == ExitCode.USAGE
-    assert "MODEL is also given, as smollm2-135m" in err
+    assert "cannot be combined with the MODEL argument, smollm2-135m" in err
 
 
 def test_chat_with_a_prompt_from_a_pipe_answers_once(answered):
@@ -78,7 +78,7 @@ def test_a_single_answer_of_chat_names_options_where_a_limit_ended_it(answered):
     numbers = " ".join(map(str, range(2000)))
     code, _, err, _ = answered(numbers, "chat", "smollm2-135m", "-p", "count", "--no-stats")
     assert code == 0
-    assert "stopped at the default length of 4,096 tokens; change it with -n TOKENS or -n max" in err
+    assert "stopped at the default limit of 4,096 tokens; change it with -n TOKENS or -n max" in err
 
 
 def test_what_is_piped_in_puts_no_files_into_the_prompt(answered, own_folder):
@@ -192,10 +192,10 @@ def test_thoughts_go_into_no_file_of_the_model(tmp_path):
     blob.write_bytes(b"weights")
     (model / "model.safetensors").symlink_to(blob)
     for path in (model / "model.safetensors", blob, model / "config.json"):
-        with pytest.raises(LocalqError, match="belongs to the model"):
+        with pytest.raises(LocalqError, match="is part of the model"):
             thinking_lines.check_not_of_model(path, model)
     thinking_lines.check_not_of_model(tmp_path / "thoughts", model)
-    with pytest.raises(LocalqError, match="belongs to the model"):
+    with pytest.raises(LocalqError, match="is part of the model"):
         thinking_lines.check_not_of_model(blob, blob)
 
 
