@@ -38,6 +38,7 @@ class Format:
     matrix_bytes    (linear, scheme) -> bytes of one matrix in files; raises LocalqError for another format's scheme
     quant_method    its name in config.json; "" for weights in 16 bit
     full_precision  other formats are quantized from it
+    imported        a load makes 16-bit weights of it; file_bits: per weight in files, if every such file has the same
 
     Schemes ("" for formats without):
     scheme_of_tensors   (shapes of all tensors, config.json) -> the scheme; None if config.json states it
@@ -80,6 +81,8 @@ class Format:
     matrix_bytes: Callable[[Linears, str], int]
     quant_method: str = ""
     full_precision: bool = False
+    imported: bool = False
+    file_bits: float = 0.0
 
     scheme_of_tensors: Callable[[Shapes, dict[str, Any]], str] | None = None
     scheme_of_config: Callable[[Mapping[str, Any]], str] = _no_scheme
@@ -115,7 +118,7 @@ class Format:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its weights stay quantized in memory; GGUF weights do not."""
+        """Whether its weights stay quantized in memory; those that are `imported` do not."""
         return bool(self.quant_method)
 
     def placed_bytes(self, linear: Linears, scheme: str = "") -> int:
@@ -257,7 +260,8 @@ _RECORDS = (
     ),
     Format("awq", format_sizes.awq, "awq", **_INT4),
     Format("gptq", format_sizes.gptq, "gptq", copies_inputs=True, **_INT4),
-    Format("gguf", experts="no", **_PLAIN),  # 16-bit weights once imported
+    Format("fp8", imported=True, file_bits=8.0, experts="together", **_PLAIN),  # a f32 scale per 16,384 weights
+    Format("gguf", imported=True, experts="no", **_PLAIN),
 )
 FORMATS: dict[str, Format] = {each.name: each for each in _RECORDS}
 

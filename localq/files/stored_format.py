@@ -25,7 +25,7 @@ def format_of_config(config: dict[str, Any]) -> str:
         if method == "bitsandbytes":
             return str(quantization.get("bnb_4bit_quant_type", "fp4")) if quantization.get("load_in_4bit") else "int8"
         known = format_facts.of_method(method)
-        return known.name if known else method.removeprefix("localq_")
+        return known.name if known else method.removeprefix("localq_")  # "fp8" too
     inner = config.get("text_config")
     parts = (config, inner if isinstance(inner, dict) else {})
     named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
@@ -75,6 +75,8 @@ def _shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
 
 def unreadable(quantization: Mapping[str, Any]) -> str:
     """The variant of these files in a few words, if localq does not read it; empty if it does."""
+    if quantization.get("quant_method") == "fp8" and quantization.get("expert_dtype") not in (None, "fp8"):
+        return f"FP8 with experts in {str(quantization['expert_dtype'])[:20].upper()}"
     format = format_facts.of_method(quantization.get("quant_method"))
     return format.unreadable(quantization) if format else ""
 

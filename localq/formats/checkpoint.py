@@ -20,6 +20,8 @@ from localq.files.extra_tensors import extra_tensors
 from localq.files.json_files import DAMAGED
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index, shard_paths
+from localq.formats import fp8_source
+from localq.formats.fp8_source import Fp8Source
 from localq.formats.tensor_files import DTYPES, TensorFile, each_tensor
 
 
@@ -69,13 +71,13 @@ class Checkpoint:
 
     @property
     def converts(self) -> bool:
-        """Whether reading a tensor dequantizes it (GGUF)."""
-        return isinstance(self._source, _Gguf)
+        """Whether reading a tensor dequantizes it (GGUF, FP8)."""
+        return isinstance(self._source, _Gguf | Fp8Source)
 
     def read(self, name: str) -> Tensor:
-        """The tensor `name`; GGUF tensors come dequantized, as float32. Raises LocalqError (exit 8) without such a one.
+        """The tensor `name`; GGUF tensors come dequantized, as float32, and FP8 ones as bfloat16.
 
-        It may be a view of the mapped file: do not write to it.
+        Raises LocalqError (exit 8) without such a tensor. It may be a view of the mapped file: do not write to it.
         """
         if name not in self.tensors:
             raise bad_file(name, "the checkpoint contains no tensor with this name", DAMAGED)
@@ -87,7 +89,9 @@ class Checkpoint:
         Tensors in files are converted some rows at a time, so that a matrix never exists whole in its own type.
         """
         source = self._source
-        if isinstance(source, _Gguf | _SafetensorsFiles) and name in self.tensors:  # else `read` says what is wrong
+        if (
+            isinstance(source, _Gguf | _SafetensorsFiles | Fp8Source) and name in self.tensors
+        ):  # else `read` says what is wrong
             return source.read_as(name, dtype)
         return self.read(name).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
@@ -171,6 +175,14 @@ def _without_extra(files: ModelFiles, tensors: dict[str, TensorInfo], source: Te
     extra = extra_tensors(tensors, files.text_config.get("num_hidden_layers"))
     left = {name for names in extra.values() for name in names}
     kept = {name: each for name, each in tensors.items() if name not in left}
+    if files.quantization.get("quant_method") == fp8_source.METHOD:
+        found = fp8_source.find(kept, files.quantization, files.name)
+        source = Fp8Source(source.read, source.close, found)
+        kept = {
+            name: info(torch.bfloat16, each.shape) if name in found else each
+            for name, each in kept.items()
+            if not fp8_source.is_extra(name)
+        }
     return Checkpoint(kept, source, files.quantization, files.config, extra)
 
 

@@ -100,17 +100,17 @@ class Offer:
 
     @property
     def stored_bits(self) -> float:
-        """Bits per weight of the block matrices in the files, which decide the quality; GGUF takes 16 in memory."""
+        """Bits per weight of the block matrices in the files, which decide the quality; GGUF and FP8 take 16 in memory."""
         if self.file_bits is not None:
             return self.file_bits
-        return gguf_bits(self.scheme) if self.format == "gguf" else self.bits
+        return file_bits(self.format, self.scheme) or self.bits
 
     @property
     def remark(self) -> str:
         """A remark for the user, in a few words."""
         made = f"quantized here from {self.base.format}" if self.is_made_here and self.base else ""
         made += ", so quantized twice" if self.quantized_before else ""
-        if self.format == "gguf":
+        if format_facts.of(self.format).imported:
             made = ", ".join(filter(None, (self.scheme, "16 bits in memory")))
         gated = "gated" if self.source is not None and self.source.gated else ""
         slow = "slow: experts run one by one" if format_facts.one_by_one(self.arch, self.format) else ""
@@ -124,6 +124,11 @@ _GGUF_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5}
 def gguf_bits(scheme: str) -> float:
     """Bits per weight in a GGUF file whose matrices have one type; 16 for another scheme."""
     return _GGUF_BITS.get(scheme, 16.0)
+
+
+def file_bits(format: str, scheme: str) -> float:
+    """Bits per weight in the files of a format that is imported; 0 for other formats."""
+    return gguf_bits(scheme) if format == "gguf" else format_facts.of(format).file_bits
 
 
 def of_catalogue() -> list[Offer]:
@@ -203,7 +208,7 @@ def choose(entry: ModelEntry, budget_bytes: Budget, wishes: Wishes, only: str | 
     if wishes.ctx and _candidate(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
         return Choice(default, "the default format, which fits with a shorter context", considered)
     if not ready:
-        return Choice(default, "the default format; no format that is ready to use fits", considered)
+        return Choice(default, "the default format; no ready-to-use format fits", considered)
     taken = min(roomy or ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
     where = "can be downloaded" if taken.offer.source else "is quantized here"
     reason = f" {default.plan.reason or f'leaves only {default.plan.ctx:,} tokens of context'}"

@@ -12,7 +12,7 @@ from localq.files.architecture import Architecture
 from localq.kv_bits import K8V4, KvBits
 from localq.planner import footprint
 from localq.planner import plan as memory_plan
-from localq.planner.offers import Offer, gguf_bits
+from localq.planner.offers import Offer, file_bits
 from localq.planner.placement import Placement
 
 # Least bits per weight, and the size of a 16-bit model of equal quality, relative to that of the model. 2 bits: VPTQ's
@@ -77,7 +77,7 @@ def value(offer: Offer, placement: Placement, ctx: int, tok_s: float | None, *, 
 def format_bits(format: str, offer: Offer) -> float:
     """Bits per weight of a model in another format than that of its offer."""
     scheme = offer.base.scheme if offer.base else ""
-    return gguf_bits(scheme) if format == "gguf" else footprint.bits_per_weight(offer.arch, format, scheme)
+    return file_bits(format, scheme) or footprint.bits_per_weight(offer.arch, format, scheme)
 
 
 def _worth(bits: float) -> float:

@@ -54,7 +54,8 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     format = "gguf" if files.kind == "gguf" else stored_format.format_of_config(files.config)
     arch, scheme = replace(Architecture.from_config(files.config), thinks=files.thinks), stored_format.scheme_of(files)
     layers = files.text_config.get("num_hidden_layers")
-    exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path, layers)
+    is_imported = format in format_facts.FORMATS and format_facts.of(format).imported
+    exact = None if format in _AS_BF16 or is_imported else hub_remote.block_bytes(path, layers)
     stored = "" if format == "gguf" else stored_format.format_of_files(files)
     format = "bf16" if format in _AS_BF16 else format
     if format not in format_facts.FORMATS:

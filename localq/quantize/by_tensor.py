@@ -81,11 +81,11 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
 def _format_module(source: ModelFiles, format: str) -> ModuleType:
     if format not in (made := format_facts.formats_by_tensor()):
         raise usage_error(
-            format, "localq cannot quantize tensor by tensor to this format", f"Formats: {', '.join(made)}."
+            format, "tensor-by-tensor quantization does not support this format", f"Formats: {', '.join(made)}."
         )
     keeps = format_facts.of(format).keeps_experts and stored_format.only_experts(source)
     if source.quantization and not keeps and source.quantization.get("quant_method") != fp8_source.METHOD:
-        method = source.quantization.get("quant_method", "by a method that config.json does not name")
+        method = source.quantization.get("quant_method", "method not stated in config.json")
         why = f"the weights are already quantized ({method})"
         raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
     return FORMATS[format]

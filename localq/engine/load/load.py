@@ -23,7 +23,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import stored_format
 from localq.files.extra_tensors import note
 from localq.files.model_folder import ModelFiles
-from localq.formats import FORMATS, expert_linears, nf4
+from localq.formats import FORMATS, expert_linears, fp8_source, nf4
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.formats.codebooks import linear as codebook_linear
 from localq.formats.linear import SlabLinear
@@ -43,7 +43,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel:
     """A loaded model, ready to run.
 
-    format   of the weights in the files: a key of `formats.FORMATS`, "bf16", "fp16", "fp32" or "gguf"
+    format   of the weights in the files: a key of `formats.FORMATS`, "bf16", "fp16", "fp32", "fp8" or "gguf"
     plan     the prediction; ledger: component -> bytes allocated
     notes    for the user
     kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the dtype of the model
@@ -162,7 +162,7 @@ def _load(
 def _notes(plan: memory_plan.Plan, non_finite: list[str]) -> list[str]:
     notes = [plan.choice] if plan.choice else []
     if not plan.fits:
-        notes.append(f"loaded with --force although it does not fit: {plan.reason}")
+        notes.append(f"loaded with --force even though it does not fit: {plan.reason}")
     if non_finite:
         notes.append(
             f"{len(non_finite)} weight tensors contain NaN or infinity (first: {non_finite[0]}); replies may be garbage"
@@ -199,11 +199,12 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
     quantization = files.config.get("quantization_config") or files.text_config.get("quantization_config") or {}
     method = quantization.get("quant_method", nf4.quant_method) if isinstance(quantization, dict) else quantization
     in_8_bit = method == nf4.quant_method and quantization and not quantization.get("load_in_4bit")
-    if in_8_bit or method not in [module.quant_method for module in FORMATS.values()]:
+    readable = (fp8_source.METHOD, *(module.quant_method for module in FORMATS.values()))
+    if in_8_bit or method not in readable:
         what = "bitsandbytes (8-bit)" if in_8_bit else f"{method!r}"
         if isinstance(quantization, dict) and isinstance(algorithm := quantization.get("quant_algo"), str):
             what += f" ({algorithm})"
-        step = f"Use {', '.join(FORMATS)} or bf16."
+        step = f"Use {', '.join(FORMATS)}, fp8 or bf16."
         raise LocalqError(name, f"the weights are quantized with {what[:80]}, which is not supported", step)
     if isinstance(quantization, dict) and (variant := stored_format.unreadable(quantization)):
         raise LocalqError(name, f"the weights are {variant}", "Use another repository of this model.")
@@ -233,6 +234,8 @@ def _format(files: ModelFiles, assignment: weights.Assignment) -> str:
     """Return `LoadedModel.format`."""
     if files.kind == "gguf":
         return "gguf"
+    if files.quantization.get("quant_method") == fp8_source.METHOD:
+        return fp8_source.METHOD
     return assignment.format or {"bfloat16": "bf16", "float16": "fp16"}.get(_stored_dtype(files), "fp32")
 
 
@@ -243,7 +246,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def out_of_memory(name: str, when: str, error: BaseException) -> LocalqError:
     """Return the error for memory that ran out although the plan fits, because of another program (exit 3)."""
-    why = f"memory ran out {when} ({str(error).splitlines()[0]})"
+    why = f"ran out of memory {when} ({str(error).splitlines()[0]})"
     return LocalqError(name, why, load_plan.LESS, ExitCode.DOES_NOT_FIT)
 
 
