@@ -83,7 +83,7 @@ class LocalqApp(ChatApp):
     async def on_mount(self) -> None:
         """Show the first screen, then open the model."""
         if not self.is_headless:
-            signals.install(self.leave)
+            signals.install(self.leave, self.reset_terminal)
         await self.push_screen(self.chat)
         if self.model is None and self._pick and self._choose is None:
             self.action_models()

@@ -98,5 +98,8 @@ class EngineProcess:
         return code
 
     def _join_readers(self) -> None:
-        for reader in self._readers:
-            reader.join(KILL_S)
+        for reader, pipe in zip(self._readers, (self._process.stdout, self._process.stderr), strict=False):
+            if reader.ident is not None:
+                reader.join(KILL_S)
+            elif pipe is not None:  # a signal came before the reader was started, which would close it
+                pipe.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -21,6 +23,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.processes import last_message
 from localq.worker.client import COMMAND, ONCE, EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Progress, Tokens, encode
+from localq.worker.process import EngineProcess
 from localq.worker.recovery import Recovery
 from localq.worker.server import BATCH_S
 
@@ -280,7 +283,7 @@ def test_line_over_the_limit_is_refused_and_survived():
 
 def test_client_refuses_a_prompt_that_is_too_long(client, monkeypatch):
     monkeypatch.setattr("localq.worker.messages.MAX_LINE_BYTES", 500)
-    with pytest.raises(LocalqError, match="the prompt is longer than"):
+    with pytest.raises(LocalqError, match="the prompt is larger than"):
         reply(client, *range(1000))
 
 
@@ -342,3 +345,22 @@ def test_cancelling_what_ends_just_then_is_no_error(monkeypatch):
     """From the thread that stops a reply: its traceback would stand on the screen."""
     monkeypatch.setattr(EngineClient, "alive", True)
     EngineClient(SCRIPTED).cancel(1)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_signal_while_a_process_starts_leaves_nothing_to_report(monkeypatch, place):
+    """Ctrl-C came before the `place`-th reader was started; ending the process then failed."""
+    start, calls = threading.Thread.start, []
+
+    def interrupted(thread):
+        calls.append(thread)
+        if len(calls) == place:
+            raise KeyboardInterrupt
+        start(thread)
+
+    process = EngineProcess([sys.executable, "-c", "input()"])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", interrupted)
+        process.listen(queue.SimpleQueue(), collections.deque())
+    process.end()
+    assert not process.alive

@@ -22,8 +22,10 @@ CODES = {
 }
 
 
-def install(leave: Callable[[int], None]) -> None:
+def install(leave: Callable[[int], None], reset: Callable[[], None] = lambda: None) -> None:
     """Call `leave` with an exit code in the running loop at any signal of `CODES`.
+
+    reset: resets the terminal before the process is ended by force, while the app may still be drawing.
 
     Python's handlers, because those of the loop would not run while it waits for a blocked terminal. The caller of the
     app restores the earlier handlers.
@@ -34,6 +36,7 @@ def install(leave: Callable[[int], None]) -> None:
     def die() -> None:
         code = codes.get()
         time.sleep(DIES_WITHIN_S)
+        reset()
         os._exit(code)
 
     def end(number: int, frame: FrameType | None) -> None:

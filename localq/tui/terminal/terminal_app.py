@@ -91,6 +91,13 @@ class TerminalApp(GuardedApp):
         found = super().get_driver_class()
         return TerminalDriver if found is LinuxDriver else found
 
+    def reset_terminal(self) -> None:
+        """Reset the terminal without leaving the app, for a process that is ended by force."""
+        from localq.tui.terminal.terminal_input import TerminalDriver
+
+        if isinstance(self._driver, TerminalDriver):
+            self._driver.reset_terminal()
+
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's filters, and the one that removes control characters."""
         return [*super().get_line_filters(), SANITIZE_LINES]

@@ -27,6 +27,7 @@ from textual.events import Key, Paste, Resize
 from textual.geometry import Size
 from textual.message import Message
 
+from localq.tui.terminal import terminal_output
 from localq.tui.terminal.input_priority import InputPriority, is_typed
 from localq.tui.terminal.terminal_output import TerminalFile
 
@@ -157,6 +158,10 @@ class TerminalDriver(LinuxDriver):
 
         signal.signal(signal.SIGWINCH, resized)
         self._post_size()  # earlier resizes were handled by Textual
+
+    def reset_terminal(self) -> None:
+        """Reset the terminal from any thread, without the app; the process ends next."""
+        terminal_output.reset(self._terminal.fileno(), self.attrs_before)
 
     def _post_size(self) -> None:
         if not self._in_band_window_resize:

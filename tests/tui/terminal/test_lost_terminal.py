@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
+from tests.support.cli import terminal_faces
 from tests.support.cli.terminal_faces import Place, Tui
 
 FACE = Tui()
@@ -43,3 +45,23 @@ def test_a_terminal_that_takes_nothing_more_does_not_keep_it_from_ending(termina
         os.write(terminal.master, F1_AND_BACK)  # each is drawn anew, and nobody reads
     terminal.process.send_signal(signal.SIGTERM)
     assert terminal.process.wait(WAIT_S) == 143
+
+
+STUCK = """
+from localq.tui import app
+from localq.tui.terminal import signals
+from tests.support.cli import terminal_localq
+app.LocalqApp.leave = lambda *_: None
+signals.DIES_WITHIN_S = 0.3
+terminal_localq.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"])
+def test_an_app_that_is_ended_by_force_leaves_the_terminal_as_it_was(tmp_path, monkeypatch, number, code):
+    monkeypatch.setattr(terminal_faces, "COMMAND", (sys.executable, "-c", STUCK))
+    with FACE.start(Place(tmp_path), TERM="xterm-kitty") as terminal:
+        terminal.until(lambda: FACE.is_ready(terminal))
+        terminal.process.send_signal(number)
+        assert terminal.wait() == code
+        assert terminal.left_behind() == []
