@@ -359,8 +359,9 @@ def test_a_signal_while_a_process_starts_leaves_nothing_to_report(monkeypatch, p
         start(thread)
 
     process = EngineProcess([sys.executable, "-c", "input()"])
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", interrupted)
-        process.listen(queue.SimpleQueue(), collections.deque())
+        with pytest.raises(KeyboardInterrupt):
+            process.listen(queue.SimpleQueue(), collections.deque())
     process.end()
     assert not process.alive
