@@ -103,7 +103,7 @@ def _measure(bench: Bench, shape: tuple[int, int], rows: Sequence[int], out: Tex
         y = torch.empty(count, shape[0], dtype=DTYPE, device=bench.device)
         point = Point(shape, count, *_times(bench, weight, matrices, x, y, dense))
         print_lines(
-            out, f"{shape[0]:>6} x {shape[1]:<5} {count:>5} {point.gemm_us:>7.1f} us {point.dequantize_us:>17.1f} us"
+            out, f"{shape[0]:>6} x {shape[1]:<5} {count:>5} {point.gemm_us:>7.1f} µs {point.dequantize_us:>17.1f} µs"
         )
         points.append(point)
     torch.cuda.empty_cache()

@@ -265,5 +265,5 @@ def mixture_row(bench: Bench, mixture: MixtureShape) -> Row:
         mixture.experts, mixture.hidden
     )
     moved += expert_kernel.experts_down_bytes(of.down, mixture.active)
-    what = f"{mixture.name}, all of a layer"
+    what = f"{mixture.name}, complete layer"
     return Row("experts", "mixture", what, 1, type_name(of.x.dtype), moved, bench.time(launches))

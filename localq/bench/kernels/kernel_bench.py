@@ -122,7 +122,7 @@ def _measured(case: Callable[[Bench], Row], bench: Bench) -> Row | str:
     try:
         row = case(bench)
     except torch.OutOfMemoryError as error:
-        row = f"skipped for lack of memory: {_name(case)} ({str(error).splitlines()[0]})"
+        row = f"skipped, not enough memory: {_name(case)} ({str(error).splitlines()[0]})"
     except ValueError as error:  # an operation refuses what it was given, by name: a shape too wide for this device
         row = f"skipped, no kernel supports it: {_name(case)} ({error})"
     torch.cuda.empty_cache()

@@ -143,7 +143,7 @@ def vptq_products(bench: Bench, x: Tensor, copies: Copies, exact: Tensor) -> Riv
         ]  # fmt: skip
         return _package(bench, VPTQ, calls, exact)
 
-    return guard(VPTQ, measure) if x.shape[0] < 3 else Rival(VPTQ, None, "supports only 1 and 2 rows")
+    return guard(VPTQ, measure) if x.shape[0] < 3 else Rival(VPTQ, None, "supports only 1 or 2 rows")
 
 
 def _order(places: Tensor | None) -> Tensor | None:

@@ -53,7 +53,7 @@ def card_bytes() -> int:
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.free is None:
-        why = f"the memory of the GPU is unknown ({'; '.join(found.unavailable) or 'no GPU is visible'})"
+        why = f"the amount of GPU memory is unknown ({'; '.join(found.unavailable) or 'no GPU is visible'})"
         raise usage_error("bench", why, "Name a model: `localq bench MODEL`.")
     return gpu.free
 
@@ -94,7 +94,7 @@ def from_facts(
     if not catalogued:
         raise usage_error("bench", "no catalogue model fits this card in fp16", "Name a model: `localq bench MODEL`.")
     entry = max(catalogued, key=lambda each: memory_plan.size_class(each.arch))  # the first of equals
-    note = f"no quantized model on this machine also fits in fp16: using random weights in the shape of {entry.name}"
+    note = f"no quantized model on this machine also fits in fp16: using random weights with the shapes of {entry.name}"
     return BenchChoice(entry.name, synthetic=True, note=note)
 
 

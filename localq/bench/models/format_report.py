@@ -186,7 +186,7 @@ def _below(table: FormatTable) -> list[str]:
             lines.append(f"{line.name}: {what}: {line.reason}{f' ({line.command})' if line.command else ''}")
     windows = "1 window" if table.n_windows == 1 else f"{table.n_windows} windows"
     if table.text:
-        lines.append(f"perplexity, KL and top-1 against 16-bit: on {windows} of {table.window} tokens from "
+        lines.append(f"perplexity, KL and top-1 vs. 16-bit: {windows} of {table.window} tokens from "
                      f"{table.text}")  # fmt: skip
     facts = [f"{name.replace('_', ' ')} {value}" for name, value in table.conditions.items() if value is not None]
     return [*lines, ", ".join(facts), *table.notes]

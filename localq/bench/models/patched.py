@@ -186,7 +186,7 @@ def kernel_rows(model: Any, device: torch.device, roof: float, out: TextIO) -> l
             share = nf4_gemv_bytes(rows, *shape) / ours.median_us * 1e6 / roof
             print_lines(
                 out,
-                f"  {shape[0]} x {shape[1]}, {rows:>2} rows: {ours.median_us:7.1f} us ({share:.0%} of the roof),"
+                f"  {shape[0]} x {shape[1]}, {rows:>2} rows: {ours.median_us:7.1f} µs ({share:.0%} of the roofline),"
                 f" bitsandbytes {theirs.median_us:7.1f} ({theirs.median_us / ours.median_us:.2f}x)",
             )
             found.append(

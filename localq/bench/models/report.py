@@ -144,7 +144,7 @@ class BenchReport:
     def clocks_line(self) -> str:
         """Return the rows that ran with lowered clocks in a line; empty where none did."""
         rows = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := power.summary(row.held_down))]
-        return f"throttled by the driver (share of the time): {'; '.join(rows)}" if rows else ""
+        return f"throttled by the driver (share of time): {'; '.join(rows)}" if rows else ""
 
     def first_line(self) -> str:
         """Return the headline: the speedup over fp16, or why there is none, and the speed."""

@@ -122,7 +122,9 @@ def _judge(
     length = max(len(ids) for ids in (*gptq.ids, *llamacpp.ids))
     tested, plain = Prefill(model, length), None if reference is None else Prefill(reference, length)
     main = score(tested, plain, gptq, model.vocab, lambda done, total: on_progress("windows", done, total))
-    other = score(tested, None, llamacpp, model.vocab, lambda done, total: on_progress("as llama.cpp", done, total))
+    other = score(
+        tested, None, llamacpp, model.vocab, lambda done, total: on_progress("llama.cpp windows", done, total)
+    )
     steps = Scores(0.0)
     if request.decode:
         on_progress("single steps", 0, 0)
@@ -150,13 +152,13 @@ def _name(dtype: torch.dtype) -> str:
 def _windows(request: EvaluationRequest) -> tuple[Windows, Windows]:
     """Return the text in both conventions. All checks of it run before weights are read."""
     if not request.raw.strip():
-        raise usage_error(request.text, "the text is empty", "Use a text of at least one window.")
+        raise usage_error(request.text, "the text is empty", "Use a text that fills at least one window.")
     try:
         text = request.raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise usage_error(request.text, f"not UTF-8 text ({error})", "Use plain UTF-8 text.") from None
     if request.decode >= request.window:
-        why = f"{request.decode} steps do not fit into a window of {request.window} tokens"
+        why = f"{request.decode} steps do not fit in a window of {request.window} tokens"
         raise usage_error("--decode", why, "Use fewer steps, or a larger --window.")
     tokenizer = Tokenizer.load(request.files)
     if request.rival is not None:
@@ -171,11 +173,7 @@ def _check_vocabulary(request: EvaluationRequest, rival: ModelFiles, ours: Token
     known = [tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (ours, Tokenizer.load(rival))]
     if widths[0] == widths[1] and known[0] == known[1]:
         return
-    sizes = (
-        f"{widths[1]} and {widths[0]} tokens"
-        if widths[0] != widths[1]
-        else "the same number of tokens, but different ones"
-    )
+    sizes = f"{widths[1]} and {widths[0]} tokens" if widths[0] != widths[1] else "same size, different tokens"
     name, subject = request.against, "--against"
     if name in (None, REFERENCE):
         name, subject = rival.name, "eval"

@@ -51,6 +51,6 @@ def test_a_report_says_which_rows_ran_with_lowered_clocks():
     report = BenchReport("m", (slowed, other), TG, {}, roof_bytes_per_s=1e12)
     out = io.StringIO()
     body = write(report, "table", out, io.StringIO())
-    assert f"throttled by the driver (share of the time): localq {TG.name} power 62%\n" in out.getvalue()
+    assert f"throttled by the driver (share of time): localq {TG.name} power 62%\n" in out.getvalue()
     assert [row["held_down_for_power"] for row in body["rows"]] == [0.625, None]
     assert body["rows"][0]["held_down_for_heat"] == 0.0

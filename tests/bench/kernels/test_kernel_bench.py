@@ -205,7 +205,7 @@ def test_too_little_memory_leaves_a_row_out(bench, monkeypatch):
 
     from functools import partial
 
-    said = "skipped for lack of memory: greedy product=3 (2 GiB, please)"
+    said = "skipped, not enough memory: greedy product=3 (2 GiB, please)"
     assert bench._measured(partial(greedy_row, product=3), ON_CPU) == said
 
 

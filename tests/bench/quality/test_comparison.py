@@ -83,7 +83,7 @@ def test_progress_names_the_model(plain, nf4):
     told: list[str] = []
     comparison.run_all(asked(plain, nf4), lambda stage, done, total: told.append(stage))
     assert f"{plain}: windows" in told
-    assert f"{nf4}: as llama.cpp" in told
+    assert f"{nf4}: llama.cpp windows" in told
 
 
 # ---- size and speed
