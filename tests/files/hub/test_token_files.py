@@ -77,4 +77,5 @@ def test_a_token_that_a_job_cannot_get_is_an_error_of_its_variables(server, monk
         monkeypatch.setenv(name, value)
     error = refused(fetch.fetch, source())
     assert error.exit_code == ExitCode.GATED
-    assert "HF_OIDC_RESOURCE" in error.why and "HF_OIDC_RESOURCE" in error.next_step
+    assert "HF_OIDC_RESOURCE" in error.why
+    assert "HF_OIDC_RESOURCE" in error.next_step
