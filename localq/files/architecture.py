@@ -14,7 +14,7 @@ from localq import kv_bits
 from localq.errors import bad_file
 from localq.files.context_length import longest_context
 from localq.files.layer_caches import KeysAndValues, LayerCache
-from localq.files.model_types import MODEL_TYPES, Traits, dense_layers, traits_of, upper_layers, windows
+from localq.files.model_types import MODEL_TYPES, Traits, dense_layers, text_part, upper_layers, windows
 from localq.kv_bits import KvBits
 
 
@@ -84,15 +84,11 @@ class Architecture:
         Raises LocalqError: exit 1 for a model type that is not in `model_types`, exit 8 for a missing field and for
         inconsistent numbers. `model_folder` checks the range of each number when it reads the file.
         """
-        traits, model_type = traits_of(config), str(config["model_type"])
-        inner = config.get("text_config")
-        text = inner if isinstance(inner, dict) else config
-        tied = config.get("tie_word_embeddings")  # the outer value counts if `text_config` has none
-        outside = {} if tied is None else {"tie_word_embeddings": tied}
-        no_window = ("sliding_window",)  # where null means none, and not the default
-        stated = {key: value for key, value in text.items() if value is not None or key in no_window}
+        model_type, text = text_part(config)
+        null = ("sliding_window", "num_key_value_heads")  # means none, and as many as heads, not the default
+        stated = {key: value for key, value in text.items() if value is not None or key in null}
         try:
-            return _check(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
+            return _check(_from_text_config(model_type, {**MODEL_TYPES[model_type].defaults, **stated}))
         except KeyError as error:
             raise bad_file("config.json", f"{error} is missing", "Download the model again.") from error
 

@@ -67,6 +67,7 @@ class Traits:
     qk_norm, four_norms norms of q and k; two more norms per layer
     norms_in_f32        weights of norms stay in f32
     soft_cap            attention scores are capped, which rules out fused attention
+    growing_queries     queries are multiplied by a number that grows with the position, from a table
     two_rotary_tables   windowed layers have their own rotary tables
     optional_window     config.json states a window that has no effect without `use_sliding_window`
     windowed_layers     (config.json, layers) -> which layers are windowed, for files without `layer_types`
@@ -88,6 +89,7 @@ class Traits:
     four_norms: bool = False
     norms_in_f32: bool = False
     soft_cap: bool = False
+    growing_queries: bool = False
     two_rotary_tables: bool = False
     optional_window: bool = False
     windowed_layers: Callable[[dict[str, Any], int], tuple[bool, ...]] = _every_layer
@@ -112,7 +114,14 @@ _UPPER = {"sliding_window": 4096, "max_window_layers": 28}
 # model_type -> its traits. A new one also needs a module in `localq.models`.
 MODEL_TYPES: dict[str, Traits] = {
     "llama": Traits(),
-    "mistral": Traits(defaults={"sliding_window": 4096}),
+    "mistral": Traits(defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "ministral3": Traits(
+        defaults={
+            "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144,
+        },
+        growing_queries=True,
+    ),
     "mixtral": Traits(
         defaults={"num_experts_per_tok": 2},
         experts=8,
@@ -157,16 +166,29 @@ MODEL_TYPES: dict[str, Traits] = {
 }  # fmt: skip
 
 
-def traits_of(config: Mapping[str, Any]) -> Traits:
-    """The traits of a config.json's model type.
+# Wrappers around a text model of one of several types -> that type where `text_config` states none.
+WRAPPERS = {"mistral3": "mistral"}
 
-    Raises LocalqError (exit 1) for an unsupported model type.
+
+def text_part(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The model type of the text model, and its part of a config.json: `text_config`, or all of a flat one.
+
+    In a wrapper, whose head is outside the text model, `tie_word_embeddings` outside `text_config` counts first; other
+    types are their own text model, and there it counts last. Raises LocalqError (exit 1) for an unsupported model type.
     """
-    model_type = config.get("model_type")
+    model_type, inner = config.get("model_type"), config.get("text_config")
+    text = dict(inner) if isinstance(inner, dict) else dict(config)
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
+    if isinstance(model_type, str) and model_type in WRAPPERS:
+        stated = inner.get("model_type") if isinstance(inner, dict) else None
+        model_type = WRAPPERS[model_type] if stated is None else stated
+        text |= tied
+    elif text.get("tie_word_embeddings") is None:
+        text |= tied
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
-        known, named = ", ".join(sorted(MODEL_TYPES)), repr(model_type)[:80]
+        known, named = ", ".join(sorted({*MODEL_TYPES, *WRAPPERS})), repr(model_type)[:80]
         raise LocalqError("config.json", f"the architecture {named} is not supported", f"Supported: {known}.")
-    return MODEL_TYPES[model_type]
+    return model_type, text
 
 
 def windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, tuple[bool, ...]]:

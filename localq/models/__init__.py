@@ -12,7 +12,21 @@ from types import ModuleType
 from typing import Any
 
 from localq.errors import LocalqError
-from localq.models import gemma2, gemma3, gpt_oss, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from localq.models import (
+    gemma2,
+    gemma3,
+    gpt_oss,
+    llama,
+    ministral3,
+    mistral,
+    mistral3,
+    mixtral,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 
 ARCHITECTURES: dict[str, ModuleType] = {
     "gemma2": gemma2,
@@ -20,7 +34,9 @@ ARCHITECTURES: dict[str, ModuleType] = {
     "gemma3_text": gemma3,
     "gpt_oss": gpt_oss,
     "llama": llama,
+    "ministral3": ministral3,
     "mistral": mistral,
+    "mistral3": mistral3,
     "mixtral": mixtral,
     "phi3": phi3,
     "qwen2": qwen2,

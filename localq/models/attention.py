@@ -70,6 +70,7 @@ class Pass:
 
     rotary   per kind of `Decoder.ropes`: cos and sin, each [T, 1, rotary_dim]
     spans    per window size
+    query_scales   [T, 1, 1], multiply the queries; None: by one
     """
 
     positions: Tensor
@@ -77,6 +78,7 @@ class Pass:
     cache: Cache
     rotary: list[tuple[Tensor, Tensor]]
     spans: dict[int, Span]
+    query_scales: Tensor | None = None
 
 
 class Projected(NamedTuple):
@@ -135,6 +137,8 @@ class Attention(nn.Module):
         if self.rope_kind is not None:
             turned = rotate(torch.cat((q, k), 1), *step.rotary[self.rope_kind])  # one pass over both
             q, k = turned[:, : self.heads], turned[:, self.heads :]
+        if step.query_scales is not None:
+            q = q * step.query_scales
         v = v.view(tokens, self.kv_heads, self.head_dim)
         keys, values = step.cache.update(self.layer, k, v, step.positions, step.live)
         span = step.spans[self.window]

@@ -48,6 +48,7 @@ UNSUPPORTED = (  # known features of other models; true or set means that this m
 )
 MAX_CHARACTERS = 160  # of a file's text in a message
 WINDOWED = {"full_attention": False, "sliding_attention": True}  # the supported layer types
+QUERY_GROWTH = "llama_4_scaling_beta"  # in rope_parameters
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class DecoderConfig:
     qk_norm             norms of width head_dim on queries and keys
     *_softcap           x -> cap * tanh(x / cap); 0 = off
     sinks               a learned score per head that takes part in the softmax of attention and brings no value
+    query_growth, query_period   queries at position p, turned, are multiplied by
+                        1 + query_growth * ln(1 + floor(p / query_period)); 0 = never
     experts             of every layer that has any; 0 = one MLP of width `intermediate` in all layers
     experts_active      experts that a token goes through
     expert_width        of one expert's MLP
@@ -90,6 +93,8 @@ class DecoderConfig:
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
     sinks: bool = False
+    query_growth: float = 0.0
+    query_period: int = 0
     experts: int = 0
     experts_active: int = 0
     expert_width: int = 0
@@ -235,7 +240,8 @@ def read_windows(config: dict[str, Any], layers: int, window: int, windowed: lis
 def rope_parameters(config: dict[str, Any], theta: float) -> dict[str, Any]:
     """Return the rotary parameters of a file with one set of them, in the newer spelling."""
     parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
-    for key in ("mrope_section", *WINDOWED):  # three-axis positions; one set per layer type, which gemma3 unpacks
+    # Three-axis positions; queries that grow, which ministral3 takes out; one set per layer type, which gemma3 unpacks.
+    for key in ("mrope_section", QUERY_GROWTH, *WINDOWED):
         if key in parameters:
             raise unsupported_error("rope_parameters", key)
     return {

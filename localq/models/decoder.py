@@ -15,7 +15,7 @@ from localq.files.layer_caches import KeysAndValues, LayerCache
 from localq.models.attention import Attention, Pass, host_start, visible
 from localq.models.config import DecoderConfig
 from localq.models.layers import Cache, GatedMLP, Linear, RMSNorm, product
-from localq.models.rope import LengthSwitch
+from localq.models.rope import LengthSwitch, query_scales
 
 
 class Norms(NamedTuple):
@@ -89,6 +89,7 @@ class Decoder(nn.Module):
         self.windows = tuple(dict.fromkeys(config.windows))
         self.rotary_tables: list[Tensor] = []
         self.length_switches: dict[int, LengthSwitch] = {}  # index in `rotary_tables` -> its switch
+        self.query_scales: Tensor | None = None  # [context]
         self.slots = torch.empty(0, dtype=torch.int64)
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
@@ -99,9 +100,9 @@ class Decoder(nn.Module):
     def make_tables(self, context: int, device: torch.device | str) -> None:
         """Make the lookup tables of passes on `device`, for positions below `context`; call once, after the weights.
 
-        cos and sin per kind of rotary embedding, in the dtype of the weights, the slot numbers that masks compare
-        with, and what norms derive from their weights: `table_bytes` in all. The rotary tables are those of a text of
-        `context` tokens until `choose_length`.
+        cos and sin per kind of rotary embedding, and what multiplies queries, in the dtype of the weights, the slot
+        numbers that masks compare with, and what norms derive from their weights: `table_bytes` in all. The rotary
+        tables are those of a text of `context` tokens until `choose_length`.
         """
         device, dtype = torch.device(device), self.norm.weight.dtype
         self.rotary_tables = [rope.table(context, dtype, device) for rope in self.config.rope_kinds]
@@ -110,6 +111,9 @@ class Decoder(nn.Module):
             for index, rope in enumerate(self.config.rope_kinds)
             if rope.switches_within(context)
         }
+        if self.config.query_growth:
+            scales = query_scales(self.config.query_growth, self.config.query_period, context, dtype)
+            self.query_scales = scales.to(device)
         self.slots = torch.arange(context, device=device)
         for module in self.modules():
             if isinstance(module, RMSNorm):
@@ -140,7 +144,8 @@ class Decoder(nn.Module):
         """Return the bytes that `make_tables` allocates for `context` positions, and for norms."""
         rotary = sum(rope.table_bytes(context, dtype.itemsize) for rope in self.config.rope_kinds)
         norms = sum(module.derived_bytes() for module in self.modules() if isinstance(module, RMSNorm))
-        return rotary + context * torch.int64.itemsize + norms
+        scales = context * dtype.itemsize if self.config.query_growth else 0
+        return rotary + scales + context * torch.int64.itemsize + norms
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids int64 [T] -> [T, hidden], on the device of the ids; the table may lie in pinned host memory."""
@@ -180,4 +185,5 @@ class Decoder(nn.Module):
         start = host_start(positions)
         dtype = self.norm.weight.dtype
         spans = {window: visible(positions, start, self.slots, live, window, dtype) for window in self.windows}
-        return Pass(positions, live, cache, rotary, spans)
+        scales = None if self.query_scales is None else self.query_scales.index_select(0, positions).view(-1, 1, 1)
+        return Pass(positions, live, cache, rotary, spans, scales)

@@ -12,6 +12,7 @@ from localq.models.decoder import Decoder
 Model = Decoder
 rename = llama.rename
 DEFAULT_WINDOW = 4096  # where the key is absent; null means none
+DEFAULT_KV_HEADS = 8  # where the key is absent; null means as many as heads
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Config(DecoderConfig):
         """From `config.json`."""
         if config.get("layer_types"):  # the reference passes over it, so what its author meant is not known
             raise unsupported_error("layer_types", config["layer_types"])
-        base = cls.read(config)
+        base = cls.read({"num_key_value_heads": DEFAULT_KV_HEADS, **config})
         has_window = config.get("sliding_window", DEFAULT_WINDOW) is not None
         window = integer(config, "sliding_window", DEFAULT_WINDOW) if has_window else 0
         return replace(base, windows=(window,) * base.layers)

@@ -109,6 +109,15 @@ class LengthSwitch:
         return self._rows[False][:count]
 
 
+def query_scales(growth: float, period: int, context: int, dtype: torch.dtype) -> Tensor:
+    """What multiplies the turned queries at each position: 1 + growth ln(1 + floor(position / period)) [context].
+
+    For texts longer than those of the pretraining, over which attention would spread ever thinner; 1 below `period`.
+    On the CPU, in f32 as in transformers and rounded to `dtype` last.
+    """
+    return (1 + growth * torch.log(1 + torch.floor(torch.arange(context) / period))).to(dtype)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, heads, head_dim] turned by cos and signed sin, each [T, 1, rotary_dim] -> the same shape.
 

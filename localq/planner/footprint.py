@@ -115,7 +115,7 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
     layer = 2 * arch.kv_heads * arch.head_dim * itemsize  # the dequantized copy of one layer for prefill
     return {
         "kv_cache": arch.kv_bytes_per_token(bits) + (0 if plain else layer),
-        "tables": _rotary(arch) * itemsize + 8,
+        "tables": (_rotary(arch) + arch.traits.growing_queries) * itemsize + 8,
         "scratch": (_kinds(arch) * itemsize + 1) * PREFILL_CHUNK,  # masks that attention adds, and one mask of bools
         "sampler": 13,
     }
@@ -124,6 +124,7 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
 def _launches(arch: Architecture) -> int:
     """Most launches of a layer in a decode step."""
     launches = 6 if arch.experts else 5  # experts: a router
+    launches += arch.traits.growing_queries
     return launches + (2 if arch.traits.four_norms else 0)
 
 
@@ -204,6 +205,6 @@ def _attention_workspace(arch: Architecture) -> int:
 def _step_buffers(arch: Architecture, itemsize: int) -> int:
     """Bytes of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
     width = arch.intermediate + arch.expert_intermediate * arch.experts_active
-    row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width
+    row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width + arch.traits.growing_queries
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
     return itemsize * row + routing + 4 * arch.vocab

@@ -109,7 +109,9 @@ def test_columns_are_those_of_transformers_linears(model_type):
     assert arch.columns_of("router") is None
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gpt_oss", "mistral", "mixtral", "qwen2", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "model_type", ["gemma2", "gemma3_text", "gpt_oss", "ministral3", "mistral", "mixtral", "qwen2", "qwen3_moe"]
+)
 def test_windows_are_those_of_transformers(model_type):
     fields = {"sliding_window": 96}
     if model_type.startswith("qwen"):

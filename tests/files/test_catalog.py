@@ -14,7 +14,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
 from localq.files.catalog_file import read, read_families
 from localq.files.model_folder import open_model
-from localq.files.model_types import MODEL_TYPES
+from localq.files.model_types import MODEL_TYPES, WRAPPERS
 from localq.planner import footprint
 from localq.planner.offers import Offer
 from tests.support.files.real_model import smollm2
@@ -296,9 +296,11 @@ def test_experts_that_are_taken_one_after_the_other_come_last():
 
 def test_what_runs_is_what_the_engine_has():
     from localq.formats import FORMATS as FORMAT_MODULES
-    from localq.models import ARCHITECTURES
+    from localq.models import ARCHITECTURES, mistral3
 
-    assert set(ARCHITECTURES) == set(MODEL_TYPES)
+    assert set(ARCHITECTURES) == {*MODEL_TYPES, *WRAPPERS}
+    assert set(WRAPPERS.values()) <= set(MODEL_TYPES)
+    assert set(mistral3.FAMILIES) <= set(MODEL_TYPES)
     assert {*FORMAT_MODULES, *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
     for name, module in FORMAT_MODULES.items():
         assert module.quant_method == format_facts.FORMATS[name].quant_method

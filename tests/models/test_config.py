@@ -9,7 +9,8 @@ import random
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.models import ARCHITECTURES, architecture, gemma3, llama, mistral, phi3, qwen2, smollm3
+from localq.files.architecture import Architecture
+from localq.models import ARCHITECTURES, architecture, gemma3, llama, ministral3, mistral, phi3, qwen2, smollm3
 from tests.support.files.hub_configs import HUB
 from tests.support.models.tiny_models import BY_NAME, SHAPE
 
@@ -108,6 +109,9 @@ def test_which_layers_of_qwen3_moe_have_experts():
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked_attention"] * 5}, "chunked"),
         ({"model_type": "mistral", "layer_types": ["full_attention"] * 5}, "layer_types"),
+        ({"model_type": "ministral3", "layer_types": ["full_attention"] * 5}, "layer_types"),
+        ({"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+        ({"model_type": "mistral3", "text_config": {"model_type": "mistral4", **SHAPE}}, "'mistral4' is not supported"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
@@ -180,6 +184,57 @@ def test_head_width_defaults_to_an_even_share_of_hidden():
 def test_mistral_has_a_window_unless_the_file_says_null():
     assert mistral.Config.from_dict(SHAPE).windows == (4096,) * 5
     assert mistral.Config.from_dict({**SHAPE, "sliding_window": None}).windows == (0,) * 5
+
+
+def test_a_mistral_has_eight_kv_heads_unless_the_file_says_otherwise():
+    shape = {
+        key: value
+        for key, value in {**SHAPE, "hidden_size": 96, "num_attention_heads": 24}.items()
+        if key != "num_key_value_heads"
+    }
+    for stated, heads in (({}, 8), ({"num_key_value_heads": None}, 24), ({"num_key_value_heads": 3}, 3)):
+        config = {"model_type": "mistral", **shape, **stated}
+        assert mistral.Config.from_dict(config).kv_heads == Architecture.from_config(config).kv_heads == heads
+
+
+def test_a_ministral3_file_may_leave_out_what_equals_the_defaults():
+    config = ministral3.Config.from_dict({"model_type": "ministral3"})
+    assert (config.layers, config.hidden, config.kv_heads, config.eps) == (34, 4096, 8, 1e-5)
+    (rope,) = config.rope_kinds
+    assert (rope.kind, rope.theta, rope.factor, rope.original_context) == ("yarn", 1e6, 16.0, 16384)
+    assert (rope.attention_factor, config.max_context) == (1.0, 262_144)
+    assert (config.query_growth, config.query_period) == (0.1, 16384)
+    assert Architecture.from_config({"model_type": "ministral3"}).max_context == 262_144
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "tied"),
+    [(None, None, False), (None, True, True), (True, False, True), (False, True, False), (True, None, True)],
+)
+def test_a_mistral3_says_outside_whether_the_embedding_is_the_head(outer, inner, tied):
+    """As in transformers, whose head is outside the text model; what neither place says is not assumed."""
+    text = {"model_type": "ministral3", **SHAPE, "tie_word_embeddings": inner}
+    config = {"model_type": "mistral3", "text_config": text, "tie_word_embeddings": outer}
+    assert read(config).tied == Architecture.from_config(config).tied == tied
+
+
+def test_the_text_part_of_a_mistral3_is_of_the_type_that_it_states():
+    text = {**SHAPE, "sliding_window": None}
+    config = {"model_type": "mistral3", "text_config": text}
+    assert read(config) == mistral.Config.from_dict(text)  # where it states none
+    assert Architecture.from_config(config).model_type == "mistral"
+    config = {"model_type": "mistral3", "text_config": {"model_type": "ministral3", **SHAPE}}
+    assert read(config).query_growth == 0.1
+    assert Architecture.from_config(config).model_type == "ministral3"
+
+
+def test_both_spellings_of_tensor_names_of_a_mistral3_name_the_same_parameters():
+    rename = ARCHITECTURES["mistral3"].rename
+    for key in ("embed_tokens.weight", "layers.3.self_attn.q_proj.weight.absmax", "norm.weight"):
+        assert rename(f"language_model.model.{key}") == rename(f"model.language_model.{key}") == key
+    assert rename("language_model.lm_head.weight") == rename("lm_head.weight") == "lm_head.weight"
+    for key in ("vision_tower.ln_pre.weight", "multi_modal_projector.linear_1.weight"):
+        assert rename(key) is rename(f"model.{key}") is None
 
 
 def test_layer_types_of_later_files_win_over_the_pattern():

@@ -11,8 +11,9 @@
     sample      the soft cap of the logits, and the choice
 
 The list is data: it is run eagerly, captured as a graph, and timed launch by launch (`profile.py`). The residual stream
-x is updated in place, element by element. Torch computes one thing: act(gate) * up where gate and up lie in one matrix
-that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats.
+x is updated in place, element by element. Torch computes what no kernel does: act(gate) * up where gate and up lie in
+one matrix that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats; and queries times a number that
+grows with the position, before they are turned (ministral3, where the context has positions that are not times one).
 
 Matrices that multiply a rotated x (vq2) rotate it themselves, behind the norm: one launch for all that share their
 signs, which are all that read the same x in what `localq quantize` writes.
@@ -97,6 +98,7 @@ class FusedStep:
         self._workspace = attention.AttentionWorkspace(config.heads, config.kv_heads, config.head_dim, device)
         self._launches: list[Launch] = []
         self._add_embedding(model)
+        self._query_scale = self._add_query_scale(model)
         for index, block in enumerate(model.layers):
             assert isinstance(block, Block)
             norms = block.norms()
@@ -152,12 +154,29 @@ class FusedStep:
             Launch("embed", lambda: embed.embed(token, table, scale=scale, out=out), lambda live: moved)
         )
 
+    def _add_query_scale(self, model: Decoder) -> Tensor | None:
+        """[1, 1], what multiplies the queries of the step; None where that is 1 at all positions of the context."""
+        scales, position = model.query_scales, self.state.position
+        if scales is None or len(scales) <= model.config.query_period:
+            return None
+        scale = self._buffer(1, scales.dtype, scales.device)
+        self._launches.append(
+            Launch(
+                "attention", lambda: torch.index_select(scales, 0, position, out=scale[0]), lambda live: scale.nbytes
+            )
+        )
+        return scale
+
     def _add_attention(self, model: Decoder, part: Attention, layer: attention.KVLayer, norm: RMSNorm) -> None:
         operands = share_tables([_known(operand(module)) for module in part.inputs()])
         self._add_product("qkv", self._x, operands, self._qkv, norm=_norm(norm))
         rotary = None if part.rope_kind is None else model.rotary_tables[part.rope_kind]
         q_norm, k_norm = (_norm(part.q_norm), _norm(part.k_norm)) if part.qk_norm else (None, None)
         sinks = None if part.sinks is None else part.sinks.detach()
+        if (scale := self._query_scale) is not None:
+            assert q_norm is None  # which would undo it
+            q = self._qkv[:, : part.heads * part.head_dim]
+            self._launches.append(Launch("attention", lambda: q.mul_(scale), lambda live: 2 * q.nbytes))
 
         def attend() -> None:
             attention.attention_decode(

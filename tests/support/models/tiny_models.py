@@ -40,6 +40,15 @@ SHAPE = {
     "pad_token_id": 0,
 }
 HEAD = {"head_dim": 14}  # 6 * 14 = 84 is not hidden
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 12,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 8,
+    "patch_size": 4,
+}
 VISION = {
     "model_type": "siglip_vision_model",
     "hidden_size": 10,
@@ -49,6 +58,9 @@ VISION = {
     "image_size": 8,
     "patch_size": 4,
 }
+
+
+WITH_IMAGES = ("mistral3",)  # transformers has no class of their text models alone
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,18 @@ _LONG = {
     "short_factor": [1.0, 1.1, 1.3, 1.4, 1.6, 1.9],
     "long_factor": [1.2, 2.0, 3.5, 5.0, 7.0, 8.0],
 }
+_GROWING = {"type": "yarn", "rope_type": "yarn", "rope_theta": 1000.0, "factor": 6.0, "beta_fast": 3.0,
+            "original_max_position_embeddings": 13, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.6}  # fmt: skip
+
+
+def _wrapped(name: str, text_type: str, without: Callable[[DecoderConfig], dict[str, Any]], **config: Any) -> Case:
+    """A mistral3 around a text model; its files state at two places whether the embedding is the head."""
+    tied = {key: config.pop(key) for key in ("tie_word_embeddings",) if key in config}
+    text = {"model_type": text_type, **SHAPE, **HEAD, **config}
+    return Case(name, {"model_type": "mistral3", "vision_config": PIXTRAL, "text_config": text, **tied}, without)
+
+
 CASES = (
     _case("llama-biases", "llama", lambda c: {"qkv_bias": False}, **HEAD, attention_bias=True, mlp_bias=True),
     _case("llama-llama3-tied", "llama", _plain_ropes, tie_word_embeddings=True, rope_theta=500.0, rope_scaling={
@@ -111,6 +135,11 @@ CASES = (
         "beta_fast": 3.0}),
     _case("mistral-window", "mistral", _no_windows, sliding_window=9),
     _case("mistral-head-dim", "mistral", lambda c: {"attention_scale": 12**-0.5}, **HEAD, sliding_window=None),
+    _case("ministral3", "ministral3", lambda c: {"query_growth": 0.0}, **HEAD, rope_parameters=_GROWING),
+    _case("ministral3-period", "ministral3", lambda c: {"query_period": 14}, **HEAD, tie_word_embeddings=True,
+          sliding_window=9, rope_parameters=_GROWING),
+    _wrapped("mistral3-ministral3", "ministral3", _plain_ropes, tie_word_embeddings=False, rope_parameters=_GROWING),
+    _wrapped("mistral3-mistral", "mistral", _no_windows, tie_word_embeddings=True, sliding_window=11, rope_theta=500.0),
     _case("mixtral-window", "mixtral", _no_windows, sliding_window=9, num_local_experts=5, num_experts_per_tok=2),
     _case("mixtral-tied", "mixtral", lambda c: {"experts_active": 1}, **HEAD, tie_word_embeddings=True,
           num_local_experts=3, num_experts_per_tok=2, rope_theta=500.0),
@@ -177,11 +206,12 @@ def reference_config(case: Case) -> Any:
 
 def reference(case: Case, dtype: torch.dtype = torch.float32) -> Any:
     """The transformers model of `case`, with the same weights at every call, rounded to bf16."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = reference_config(case)
     config._experts_implementation = "eager"  # the others want rows of whole 16 bytes
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).eval()
+    auto_class = AutoModelForImageTextToText if case.config["model_type"] in WITH_IMAGES else AutoModelForCausalLM
+    model = auto_class.from_config(config, attn_implementation="eager", dtype=dtype).eval()
     generator = torch.Generator().manual_seed(11)
     offset = 0.0 if case.config["model_type"].startswith("gemma") else 1.0
     with torch.no_grad():
