@@ -170,7 +170,7 @@ def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
 def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
     formats = dict.fromkeys((*(source.format for source in entry.sources), *quantizable_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
-    why = f"no {format!r} weights are published, and localq cannot quantize it to that format"
+    why = f"no {format!r} weights are published, and localq cannot quantize to this format"
     known = format_facts.FORMATS.get(format)
     if entry.arch.traits.interleaved_experts and known is not None and known.made_from == "text":
         why += f": {format_facts.NO_SEARCH_OF_EXPERTS}"

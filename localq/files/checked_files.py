@@ -117,7 +117,7 @@ def damaged(what: str, path: Path, command: str | None) -> LocalqError:
     step = f"Run `{command}` to repair it." if command else "Quantize the model again."
     if sums.exists():
         step += f" If you changed the file on purpose, delete {sums}."
-    state = "damaged: its hash is not the recorded one" if path.exists() else "missing"
+    state = "damaged: its hash does not match the recorded one" if path.exists() else "missing"
     return bad_file(what, f"{path} is {state}", step)
 
 

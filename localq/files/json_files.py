@@ -51,7 +51,7 @@ def inside(folder: Path, name: str) -> Path | None:
         resolved = path.resolve(strict=True)
         mode = resolved.stat().st_mode
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links (pathlib, Python < 3.13)
-        step = "Restore what the link points to, or replace the link with the file."
+        step = "Restore the target of the link, or replace the link with the file."
         raise bad_file(str(path), f"the link is broken ({_target(path)})", step) from error
     if not stat.S_ISREG(mode):
         raise bad_file(str(path), "not a regular file", DAMAGED)
@@ -158,15 +158,15 @@ def _decimal(digits: str) -> float:
     _check_digits(digits)
     value = float(digits)
     if math.isinf(value):
-        raise _EditError(f"the number {digits} is too large", "Replace it in the file with a number, or with null.")
+        raise _EditError(f"the number {digits} is too large", "Replace it with a smaller number, or with null.")
     return value
 
 
 def _check_digits(digits: str) -> None:
     if len(digits) > MAX_DIGITS:
-        raise _EditError(f"a number has {len(digits):,} digits", "Replace it in the file with a shorter one.")
+        raise _EditError(f"a number has {len(digits):,} digits", "Shorten it in the file.")
 
 
 def _no_constant(literal: str) -> NoReturn:
     why = f"it contains {literal}, which is not valid JSON"
-    raise _EditError(why, "Replace it in the file with a number, or with null.")
+    raise _EditError(why, "Replace it with a number, or with null.")

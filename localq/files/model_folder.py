@@ -20,9 +20,7 @@ from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, read_heade
 MAX_CONFIG_BYTES = 8 * 2**20  # a VPTQ config, with one block per Linear, has 300 kB
 MAX_TOKENIZER_CONFIG_BYTES = 16 * 2**20
 MAX_TEMPLATE_BYTES = 2**20  # `text.template` limits more tightly what it renders
-OWN_HEAD = (
-    "config.json says that the embedding is also the output head, but the files contain a separate head, which is used"
-)
+OWN_HEAD = "config.json ties the output head to the embedding, but the files contain a separate head, which is used"
 STATE_NAME, LOCK_NAME = "conversion.state.json", "conversion.lock"
 UNFINISHED = (STATE_NAME, LOCK_NAME)  # files that `localq quantize` deletes when it has finished
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -134,7 +132,7 @@ def no_model_error(path: Path) -> LocalqError:
     elif path.is_file():
         why, step = "a file, not a model folder", "Use a model folder or a .gguf file."
         if _starts_as_gguf(path):
-            step = "This is a GGUF file; give it, or a link to it, a name that ends in .gguf."
+            step = "This is a GGUF file; rename it, or link to it, with a name that ends in .gguf."
         elif (path.parent / "config.json").exists():
             step = f"Use the folder that contains it: {path.parent}"
     elif path.exists():
@@ -172,7 +170,7 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
         raise bad_file(str(folder), f"cannot be read ({error.strerror})", "Check its permissions.") from error
     config_path = inside(folder, "config.json")
     if config_path is None and any(name.startswith(UNFINISHED) for name in names):
-        step = "Run the same `localq quantize` command again: it continues."
+        step = "Run the same `localq quantize` command again to resume."
         raise bad_file(str(folder), "is an unfinished conversion", step)
     if config_path is None:
         raise bad_file(
@@ -221,7 +219,7 @@ def _optional(folder: Path, name: str, max_bytes: int) -> dict[str, Any]:
 def _no_weights(folder: Path, names: list[str]) -> LocalqError:
     if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
         why = f"the weights are pickle files ({pickles[0]}), which can run code when opened"
-        return bad_file(str(folder), why, "Use a repository with .safetensors files, or convert it with its own tools.")
+        return bad_file(str(folder), why, "Use a repository with .safetensors files, or convert the weights.")
     if others := [name for name in names if name.endswith(".safetensors")]:
         why = f"{others[0]} is neither {SINGLE_NAME} nor listed in {INDEX_NAME}"
         return bad_file(str(folder), why, "Download the model again, with its index.")

@@ -54,7 +54,7 @@ def paths_of(model: LocalModel) -> list[str]:
     """What `remove` deletes, in words: the folder or files, or the link."""
     link = link_of(model)
     if link is not None:
-        return [f"{link}, a link; {os.readlink(link)} stays"]
+        return [f"{link} (a link; its target {os.readlink(link)} is kept)"]
     return [str(model.path), *map(str, files_along(model.path) or ())]
 
 

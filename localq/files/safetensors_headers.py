@@ -106,9 +106,9 @@ def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, 
         )
     raw: bytes = read(length)
     if len(raw) != length:
-        raise _broken_error(path, "the file ends within its header")
+        raise _broken_error(path, "the file ends inside its header")
     if raw[:1] != b"{":
-        raise _broken_error(path, "its header does not begin with '{'")
+        raise _broken_error(path, "its header does not start with '{'")
     if any(raw.count(character) > most for character, most in MAX_CHARACTERS.items()):
         raise _broken_error(path, f"its header describes more than {MAX_TENSORS:,} tensors")
     try:
@@ -119,7 +119,7 @@ def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, 
 
 def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> Entry:
     if not isinstance(raw, dict):
-        raise _broken_error(path, f"the entry of tensor {name[:80]!r} is not an object")
+        raise _broken_error(path, f"the entry for tensor {name[:80]!r} is not an object")
     dtype, shape, offsets = raw.get("dtype"), raw.get("shape"), raw.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _broken_error(path, f"tensor {name[:80]!r} has an unknown type, {str(dtype)[:20]!r}")

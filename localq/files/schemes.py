@@ -73,7 +73,7 @@ def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
 
 def _no_scheme(format: str, scheme: str, example: str) -> LocalqError:
     return usage_error(
-        f"{format} {scheme}", f"not a valid scheme of {format.rstrip(':')}", f"Use a scheme such as {example}."
+        f"{format} {scheme}", f"not a valid {format.rstrip(':')} scheme", f"Use a scheme such as {example}."
     )
 
 

@@ -23,7 +23,7 @@ from localq.disk import disk_errors
 _FOLDER = re.compile(r"localq-(?:outline|index|header)-(?:(\d+)-)?\w+")
 _TEXT = re.compile(r"localq-\w+\.md")  # of `chat.terminal.editor`: a text of the user
 _TEXT_AGE_S = 86_400.0  # the editor may still run
-ABANDONED, UNSAVED = "temporary folder of a killed process", "text left by an editor"
+ABANDONED, UNSAVED = "temporary folder of a killed process", "leftover editor text"
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def test_ctrl_c_ends_a_pause(tmp_path):
         )  # fmt: skip
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert line == f"next try in 300 s: {hub.url} answered with HTTP status 503\n"
+        assert line == f"next try in 300 s: {hub.url} returned HTTP status 503\n"
         process.send_signal(2)
         assert process.wait(10) == ExitCode.INTERRUPTED
         with process.stderr as rest:

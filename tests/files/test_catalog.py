@@ -251,7 +251,7 @@ def test_what_exists_here_is_never_taken_for_a_repository(tmp_path, monkeypatch,
 
 def test_a_link_gives_a_gguf_file_the_name_it_lacks(tmp_path):
     (tmp_path / "sha256-1").write_bytes(b"GGUF\3")
-    with pytest.raises(LocalqError, match=r"give it, or a link to it, a name that ends in \.gguf"):
+    with pytest.raises(LocalqError, match=r"rename it, or link to it, with a name that ends in \.gguf"):
         catalog.resolve(str(tmp_path / "sha256-1"))
     link = tmp_path / "model.gguf"
     link.symlink_to("sha256-1")

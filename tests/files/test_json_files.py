@@ -17,7 +17,7 @@ from localq.worker import messages
 
 EDITS = {
     '{"a": null, "b": {"x": 1, "x": 2}}': "the key 'x' occurs twice in one object. Remove one of the two from the file",
-    '{"a": [0.0, Infinity]}': "it contains Infinity, which is not valid JSON. Replace it in the file with a number",
+    '{"a": [0.0, Infinity]}': "it contains Infinity, which is not valid JSON. Replace it with a number",
     '{"a": -Infinity}': "it contains -Infinity",
     '{"a": NaN}': "it contains NaN",
     '{"a": 1,}': "If you edited the file, fix the edit; otherwise download the file again",

@@ -82,7 +82,7 @@ def test_the_link_goes_and_what_it_leads_to_stays(capsys, elsewhere, make: Calla
     [model] = [each for each in local_models.list_local() if removal.link_of(each) == link]
     assert cli.execute(["rm", "-y", f"{REPO}@{COMMIT}" if make is revision else name]) == 0
     said = capsys.readouterr().err
-    assert f"{link}, a link; {target} stays" in said
+    assert f"{link} (a link; its target {target} is kept)" in said
     assert "0 bytes freed" in said or "0 B freed" in said
     assert not os.path.lexists(link)
     assert contents(elsewhere) == before

@@ -128,7 +128,7 @@ def test_a_text_of_an_editor_is_removed_by_prune_alone_after_a_day(place, capsys
     scratch.remove_abandoned(place)
     assert [each.path for each in scratch.find()] == [old]
     assert execute(["prune", "--yes"]) == 0
-    assert "text left by an editor" in capsys.readouterr().err
+    assert "leftover editor text" in capsys.readouterr().err
     assert (fresh.exists(), old.exists()) == (True, False)
 
 

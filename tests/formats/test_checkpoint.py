@@ -279,7 +279,7 @@ def test_a_broken_link_names_its_target(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to("/no/such/disk/w.safetensors")
     with pytest.raises(LocalqError, match=r"the link is broken \(to /no/such/disk/w\.safetensors\)") as caught:
         shard_paths(tmp_path)
-    assert "Restore what the link points to" in caught.value.next_step
+    assert "Restore the target of the link" in caught.value.next_step
 
 
 @pytest.mark.parametrize("target", ["nowhere", "model.safetensors", "/dev/zero"])

@@ -73,7 +73,7 @@ CHANGES = (shorter, empty, longer, other_values)
 
 
 def refused(read: Callable[[], object], path: Path) -> None:
-    with pytest.raises(LocalqError, match="changed while it was read") as caught:
+    with pytest.raises(LocalqError, match="changed while it was being read") as caught:
         read()
     assert (caught.value.what, caught.value.exit_code) == (str(path), ExitCode.BAD_FILE)
     assert caught.value.next_step

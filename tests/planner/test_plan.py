@@ -134,7 +134,7 @@ def test_linear_bytes_by_hand():
     assert format_facts.matrix_bytes(linear, "awq") == 3072 + 48 * 2 + 24
     assert format_facts.matrix_bytes(linear, "vptq", "v8-k256-16") == 3 * 256 * 12 // 8 + 2 * 8 * (256 + 16) + 6 * 256
     assert format_facts.matrix_bytes(linear, "mxfp4") == 3072 + 192
-    with pytest.raises(LocalqError, match="not a valid scheme of aqlm"):
+    with pytest.raises(LocalqError, match="not a valid aqlm scheme"):
         format_facts.matrix_bytes(linear, "aqlm", "nonsense")
 
 

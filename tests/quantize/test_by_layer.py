@@ -274,7 +274,7 @@ def test_memory_that_runs_out_is_an_answer(source_of, tmp_path, monkeypatch) -> 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.06 GiB\nmore")
 
     monkeypatch.setattr(by_layer, "quantize_layer", greedy)
-    error = _refused("memory ran out while quantizing", ExitCode.DOES_NOT_FIT, source_of("llama"), tmp_path / "out")
+    error = _refused("ran out of memory while quantizing", ExitCode.DOES_NOT_FIT, source_of("llama"), tmp_path / "out")
     assert "--windows" in error.next_step
 
 
@@ -283,7 +283,7 @@ def test_memory_that_runs_out_before_the_first_layer_is_an_answer(source_of, tmp
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.06 GiB\nmore")
 
     monkeypatch.setattr(by_layer.memory, "check_ram", greedy)
-    error = _refused("memory ran out while quantizing", ExitCode.DOES_NOT_FIT, source_of("llama"), tmp_path / "out")
+    error = _refused("ran out of memory while quantizing", ExitCode.DOES_NOT_FIT, source_of("llama"), tmp_path / "out")
     assert "--windows" in error.next_step
 
 

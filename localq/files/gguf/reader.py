@@ -97,7 +97,7 @@ def _tensors(container: Container, architecture: str) -> dict[str, GgufTensor]:
             continue
         renamed = hugging_face_name(architecture, name)
         if renamed is None:
-            why = f"contains a tensor {name!r}, which {architecture} models do not have"
+            why = f"contains the tensor {name!r}, which {architecture} models do not have"
             raise LocalqError(str(container.path), why, "Use a different file of this model.", ExitCode.FAILURE)
         if renamed in found:
             why = f"the tensors {found[renamed].gguf_name!r} and {name!r} both map to {renamed}"

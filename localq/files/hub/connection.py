@@ -81,7 +81,7 @@ class Answer:
             yield from raw
             return
         if kind not in _INFLATE:
-            raise UnreadableError("it is compressed in a way that was not asked for")
+            raise UnreadableError("it uses a compression that was not requested")
         inflate, received = zlib.decompressobj(_INFLATE[kind]), 0
         for piece in raw:
             received += len(piece)
@@ -90,7 +90,7 @@ class Answer:
             try:
                 yield inflate.decompress(piece, max_bytes + 1)
             except zlib.error as error:
-                raise UnreadableError("it is not compressed as it states") from error
+                raise UnreadableError("it is not compressed as its headers say") from error
             if inflate.unconsumed_tail:
                 raise _too_large(what, max_bytes)
         if not inflate.eof:
@@ -106,12 +106,12 @@ def paced(pieces: Iterable[bytes], stall_s: float) -> Iterator[bytes]:
     for piece in pieces:
         received += len(piece)
         if time.monotonic() - begun > stall_s + received / LEAST_BYTES_PER_S:
-            raise SlowError("does not answer fast enough")
+            raise SlowError("responds too slowly")
         yield piece
 
 
 def _too_large(what: str, max_bytes: int) -> LocalqError:
-    return no_model_hub(what, f"its answer is larger than {max_bytes // 2**20} MiB")
+    return no_model_hub(what, f"its response is larger than {max_bytes // 2**20} MiB")
 
 
 @contextlib.contextmanager
@@ -249,7 +249,7 @@ def access_token() -> Secret | None:
         return None
     token = Secret(found)
     if not token.reveal().isascii() or not token.reveal().isprintable() or " " in token.reveal():
-        raise LocalqError("access token", "not a valid access token (one ASCII word)", step, ExitCode.GATED)
+        raise LocalqError("access token", "not a valid access token (must be one ASCII word)", step, ExitCode.GATED)
     return token
 
 
@@ -283,7 +283,7 @@ def library() -> Any:
         if origin(endpoint()) == ("", "", None):
             step = "Set it to an address such as https://HOST, or unset it."
             raise LocalqError("HF_ENDPOINT", "it is not a valid address", step, ExitCode.NETWORK) from error
-        why = "the hub's library does not accept the value of one of its variables"
-        raise LocalqError("environment", why, "Check the variables that begin with HF_.", ExitCode.NETWORK) from error
+        why = "huggingface_hub rejects the value of an environment variable"
+        raise LocalqError("environment", why, "Check the variables that start with HF_.", ExitCode.NETWORK) from error
     hub_logging.set_verbosity(logging.CRITICAL)  # what it logs quotes addresses, and files with tokens
     return huggingface_hub

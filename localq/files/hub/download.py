@@ -135,7 +135,7 @@ def discard_or_refuse(store: Store, repo: str, content_id: str, path: Path) -> N
 
 def foreign(repo: str, path: Path) -> LocalqError:
     """The error (exit 8) for wrong content from another tool, which localq does not remove."""
-    why = f"{path} has the wrong hash, and another tool put it there"
+    why = f"{path} has the wrong hash and was downloaded by another tool"
     return bad_file(repo, why, f"Run `localq rm {repo}` (asks first), then `localq pull` to download it again.")
 
 

@@ -38,7 +38,7 @@ class RefusedError(Exception):
 class SlowError(Exception):
     """The hub is slower than any connection that can be used: with its answer, or with the bytes of one."""
 
-    def __init__(self, what: str = "does not answer") -> None:
+    def __init__(self, what: str = "does not respond") -> None:
         super().__init__(what)
 
 
@@ -79,7 +79,7 @@ def is_of_transport(error: Exception) -> bool:
 def pause_after(error: Exception, pause_s: float) -> None:
     """Wait after `error`, as the server asks, else `pause_s`. Shown, and ended by a stop (`pauses`)."""
     status = status_of(error)
-    why = f"{endpoint()} answered with HTTP status {status}" if status else f"{endpoint()} {_trouble(error)}"
+    why = f"{endpoint()} returned HTTP status {status}" if status else f"{endpoint()} {_trouble(error)}"
     pauses.pause(pause_after_s(error, pause_s), why)
 
 
@@ -88,7 +88,7 @@ def _trouble(error: Exception) -> str:
         return str(error)
     if "Timeout" in type(error).__name__:
         return str(SlowError())
-    return f"broke the connection off ({type(error).__name__.lstrip('_')})"
+    return f"closed the connection ({type(error).__name__.lstrip('_')})"
 
 
 def pause_after_s(error: Exception, pause_s: float) -> float:
@@ -163,7 +163,7 @@ def _of_refusal(response: Any, repo: str, revision: str, name: str) -> LocalqErr
 
 
 def _of_status(repo: str, status: int) -> LocalqError:
-    return no_hub(repo, f"the hub answered with HTTP status {status}")
+    return no_hub(repo, f"the hub returned HTTP status {status}")
 
 
 def no_repository(repo: str) -> LocalqError:
@@ -176,11 +176,11 @@ def _of_transport(error: Exception, repo: str) -> Exception:
     if isinstance(error, SlowError):
         return no_hub(repo, f"{endpoint()} {_trouble(error)}")
     if isinstance(error, UnreadableError):
-        why = f"the answer of {endpoint()} cannot be read ({error})"
+        why = f"the response from {endpoint()} cannot be read ({error})"
         return no_hub(repo, why, "Check HF_ENDPOINT and the network.")
     if is_of_transport(error):
         proxy = proxies.variable_for(endpoint().reveal())
-        through = f" through the proxy of {proxy}" if proxy else ""
+        through = f" through the proxy in {proxy}" if proxy else ""
         return no_hub(repo, f"{endpoint()} cannot be reached{through} ({type(error).__name__})")
     if isinstance(error, OSError):
         local = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)

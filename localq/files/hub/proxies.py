@@ -19,8 +19,8 @@ _SOCKS = ("socks5", "socks5h")
 _SCHEMES = ("http", "https", *_SOCKS)
 _FILES = ("SSL_CERT_FILE", "SSLKEYLOGFILE")
 _FILE_STEPS = {
-    "SSL_CERT_FILE": "Set it to a file of PEM certificates, or unset it.",
-    "SSLKEYLOGFILE": "Set it to a file that can be written, or unset it.",
+    "SSL_CERT_FILE": "Set it to a file with PEM certificates, or unset it.",
+    "SSLKEYLOGFILE": "Set it to a writable file, or unset it.",
 }
 _NEEDS = "Use an address such as http://HOST:PORT or socks5://HOST:PORT, or unset the variable."
 
@@ -89,5 +89,5 @@ def _fault(value: str) -> tuple[str, str] | None:
     except ValueError:
         return "it is not a valid address", _NEEDS
     if scheme in _SOCKS and importlib.util.find_spec("socksio") is None:
-        return "a SOCKS proxy needs the package socksio", "Run `python -m pip install socksio`, or unset the variable."
+        return "SOCKS proxies need the socksio package", "Run `python -m pip install socksio`, or unset the variable."
     return None

@@ -237,7 +237,7 @@ def _claim(cache: Path) -> IO[bytes]:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         mark = os.fdopen(own_files.open_own(cache / MARK, flags, own_files.owner_in(cache)), "ab")
     except own_files.ForeignError as error:
-        raise _foreign(cache, "another user made it, or its mark is a link") from error
+        raise _foreign(cache, "it belongs to another user, or its marker file is a link") from error
     except OSError as error:
         raise disk.disk_error(cache, error) from error
     try:

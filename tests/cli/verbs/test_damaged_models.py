@@ -197,7 +197,7 @@ def test_damage_that_nothing_tells_of_is_named_after_the_load_that_failed(server
         file.write(bytes(8))
     checked_files.remember(folder, checked_files.recorded_sums(folder))
     err = run(capsys, str(folder), 8)
-    assert f"{path} is damaged: its hash is not the recorded one" in err
+    assert f"{path} is damaged: its hash does not match the recorded one" in err
 
 
 def test_damage_from_the_hub_is_named_after_a_load_that_failed(server, capsys):
@@ -207,7 +207,7 @@ def test_damage_from_the_hub_is_named_after_a_load_that_failed(server, capsys):
         file.write(bytes(8))
     hub_records.remember(hub_records.users(), REPO, path.resolve().name, path, ours=True)
     err = run(capsys, REPO, 8)
-    assert f"{path} is damaged: its hash is not the recorded one" in err
+    assert f"{path} is damaged: its hash does not match the recorded one" in err
     assert f"Run `localq pull {REPO}`" in err
     localq(capsys, "pull", REPO)
     run(capsys, REPO)

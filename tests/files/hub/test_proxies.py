@@ -98,7 +98,7 @@ def test_a_proxy_that_answers_otherwise_is_a_network_error(server, tmp_path, oth
         command = [sys.executable, "-m", "localq", "pull", REPO]
         run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == ExitCode.NETWORK, run.stderr
-    assert f"localq: {REPO}: {server.url} cannot be reached through the proxy of ALL_PROXY" in run.stderr
+    assert f"localq: {REPO}: {server.url} cannot be reached through the proxy in ALL_PROXY" in run.stderr
     assert "Traceback" not in run.stderr
 
 
@@ -108,7 +108,7 @@ def test_a_proxy_that_is_not_there_is_named(server, monkeypatch, address):
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")  # lower case takes precedence
     error = refused(hub.fetch, source())
     assert error.exit_code == ExitCode.NETWORK
-    assert f"{server.url} cannot be reached through the proxy of all_proxy" in error.why
+    assert f"{server.url} cannot be reached through the proxy in all_proxy" in error.why
 
 
 @pytest.mark.parametrize("content", [None, "no certificates"])

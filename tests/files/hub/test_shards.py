@@ -62,7 +62,7 @@ def test_a_folder_that_another_user_prepared_is_refused(hub, tmp_path, make):
     mine.write_text("years")
     mark.parent.mkdir()
     make(mark, mine)
-    with pytest.raises(LocalqError, match="another user made it") as caught:
+    with pytest.raises(LocalqError, match="it belongs to another user") as caught:
         hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
     assert caught.value.exit_code == ExitCode.USAGE
     assert mine.read_text() == "years"

@@ -198,7 +198,7 @@ def test_a_download_folder_of_another_user_is_not_used(server):
     (places.hub_cache() / "models--maker--large" / "blobs" / HASH).unlink()
     error = refused(get)
     assert error.exit_code == ExitCode.DISK
-    assert "another user made it" in str(error)
+    assert "it belongs to another user" in str(error)
 
 
 def test_a_part_that_is_exchanged_before_it_is_renamed_is_refused(server, monkeypatch):

@@ -182,7 +182,7 @@ def test_schemes() -> None:
     assert schemes.bcq_scheme("q2row") == (2, 0, False)
     assert schemes.bcq_scheme("") == (3, 128, False)
     for scheme in ("q6g128", "q3g100", "q3", "g128", "q3g128zz"):
-        with pytest.raises(LocalqError, match="not a valid scheme of bcq"):
+        with pytest.raises(LocalqError, match="not a valid bcq scheme"):
             schemes.bcq_scheme(scheme)
 
 

@@ -166,7 +166,7 @@ def test_bits_per_weight_of_a_large_matrix():
 
 @pytest.mark.parametrize("scheme", ["s3l16", "s4l15", "s8l4", "s4l36", "s4", "s4l16+", "s4l16+s4l16+s4l16", "2x8"])
 def test_what_is_no_scheme_is_refused(scheme):
-    with pytest.raises(LocalqError, match="not a valid scheme of vq2") as caught:
+    with pytest.raises(LocalqError, match="not a valid vq2 scheme") as caught:
         vq2.bytes(64, 64, scheme)
     assert caught.value.exit_code == ExitCode.USAGE
 
