@@ -27,7 +27,7 @@ def check_free(folder: Path, needed_bytes: int, what: str) -> None:
     """
     free = free_bytes(folder)
     if needed_bytes + min(needed_bytes, RESERVE_BYTES) > free:
-        why = f"{needed_bytes:,} bytes plus a reserve needed in {folder}, but only {free:,} bytes free"
+        why = f"{needed_bytes:,} bytes plus a reserve are needed in {folder}, but only {free:,} bytes are free"
         raise LocalqError(what, why, "Free some space with `localq prune` or `localq rm`.", ExitCode.DISK)
 
 
@@ -261,9 +261,9 @@ def check_replaceable(path: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         is_link = path.is_symlink()
         if is_link and found is None:
-            raise FileNotFoundError(errno.ENOENT, "the link leads nowhere")
+            raise FileNotFoundError(errno.ENOENT, "the link is broken")
         if is_link and found is not None and stat.S_ISREG(found.st_mode) and not _is_stream(path):
-            raise usage_error(str(path), f"is a link to {resolve(path)}", "Name that file itself to replace it.")
+            raise usage_error(str(path), f"is a link to {resolve(path)}", "To replace that file, pass its own path.")
         place = resolve(path).parent if found is None or stat.S_ISREG(found.st_mode) else path
         place.stat()
         if not os.access(place, os.W_OK):

@@ -18,8 +18,8 @@ CUDA_SUCCESS, CUDA_ERROR_NO_DEVICE = 0, 100  # CUresult, CUDA driver API
 _RESTART = "Restart the machine."
 # CUresult (and the runtime's 35) -> cause and remedy.
 FAILURES: dict[int, tuple[str, str]] = {
-    34: ("libcuda.so.1 is the stub of a CUDA toolkit", "Remove the toolkit's `stubs` folder from LD_LIBRARY_PATH."),
-    35: ("it is too old for the CUDA version of torch", "Update the driver."),
+    34: ("libcuda.so.1 is a stub from a CUDA toolkit", "Remove the toolkit's `stubs` folder from LD_LIBRARY_PATH."),
+    35: ("it is too old for torch's CUDA version", "Update the driver."),
     46: ("another program is using the GPU exclusively", "Close that program; `nvidia-smi` lists it."),
     101: ("the selected GPU does not exist", "Fix CUDA_VISIBLE_DEVICES."),
     209: ("it does not support this GPU", "Update the driver; very old GPUs are no longer supported."),

@@ -88,7 +88,7 @@ KEYS: dict[str, Key] = {
     "picker_leave": Key("escape", PICKER, "clear the filter; again: back", "back"),
     "question_yes": Key("y", QUESTION, "yes", "yes"),
     "question_no": Key("escape,n", QUESTION, "no", "no"),
-    "question_other": Key("b", QUESTION, "use the built-in model instead of a download", "built-in"),
+    "question_other": Key("b", QUESTION, "use the built-in model instead of downloading", "built-in"),
     "details_leave": Key("escape,q,i", DETAILS, "back", "back"),
     "opening_leave": Key("escape", OPENING, "stop loading; again, or after an error: back", "stop"),
     "opening_again": Key("r", OPENING, "retry after an error", "retry"),

@@ -18,7 +18,7 @@ from localq.errors import usage_error
 PACKAGE_DATA = Path(__file__).parent / "data"  # texts, codebooks, layers, the catalogue
 PACKAGE_PARENT = Path(__file__).resolve().parents[1]  # what a child process needs on its path
 PROJECT_FILE, NO_PROJECT = "localq.toml", "LOCALQ_NOPROJECT"  # settings of a project; the variable that ignores them
-_NO_HOME = "HOME is not set, and this user has no entry in the user database"
+_NO_HOME = "HOME is not set, and this user is not in the user database"
 
 
 def expand(path: str | Path, what: str = "") -> Path:

@@ -150,7 +150,7 @@ def check_limits() -> None:
 
     allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= allowed < LEAST_ADDRESS_SPACE:
-        why = f"torch needs 1 GiB of address space, and this process may have {allowed / 2**20:.0f} MiB"
+        why = f"torch needs 1 GiB of address space, but this process is limited to {allowed / 2**20:.0f} MiB"
         raise LocalqError("memory", why, "Raise the limit with `ulimit -v unlimited`.", ExitCode.DOES_NOT_FIT)
 
 
@@ -170,7 +170,7 @@ def is_in_deleted_folder() -> bool:
     return False
 
 
-_DELETED = ("working folder", "it is deleted", "Change to another folder with `cd`.")
+_DELETED = ("working folder", "it has been deleted", "Change to another folder with `cd`.")
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start new thread", "not enough memory")
 
 
@@ -190,17 +190,15 @@ def _shortage(error: BaseException) -> LocalqError | None:
     except Exception:  # of another's class
         return None
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
-        return LocalqError("open files", "the limit of this process is reached", "Raise it with `ulimit -n 1024`.")
+        return LocalqError("open files", "this process has reached its limit", "Raise it with `ulimit -n 1024`.")
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(each in text.lower() for each in _NO_MEMORY):
         step = "Close other programs, or raise the limit (`ulimit -v`, `ulimit -u`)."
-        return LocalqError("memory", "this process gets no more of it", step, ExitCode.DOES_NOT_FIT)
+        return LocalqError("memory", "this process cannot allocate any more", step, ExitCode.DOES_NOT_FIT)
     if isinstance(error, FileNotFoundError) and error.filename is None:
         if "temporary directory" in text:
-            step = "Set TMPDIR to a folder that can be written."
-            return LocalqError("temporary folder", "none can be written", step, ExitCode.DISK)
+            step = "Set TMPDIR to a writable folder."
+            return LocalqError("temporary folder", "none is writable", step, ExitCode.DISK)
         return usage_error(*_DELETED)
     if isinstance(error, RuntimeError) and "home directory" in text:
-        return LocalqError(
-            "home folder", "this user has none", "Set HOME to a folder that can be written.", ExitCode.DISK
-        )
+        return LocalqError("home folder", "this user has none", "Set HOME to a writable folder.", ExitCode.DISK)
     return None

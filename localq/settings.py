@@ -131,12 +131,12 @@ DESCRIPTIONS: dict[str, str] = {
     "ctx": "context size in tokens, such as 8k; max or unset = the largest that fits",
     "vram": "limit on total GPU memory use, such as 24 or 12GiB; unset = all free memory",
     "reserve": "GPU memory to leave free, such as 300MiB; unset = none",
-    "desktop": "GPU memory of other programs on a card that is not here (--vram), such as 1.2; unset = 700MB",
-    "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = fewer until 16k tokens fit "
-    "(32k if the model thinks)",
-    "embed": "where the embedding table is kept: device or host; auto = host if the full context would not fit",
-    "head": "precision of the output head: 16, 8 (bits) or nf4; auto = lower until 16k tokens fit "
-    "(32k if the model thinks)",
+    "desktop": "with --vram: GPU memory used by other programs on that card, such as 1.2; unset = 700MB",
+    "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = the most that still fit "
+    "16k tokens (32k for thinking models)",
+    "embed": "where to keep the embedding table: device or host; auto = host if the full context would not fit",
+    "head": "precision of the output head: 16, 8 (bits) or nf4; auto = the highest that still fits 16k tokens "
+    "(32k for thinking models)",
     "think": "thinking: on, off, low, medium, high; auto = the model's default",
     "max_tokens": "maximum reply length in tokens, including thinking; unset = 4096 tokens of answer, max = no limit",
     "loop_guard": "stop a reply that keeps repeating the same block of text",
@@ -149,12 +149,12 @@ DESCRIPTIONS: dict[str, str] = {
     "dry_base": "DRY growth per repeated token (1-10, default 1.75)",
     "dry_allowed_length": "shortest repetition that DRY penalizes, in tokens (default 2)",
     "dry_penalty_last_n": "recent tokens that DRY searches for repetitions; 0 = off, -1 or unset = the whole context",
-    "xtc_probability": "chance that XTC acts on a token, such as 0.5; 0 or unset = off; needs a temperature above 0",
+    "xtc_probability": "probability of XTC per token, such as 0.5; 0 or unset = off; needs a temperature above 0",
     "xtc_threshold": "XTC: of the tokens above this probability, keep only the least likely (default 0.1)",
     "seed": "random seed; unset = a new one for every reply",
     "offline": "never use the network",
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
-    "markdown": "render replies as Markdown at a terminal (`localq run` and line mode)",
+    "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
     "save": "save conversations of `localq chat` for --continue and --resume",
     "snapshots": "disk space for saved KV caches, such as 4GiB, for resuming long conversations instantly; off = none",
     "ui": "what `localq chat` opens: auto = full-screen mode if possible, tui = always, plain = line mode",

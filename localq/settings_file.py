@@ -49,7 +49,7 @@ def write_all(texts: Mapping[str, str | None]) -> dict[str, Any]:
         _encode(text)
         found = settings.parse_file(text, "the new text")
         if {name: value for name, value in found.items() if value is not None} != expected:
-            raise _unchangeable("the new text has other values")
+            raise _unchangeable("the new text changes other values")
         return text
 
     if texts:
@@ -100,7 +100,7 @@ def _fill(table: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _unchangeable(why: str) -> LocalqError:
-    why = f"cannot be changed without loss ({why})"
+    why = f"cannot be edited safely ({why})"
     return LocalqError(str(places.config_file()), why, "Change it with `localq config edit`.")
 
 
@@ -112,7 +112,7 @@ def _merged(before: str, edited: str, now: str) -> str:
     theirs = {name: new.get(name) for name in {*was, *new} if was.get(name) != new.get(name)}
     disputed = [name for name in theirs if mine.get(name) not in (was.get(name), theirs[name])]
     if disputed or _with_values(before, theirs) != now:  # or a comment has changed
-        why = f"{', '.join(sorted(disputed)) or 'the file'} has changed while you edited it"
+        why = f"{', '.join(sorted(disputed)) or 'the file'} changed while you were editing"
         raise LocalqError(str(places.config_file()), why, "Edit it again.")
     return _with_values(edited, theirs)
 
@@ -161,7 +161,7 @@ def _encode(text: str) -> bytes:
     try:
         content = text.encode()
     except UnicodeEncodeError:
-        raise usage_error("the new text", "not valid UTF-8", "Check how the terminal encodes it.") from None
+        raise usage_error("the new text", "not valid UTF-8", "Check the terminal's encoding.") from None
     if len(content) > toml_files.MOST_BYTES:
         why = f"the file would be larger than {toml_files.MOST_BYTES / 1e6:.1f} MB"
         raise usage_error("the new text", why, "Use a shorter text.")
@@ -177,7 +177,7 @@ def _lock(folder: Path) -> Iterator[None]:
         end_s = time.monotonic() + WAIT_S
         while not _take_lock(descriptor):
             if time.monotonic() > end_s:
-                why = f"another program has locked the folder for {WAIT_S:.0f} s"
+                why = f"another program has kept the folder locked for {WAIT_S:.0f} s"
                 raise LocalqError(str(folder), why, "Try again.", ExitCode.DISK)
             time.sleep(_POLL_S)
         yield

@@ -83,7 +83,7 @@ def _check(text: str, where: str) -> None:
         if pattern.search(bare):
             raise bad_file(where, f"{why} ({_place(text, pattern)})", _FIX)
     if is_deep(bare, MOST_DEPTH):
-        raise bad_file(where, f"nested more than {MOST_DEPTH} deep", _FIX)
+        raise bad_file(where, f"nested more than {MOST_DEPTH} levels deep", _FIX)
 
 
 def _place(text: str, pattern: re.Pattern[str]) -> str:

@@ -105,7 +105,7 @@ def test_a_lock_that_stays_is_not_waited_for_without_end(config_file, monkeypatc
     held = os.open(config_file.parent, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     try:
-        with pytest.raises(LocalqError, match="another program has locked the folder") as caught:
+        with pytest.raises(LocalqError, match="another program has kept the folder locked") as caught:
             settings_file.write("top_k", "4")
     finally:
         os.close(held)

@@ -137,7 +137,7 @@ def test_too_little_space_is_seen_before_the_first_byte(
 ) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(LocalqError, match=r"bytes plus a reserve needed in .* only 1,000 bytes free") as caught:
+    with pytest.raises(LocalqError, match=r"bytes plus a reserve are needed in .* only 1,000 bytes are free") as caught:
         quantized(llama, out)
     assert caught.value.exit_code == ExitCode.DISK
     assert [path.name for path in out.iterdir()] in ([], [LOCK_NAME])

@@ -20,7 +20,7 @@ PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Mon Jan 13 20
 # CUresult, CUDA version served -> words of the cause, and of the cure.
 STATES = {
     (35, 12040): ("supports CUDA 12.4, but torch needs 13.0", "Update the driver"),
-    (35, 13000): ("it is too old for the CUDA version of torch", "Update the driver"),
+    (35, 13000): ("it is too old for torch's CUDA version", "Update the driver"),
     (803, 13000): (
         "different versions, which happens after an update; the kernel module is 570.86.15",
         "Restart the machine",
@@ -29,7 +29,7 @@ STATES = {
     (100, 13000): ("it finds no GPU", "nvidia-smi"),
     (999, 13000): ("the driver or the GPU failed", "nvidia_uvm"),
     (46, 13000): ("using the GPU exclusively", "nvidia-smi"),
-    (34, 13000): ("the stub of a CUDA toolkit", "LD_LIBRARY_PATH"),
+    (34, 13000): ("a stub from a CUDA toolkit", "LD_LIBRARY_PATH"),
     (802, 13000): ("fabric is not ready", "fabric manager"),
     (804, 13000): ("compatibility libraries do not support this GPU", "cuda-compat"),
     (777, 13000): ("CUDA error 777", "nvidia-smi"),
