@@ -150,7 +150,7 @@ def _check(layout: Layout, bits: KvBits) -> None:
         raise usage_error("--kv", f"a KV cache of {bits} bits is not supported", "Use 16, 8, k8v4 or 4.")
     for width in {each.head_dim for each in layer_caches.keys_and_values(layout)}:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
-            why = f"the attention heads have {width} columns; a KV cache below 16-bit needs a multiple of 8, up to 256"
+            why = f"the head dimension is {width}; a KV cache below 16 bits needs a multiple of 8, up to 256"
             raise usage_error("--kv", why, "Use --kv 16.")
 
 

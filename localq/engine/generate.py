@@ -322,7 +322,7 @@ class Engine:
         """
         steps = self._steps
         if steps.fused is None:
-            why = "profiling needs the fused decode step, which this device or model does not have"
+            why = "profiling needs the fused decode step, which this device or model does not support"
             raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
         first = profile.clamp_position(len(self._cached) if position is None else position, self.model.ctx)
         steps.readback.forget()

@@ -220,7 +220,7 @@ def _matching_ids(header: dict[str, Any], model: LoadedModel, weights: str) -> l
     if any(type(id) is not int or not 0 <= id < model.vocab for id in ids):
         raise _damaged_error("it contains tokens outside the vocabulary")
     if len(ids) > model.ctx:
-        raise LocalqError(NOT_USED, f"it holds {len(ids)} tokens, but the context is only {model.ctx} tokens")
+        raise LocalqError(NOT_USED, f"it contains {len(ids)} tokens, but the context is only {model.ctx} tokens")
     ours = fingerprint(model, weights, len(ids), model.model.rotary_rows(len(ids)))  # as a prompt of these ids has them
     other = [name for name, text in ours.items() if theirs.get(name) != text]
     if other:

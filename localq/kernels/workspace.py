@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 WORDS = 2**21  # of 4 bytes: enough for one row of any matrix, for eight of most
-_replays_on: ContextVar[int | None] = ContextVar("stream that what is captured will be replayed on", default=None)
+_replays_on: ContextVar[int | None] = ContextVar("stream on which the capture will be replayed", default=None)
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,8 @@ def _here() -> tuple[Gpu, int, int]:
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.total is None or gpu.free is None:
-        why = f"no usable NVIDIA GPU ({'; '.join(found.unavailable) or 'none is visible'})"
-        raise usage_error("fit", why, "Give the memory size of the card, as in localq fit --vram 24.")
+        why = f"no usable NVIDIA GPU ({'; '.join(found.unavailable) or 'no GPU is visible'})"
+        raise usage_error("fit", why, "Specify the card's memory, as in `localq fit --vram 24`.")
     return gpu, gpu.total, gpu.free
 
 

@@ -55,7 +55,7 @@ class OpenCost:
     def work(self) -> str:
         """Download and quantization, such as "download 16.9 GB"."""
         size = f"download {human_bytes(self.download)}" if self.download else ""
-        made = "" if self.make_s is None else f"quantize for about {making.duration(self.make_s)}"
+        made = "" if self.make_s is None else f"quantize (about {making.duration(self.make_s)})"
         return " and ".join(filter(None, (size, made)))
 
     def lines(self) -> list[str]:

@@ -135,5 +135,5 @@ def _alternative(target: Target, settings: Settings) -> str:
         plan = memory_plan.assess(offer.arch, offer.format, budget, wishes=Wishes(), scheme=offer.scheme)
         if plan.fits:
             size = human_bytes(offer.source.bytes) if offer.source.bytes else "unknown size"
-            return f"{offer.model}@{offer.format}, which is published: {size} to download"
+            return f"{offer.model}@{offer.format} (published, {size} to download)"
     return ""

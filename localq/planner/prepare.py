@@ -114,10 +114,10 @@ def _quantized_here(
     out = places.quantized_dir() / target.name
     origin = target.base.repo or target.base.package
     time = making.estimate(target.format, target.entry.arch.parameters if target.entry else 0)
-    took = "a few seconds, because localq includes its quantized layers," if ready else time
+    took, why = ("a few seconds", "; localq includes its quantized layers") if ready else (time, "")
     say(
         f"{target.name}: these weights are not published, so localq quantizes them once from {origin} "
-        f"({took} after the download). Saved in {out}; `localq rm {target.name}` removes them."
+        f"({took} after the download{why}). Saved in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
     # --force replaces an interrupted conversion in that folder, or a damaged model.

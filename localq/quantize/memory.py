@@ -169,7 +169,7 @@ def guard(out: Path, step: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
-        why = f"memory ran out while quantizing ({(str(error).splitlines() or ['no reason given'])[0]})"
+        why = f"ran out of memory while quantizing ({(str(error).splitlines() or ['no reason given'])[0]})"
         raise LocalqError(str(out), why, f"{_freed(step)} Completed work is saved.", ExitCode.DOES_NOT_FIT) from None
 
 

@@ -174,7 +174,7 @@ class Server:
             self.die(LocalqError(GPU, cause), id)
         failure = LocalqError("engine", cause, REPORT)
         if is_out_of_memory(error):
-            failure = LocalqError(GPU, f"memory ran out ({first_line(error)})", _LESS, ExitCode.DOES_NOT_FIT)
+            failure = LocalqError(GPU, f"ran out of memory ({first_line(error)})", _LESS, ExitCode.DOES_NOT_FIT)
         self.send(Failed(failure.to_dict(), id))
 
     # ---- the watchdog

@@ -85,8 +85,8 @@ def test_the_cost_of_a_download_and_of_a_quantization(card):
     assert made.download == 141_107_412_992
     assert made.disk > made.download + 20e9
     assert made.make_s is not None
-    assert made.title.startswith("llama-3.3-70b@vq2: download 141.1 GB and quantize for about ")
-    assert made.alternative == "llama-3.3-70b@vptq, which is published: 21.9 GB to download"
+    assert made.title.startswith("llama-3.3-70b@vq2: download 141.1 GB and quantize (about ")
+    assert made.alternative == "llama-3.3-70b@vptq (published, 21.9 GB to download)"
     assert [line.partition(":")[0] for line in made.lines()] == ["download", "quantize", "disk", "alternative"]
     assert not cost_of("qwen3-0.6b").is_large
     assert open_cost.of(catalog.resolve("qwen3-32b"), Settings(offline=True)) is None
@@ -132,7 +132,7 @@ def test_no_verb_quantizes_a_large_model_in_a_script_without_yes(capsys, monkeyp
     prompt = ["hello"] if verb == ["run"] else []
     assert execute([*verb, "qwen3-8b@vq2", *prompt]) == ExitCode.USAGE
     said = capsys.readouterr().err
-    assert "this would download 16.4 GB and quantize for about" in said
+    assert "this would download 16.4 GB and quantize (about" in said
     assert "Add --yes" in said
 
 
@@ -166,7 +166,7 @@ def test_quantize_asks_with_the_time_it_takes(capsys, terminal, tmp_path):
     questions = terminal(False)
     out = str(tmp_path / "out")
     assert execute(["quantize", "qwen3-8b@bf16", "--format", "nf4", "--out", out]) == ExitCode.FAILURE
-    assert questions == ["qwen3-8b@bf16 to nf4: download 16.4 GB and quantize for about 4 min?"]
+    assert questions == ["qwen3-8b@bf16 to nf4: download 16.4 GB and quantize (about 4 min)?"]
     assert not Path(out).exists()
 
 
@@ -245,7 +245,7 @@ def test_without_a_model_one_question_says_size_time_and_place(card, terminal, c
     assert (opening.settings.model, opening.wanted.agreed) == ("gemma-3-27b", True)
     assert questions == ["gemma-3-27b: download 16.9 GB?"]
     said = capsys.readouterr().err
-    for words in ("No model is on this machine yet", "at 100 Mbit/s", "disk: 16.9 GB in"):
+    for words in ("There are no models on this machine yet", "at 100 Mbit/s", "disk: 16.9 GB in"):
         assert words in said
     terminal(False)
     assert chosen().settings.model == "smollm2-135m"
@@ -256,7 +256,7 @@ def test_the_full_screen_gets_the_reason_for_its_question(card):
     card(24, "NVIDIA GeForce RTX 4090")
     opening = chosen(on_screen=True)
     assert opening.settings.model == "gemma-3-27b"
-    assert opening.wanted.why.startswith("No model is on this machine yet")
+    assert opening.wanted.why.startswith("There are no models on this machine yet")
 
 
 def test_a_script_and_an_offline_machine_get_the_built_in_model(card, terminal):

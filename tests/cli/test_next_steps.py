@@ -35,10 +35,10 @@ def model(name: str, where: str, *, complete: bool = True) -> LocalModel:
 @pytest.mark.parametrize(
     ("here", "said"),
     [
-        ([], "No model is on this machine yet."),
-        ([model("part", "hub", complete=False)], "No model is on this machine yet."),
+        ([], "There are no models on this machine yet."),
+        ([model("part", "hub", complete=False)], "There are no models on this machine yet."),
         ([model("smollm2-135m", "embedded")], "Only smollm2-135m, the small built-in model, is on this machine."),
-        ([model("no-chat", "hub"), model("smollm2-135m", "embedded")], "None of the models on this machine chats"),
+        ([model("no-chat", "hub"), model("smollm2-135m", "embedded")], "No model on this machine is a chat model"),
     ],
     ids=["none", "incomplete", "built-in", "unfit"],
 )
@@ -60,7 +60,7 @@ def test_the_question_offers_the_built_in_model(monkeypatch, capsys):
     monkeypatch.setattr(agree, "ask", ask)
     monkeypatch.setattr(default_model, "_may_fetch", lambda settings, on_screen: True)
     opening = default_model.choose(Settings(), OpenOptions(), named=False, on_screen=False)
-    assert "alternative: smollm2-135m, the small built-in model: answer no" in asked[0].lines()
+    assert "alternative: smollm2-135m, the small built-in model (answer no)" in asked[0].lines()
     assert opening.settings.model == "smollm2-135m"
 
 

@@ -159,7 +159,7 @@ def test_other_weights_kernels_and_devices_are_refused_by_name(written, monkeypa
 def test_a_context_that_is_too_small_is_named(written, loaded):
     path, _ = written
     small = with_cache(loaded, torch.float32, 16, TOKENS - 1)
-    assert f"it holds {TOKENS} tokens, but the context is only {TOKENS - 1} tokens" in str(refusal(path, small))
+    assert f"it contains {TOKENS} tokens, but the context is only {TOKENS - 1} tokens" in str(refusal(path, small))
 
 
 def test_tables_behind_the_conversation_do_not_count(written):

@@ -75,7 +75,7 @@ def test_where_memory_runs_out_only_options_that_the_format_has_are_named(
         raise MemoryError
 
     monkeypatch.setattr(by_tensor, "_write_shards", greedy)
-    with pytest.raises(LocalqError, match="memory ran out while quantizing") as caught:
+    with pytest.raises(LocalqError, match="ran out of memory while quantizing") as caught:
         by_tensor.convert(TensorwiseRequest(open_model(llama), format, tmp_path / "out"))
     assert caught.value.next_step == "Close other programs. Completed work is saved."
 

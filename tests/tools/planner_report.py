@@ -32,7 +32,7 @@ BACK = 64 * MIB  # of the device's memory, what may be missing after a model is 
 STEP, FIRST, LAST = 256 * MIB, 1024 * MIB, 5120 * MIB  # of what the ballast leaves
 CYCLES = 50
 PARTS = ("table", "ballast", "cycles")
-RAN_OUT = "memory ran out"  # how `engine.load.out_of_memory` begins
+RAN_OUT = "ran out of memory"  # how `engine.load.out_of_memory` begins
 FITS, REFUSED, OUT_OF_MEMORY = "fits", "refused", "out of memory"
 
 

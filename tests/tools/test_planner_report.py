@@ -25,7 +25,7 @@ class FakeLab:
         if self.free and self.free < self.needs:
             if self.breaks:
                 raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
-            why = "memory ran out while loading" if self.runs_out else "needs 2,048 MiB"
+            why = "ran out of memory while loading" if self.runs_out else "needs 2,048 MiB"
             raise LocalqError(case.name, why, "Less.", ExitCode.DOES_NOT_FIT)
         size = 10_000 * MIB
         return Outcome(case, 4096, size, size, size + self.error, None, self.allocations, 1.0, 99.0, 101.0)

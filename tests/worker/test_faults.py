@@ -237,7 +237,7 @@ def test_memory_that_runs_out_while_loading_is_given_back():
         machine.says("hello")
         process = machine.client.pid
         for number in range(ALLOCATIONS):
-            with pytest.raises(LocalqError, match="memory ran out") as caught:
+            with pytest.raises(LocalqError, match="ran out of memory") as caught:
                 machine.client.load(Load(f"oom:{number}", LoadOptions("model")))
             assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
             assert machine.client.profile(Profile()) == {"held": 0}
@@ -248,7 +248,7 @@ def test_memory_that_runs_out_while_loading_is_given_back():
 
 def test_memory_that_cannot_be_given_back_ends_the_process():
     with Machine() as machine:
-        with pytest.raises(LocalqError, match="memory ran out"):
+        with pytest.raises(LocalqError, match="ran out of memory"):
             machine.client.load(Load("oom:3:leak", LoadOptions("model")))
         machine.waits_for_the_end()
         machine.says("hello")

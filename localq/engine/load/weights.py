@@ -74,7 +74,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     """
     whole, joined = stacks.find(checkpoint, rename), expert_pieces.find(checkpoint, rename, model)
     if twice := whole.keys() & joined.keys():
-        raise bad_file(name, f"{min(twice)!r} is stored both stacked and expert by expert", _AGAIN)
+        raise bad_file(name, f"{min(twice)!r} is stored both stacked and per expert", _AGAIN)
     assignment = Assignment(stacks={**whole, **joined})
     owned = {key for stack in assignment.stacks.values() for key in (*stack.keys, *stack.shared)}
     parameters = {parameter for parameter, _ in model.named_parameters()}

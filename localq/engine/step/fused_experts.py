@@ -42,7 +42,7 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
     router, experts = mixture.router, mixture.experts
     if experts.count > expert_kernel.MOST_EXPERTS or router.active > expert_kernel.MOST_CHOSEN:
         most = f"at most {expert_kernel.MOST_CHOSEN} of {expert_kernel.MOST_EXPERTS}"
-        return f"no kernel supports {router.active} active of {experts.count} experts ({most})"
+        return f"no kernel supports {router.active} of {experts.count} experts per token ({most})"
     for part in (experts.gate_up_proj, experts.down_proj):
         if (stack := stack_of(part)) is None:
             return "no kernel supports experts in this format"

@@ -60,7 +60,7 @@ def layout(checkpoint: Checkpoint, prefix: str, method: str) -> Layout:
         raise bad_file(prefix, why, "Download the model with all of its .json files.")
     sure(
         named == method,
-        f"config.json specifies quant_method {repr(named)[:40]}, but the tensors are packed as for {method}",
+        f"config.json specifies quant_method {repr(named)[:40]}, but the tensors are packed for {method}",
     )
     qweight, qzeros, scales = (tensors[prefix + suffix] for suffix in SUFFIXES)
     for name, tensor, types in (("qweight", qweight, ("int32",)), ("qzeros", qzeros, ("int32",)),

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--driver", default="", help="files that show an NVIDIA driver; empty = none")
     parser.add_argument("--nvidia-smi", default="", help="program that lists the GPUs")
     parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: even if one is installed")
-    parser.add_argument("--bin-dir", default="~/.local/bin", help="folder in which `install` links localq")
+    parser.add_argument("--bin-dir", default="~/.local/bin", help="folder where `install` puts the link to localq")
     return parser
 
 
@@ -118,7 +118,7 @@ def next_lines(program: Path, folder: Path, driver: bool) -> list[str]:
     name = "localq" if short else str(program)
     lines = ["", f"localq is {program}."]
     if not short:
-        lines.append(f"`make install` links it into {folder}, so that you can run just `localq`.")
+        lines.append(f"`make install` links it into {folder}, so that you can simply run `localq`.")
     commands = [
         (
             "fit" if driver else "fit --vram 24",

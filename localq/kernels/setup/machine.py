@@ -129,7 +129,7 @@ def find_nvcc(environment: Mapping[str, str], own: Path) -> Nvcc:
     version = nvcc_version(found)
     if version < OLDEST_NVCC:
         number = ".".join(map(str, version))
-        return Nvcc(None, f"{found} is of CUDA {number}, but 12.8 or newer is needed")
+        return Nvcc(None, f"{found} is from CUDA {number}, but 12.8 or newer is needed")
     return Nvcc(found)
 
 

@@ -72,12 +72,12 @@ class Roof:
         return stats.tokens_per_s / self.tokens_per_s(stats.context_used - stats.generated_tokens // 2)
 
     def text(self, stats: Stats) -> str:
-        """Such as "81% of the limit set by 936 GB/s"; empty if the reply's speed is unknown."""
+        """Such as "81% of the bandwidth limit (936 GB/s)"; empty if the reply's speed is unknown."""
         if not stats.tokens_per_s:
             return ""
-        rated = " (rated)" if self.bandwidth.source == RATED else ""
+        rated = ", rated" if self.bandwidth.source == RATED else ""
         gb_per_s = self.bandwidth.bytes_per_s / 1e9
-        return f"{self.share(stats):.0%} of the limit set by {gb_per_s:,.0f} GB/s{rated}"
+        return f"{self.share(stats):.0%} of the bandwidth limit ({gb_per_s:,.0f} GB/s{rated})"
 
 
 def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, idle: int = 0) -> Reads | None:

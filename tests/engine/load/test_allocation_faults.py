@@ -95,7 +95,7 @@ def test_everything_is_freed_whichever_allocation_fails(tmp_path: Path, format: 
     gc.freeze()  # a failed load collects garbage: what is here now is none, and to look through it takes long
     step = 1 if format == "plain" else max(1, of_the_load.count // INJECTIONS)
     for fails in range(0, of_the_load.count, step):
-        with Allocations(fails) as allocations, pytest.raises(LocalqError, match="memory ran out") as caught:
+        with Allocations(fails) as allocations, pytest.raises(LocalqError, match="ran out of memory") as caught:
             load(files)
         assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
         assert allocations.count == fails

@@ -155,7 +155,7 @@ def test_memory_that_runs_out_on_the_way_is_freed(checkpoint, monkeypatch):
             put_parameter(model, target, tensor)
 
         monkeypatch.setattr(weights, "_put", fail)
-        with pytest.raises(LocalqError, match="memory ran out while loading") as caught:
+        with pytest.raises(LocalqError, match="ran out of memory while loading") as caught:
             load(files, CPU)
         assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
         gc.collect()

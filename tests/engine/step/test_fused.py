@@ -245,6 +245,6 @@ def test_experts_that_no_kernel_reads_are_named():
     assert "torch.float16" in fused.why_no_experts(mixture, torch.float16)
     wanted, mixture.router.active = mixture.router.active, 17
     try:
-        assert "17 active of 5 experts" in fused.why_no_experts(mixture, torch.bfloat16)
+        assert "17 of 5 experts per token" in fused.why_no_experts(mixture, torch.bfloat16)
     finally:
         mixture.router.active = wanted

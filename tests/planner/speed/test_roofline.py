@@ -73,11 +73,11 @@ def test_a_reply_is_told_as_its_share_of_what_the_card_allows(monkeypatch):
     roof = Roof(Reads(9_000_000_000, 1_000_000), Bandwidth(900e9, MEASURED))
     stats = Stats("done", generated_tokens=201, decode_s=4.0, context_used=1100, context_size=4096)  # 50 tok/s
     assert roof.share(stats) == pytest.approx(50 / 90)  # at 1000 positions
-    assert roof.text(stats) == "56% of the limit set by 900 GB/s"
+    assert roof.text(stats) == "56% of the bandwidth limit (900 GB/s)"
     rated = replace(roof, bandwidth=Bandwidth(900e9, RATED))
-    assert rated.text(stats) == "56% of the limit set by 900 GB/s (rated)"
+    assert rated.text(stats) == "56% of the bandwidth limit (900 GB/s, rated)"
     assert roof.text(Stats()) == ""
-    assert "50.0 tok/s = 56% of the limit" in stats_line(stats, roof.text(stats))
+    assert "50.0 tok/s = 56% of the bandwidth limit" in stats_line(stats, roof.text(stats))
     held = Loaded("m", "cuda", "GPU", "bf16", "nf4", 4096, 9, True, 0.0, gpu_uuid="u", reads={"weights": 9, "slot": 1})
     monkeypatch.setattr(roofline, "bandwidth", lambda uuid, name: Bandwidth(900e9, MEASURED))
     assert roofline.model_roof(held) == Roof(Reads(9, 1), Bandwidth(900e9, MEASURED))
