@@ -10,12 +10,24 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from localq import kv_bits
 from localq.errors import bad_file
 from localq.files.context_length import longest_context
-from localq.files.layer_caches import KeysAndValues, LayerCache
-from localq.files.model_types import MODEL_TYPES, Traits, dense_layers, text_part, upper_layers, windows
+from localq.files.layer_caches import KeysAndValues, LayerCache, RecurrentState, keys_and_values
+from localq.files.model_types import (
+    MODEL_TYPES,
+    Traits,
+    dense_layers,
+    recurrent_layers,
+    text_part,
+    upper_layers,
+    windows,
+)
 from localq.kv_bits import KvBits
+
+INPUTS = (  # names of Linears that read the residual stream
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "in_proj_qkv", "in_proj_z",
+    "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "lm_head",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,11 +60,17 @@ class Architecture:
     experts              per layer; 0 = dense
     experts_active       experts used per token
     expert_intermediate  width of one expert's MLP
+    shared_intermediate  width of the MLP of an expert that every token goes through, beside the chosen ones; 0 = none
+    rotary               columns of a head that turn; 0 = all
+    recurrent_layers     layers with a gated delta net instead of attention
+    delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim   its heads, which share keys, and their widths
+    delta_kernel         tokens that its convolution sees
     qkv_bias, output_bias, mlp_bias   biases of q, k and v; the attention output; the MLP projections
     thinks               replies may begin with a thought, which takes context; not part of the shape, so shapes that
                          differ in it are equal
     windowed             which layers are windowed, as config.json states it; (): those that are usual for the model
                          type and the number of windowed layers; nor part of the shape
+    recurrent            as `windowed`, of the layers with a gated delta net
     """
 
     model_type: str
@@ -71,11 +89,20 @@ class Architecture:
     experts_active: int = 0
     expert_intermediate: int = 0
     dense_layers: int = 0
+    shared_intermediate: int = 0
+    rotary: int = 0
+    recurrent_layers: int = 0
+    delta_key_heads: int = 0
+    delta_value_heads: int = 0
+    delta_key_dim: int = 0
+    delta_value_dim: int = 0
+    delta_kernel: int = 0
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     thinks: bool = field(default=False, compare=False)
     windowed: tuple[bool, ...] = field(default=(), compare=False)
+    recurrent: tuple[bool, ...] = field(default=(), compare=False)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Architecture:
@@ -100,16 +127,51 @@ class Architecture:
     @functools.cached_property
     def linears(self) -> tuple[Linears, ...]:
         """The block matrices that formats may quantize (no embedding, head, norm or router), over all layers."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        kv, layers = self.kv_heads * self.head_dim, self.layers - self.recurrent_layers
         if self.traits.fused:
-            inputs: tuple[Linears, ...] = (Linears("qkv", q + 2 * kv, self.hidden, self.layers),)
+            inputs: tuple[Linears, ...] = (Linears("qkv", self.query_columns + 2 * kv, self.hidden, layers),)
         else:
-            inputs = (Linears("q", q, self.hidden, self.layers), Linears("k and v", kv, self.hidden, 2 * self.layers))
-        return (*inputs, Linears("attention output", self.hidden, q, self.layers), *self._mlp())
+            name = "q and gate" if self.traits.hybrid else "q"
+            inputs = (
+                Linears(name, self.query_rows, self.hidden, layers),
+                Linears("k and v", kv, self.hidden, 2 * layers),
+            )
+        output = Linears("attention output", self.hidden, self.query_columns, layers)
+        return (*inputs, output, *self._delta_nets(), *self._mlp())
+
+    @property
+    def query_columns(self) -> int:
+        """Columns of the queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def query_rows(self) -> int:
+        """Rows of the matrix that makes queries, and gates where attention has them."""
+        return self.query_columns * (2 if self.traits.hybrid else 1)
+
+    @property
+    def delta_channels(self) -> int:
+        """Columns of q, k and v of a gated delta net."""
+        return 2 * self.delta_key_heads * self.delta_key_dim + self.delta_columns
+
+    @property
+    def delta_columns(self) -> int:
+        """Columns of what a gated delta net gathers."""
+        return self.delta_value_heads * self.delta_value_dim
+
+    def _delta_nets(self) -> tuple[Linears, ...]:
+        if not self.recurrent_layers:
+            return ()
+        return (
+            Linears("delta qkv", self.delta_channels, self.hidden, self.recurrent_layers),
+            Linears("delta gate", self.delta_columns, self.hidden, self.recurrent_layers),
+            Linears("delta output", self.hidden, self.delta_columns, self.recurrent_layers),
+        )
 
     def _mlp(self) -> tuple[Linears, ...]:
         experts = self._gated(self.expert_intermediate, self.expert_layers * self.experts, True)
-        return (*experts, *self._gated(self.intermediate, self.layers - self.expert_layers, False))
+        shared = self._gated(self.shared_intermediate, self.expert_layers if self.shared_intermediate else 0, False)
+        return (*experts, *shared, *self._gated(self.intermediate, self.layers - self.expert_layers, False))
 
     def _gated(self, width: int, copies: int, expert: bool) -> tuple[Linears, ...]:
         down = Linears("down", self.hidden, width, copies, expert)
@@ -127,10 +189,19 @@ class Architecture:
     @functools.cached_property
     def layer_caches(self) -> tuple[LayerCache, ...]:
         """What each layer keeps of a text, as `models.decoder.Decoder.cache_layout`."""
+        shape = (self.delta_value_heads, self.delta_key_dim, self.delta_value_dim)
+        state = RecurrentState(*shape, self.delta_channels, self.delta_kernel - 1)
         return tuple(
-            KeysAndValues(self.kv_heads, self.head_dim, self.window if windowed else 0)
-            for windowed in self._windowed_layers()
+            state if is_recurrent else KeysAndValues(self.kv_heads, self.head_dim, self.window if windowed else 0)
+            for windowed, is_recurrent in zip(self._windowed_layers(), self._recurrent_layers(), strict=True)
         )
+
+    def _recurrent_layers(self) -> tuple[bool, ...]:
+        """Which layers have a gated delta net: as stated, else in the usual order, else the lower ones."""
+        for found in (self.recurrent, recurrent_layers({}, self.layers)):
+            if len(found) == self.layers and sum(found) == self.recurrent_layers:
+                return found
+        return tuple(layer < self.recurrent_layers for layer in range(self.layers))
 
     def _windowed_layers(self) -> tuple[bool, ...]:
         """Which layers are windowed: as stated, else in the family's usual order, else the upper ones."""
@@ -145,11 +216,12 @@ class Architecture:
     def columns_of(self, name: str) -> int | None:
         """Columns of the Linears whose name in a checkpoint ends in `name` ("down_proj"); None if unknown."""
         if name == "o_proj":
-            return self.heads * self.head_dim
+            return self.query_columns
+        if name == "out_proj":
+            return self.delta_columns or None
         if name in ("down_proj", "w2"):
             return self.intermediate or self.expert_intermediate
-        inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3")
-        return self.hidden if name in (*inputs, "lm_head") else None
+        return self.hidden if name in INPUTS else None
 
     @property
     def linear_parameters(self) -> int:
@@ -169,19 +241,25 @@ class Architecture:
     @property
     def other_parameters(self) -> int:
         """Weights of norms, biases, routers and attention sinks, which every format keeps in 16 bit."""
-        traits = self.traits
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        traits, kv, attention = self.traits, self.kv_heads * self.head_dim, self.layers - self.recurrent_layers
         layer = self.hidden * (4 if traits.four_norms else 2)
-        layer += 2 * self.head_dim if traits.qk_norm else 0
-        layer += q + 2 * kv if self.qkv_bias else 0
-        layer += self.hidden if self.output_bias else 0
-        layer += self.heads if traits.sinks else 0
+        of_attention = 2 * self.head_dim if traits.qk_norm else 0
+        of_attention += self.query_rows + 2 * kv if self.qkv_bias else 0
+        of_attention += self.hidden if self.output_bias else 0
+        of_attention += self.heads if traits.sinks else 0
+        others = of_attention * attention + self._delta_others() * self.recurrent_layers
+        others += self.hidden * self.expert_layers if self.shared_intermediate else 0  # the shared expert's gate
         routers = self.expert_layers * self.experts * self.hidden
         if self.mlp_bias:
             width = self.expert_intermediate if self.experts else self.intermediate
             layer += max(self.experts, 1) * (2 * width + self.hidden)
             layer += self.experts  # the router's
-        return layer * self.layers + routers + self.hidden
+        return layer * self.layers + others + routers + self.hidden
+
+    def _delta_others(self) -> int:
+        """Weights of a gated delta net that stay in 16 bit: rates, convolution, norm."""
+        of_head = 2 * self.hidden + 2  # in_proj_a, in_proj_b; dt_bias, A_log
+        return self.delta_value_heads * of_head + self.delta_channels * self.delta_kernel + self.delta_value_dim
 
     @property
     def parameters(self) -> int:
@@ -196,7 +274,7 @@ class Architecture:
 
     def kv_bytes_per_token(self, bits: KvBits = 16) -> int:
         """Bytes of the keys and values of one position over all layers."""
-        return self.layers * self.kv_heads * kv_bits.pair_bytes(self.head_dim, bits)
+        return sum(each.slot_bytes(bits) for each in keys_and_values(self.layer_caches))
 
 
 def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
@@ -212,6 +290,8 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
     expert_width = text.get(named) or text["intermediate_size"]
     attention_bias = bool(text.get("attention_bias", False))
     window, windowed = windows(model_type, text, layers)
+    recurrent = recurrent_layers(text, layers) if traits.hybrid else ()
+    delta = text if any(recurrent) else {}
     return Architecture(
         model_type=model_type,
         layers=layers,
@@ -230,16 +310,35 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
         experts_active=active if experts else 0,
         expert_intermediate=expert_width if experts else 0,
         dense_layers=dense if experts else 0,
+        shared_intermediate=(text.get("shared_expert_intermediate_size") or 0) if experts and traits.hybrid else 0,
+        rotary=_rotary(text) if traits.partial_rotary else 0,
+        recurrent_layers=sum(recurrent),
+        recurrent=recurrent,
+        delta_key_heads=delta.get("linear_num_key_heads", 0),
+        delta_value_heads=delta.get("linear_num_value_heads", 0),
+        delta_key_dim=delta.get("linear_key_head_dim", 0),
+        delta_value_dim=delta.get("linear_value_head_dim", 0),
+        delta_kernel=delta.get("linear_conv_kernel_dim", 0),
         qkv_bias=attention_bias or traits.qkv_bias,
         output_bias=attention_bias,
         mlp_bias=bool(text.get("mlp_bias", False)) or traits.mlp_bias,
     )
 
 
+def _rotary(text: dict[str, Any]) -> int:
+    entry = text.get("rope_parameters") or text.get("rope_scaling")
+    stated = entry.get("partial_rotary_factor") if isinstance(entry, dict) else None
+    factor = text.get("partial_rotary_factor") if stated is None else stated
+    return int(text["head_dim"] * factor) if isinstance(factor, float) and 0 < factor < 1 else 0
+
+
 def _check(arch: Architecture) -> Architecture:
     """`arch`. Raises LocalqError (exit 8) for inconsistent numbers."""
     if arch.head_dim < 1 or arch.heads % arch.kv_heads:
         why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns are inconsistent"
+        raise bad_file("config.json", why, "Download the model again.")
+    if arch.recurrent_layers and arch.delta_value_heads % arch.delta_key_heads:
+        why = f"{arch.delta_value_heads} value heads are not a multiple of {arch.delta_key_heads} key heads"
         raise bad_file("config.json", why, "Download the model again.")
     if arch.experts_active > arch.experts:
         why = f"{arch.experts_active} experts per token are requested, but the model has only {arch.experts}"

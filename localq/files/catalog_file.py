@@ -236,7 +236,10 @@ def _wrong(path: Path, key: str, why: str) -> LocalqError:
 
 
 _TYPES = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": list, "dict[str, str]": dict}
-_ARCH_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Architecture) if each.name != "windowed"}
+_ORDERS = ("windowed", "recurrent")  # which layers: a catalogue says how many
+_ARCH_KEYS = {
+    each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Architecture) if each.name not in _ORDERS
+}
 _ARCH_REQUIRED = tuple(each.name for each in dataclasses.fields(Architecture) if each.default is dataclasses.MISSING)
 _SOURCE_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Source)}
 _MODEL_KEYS: dict[str, type] = {

@@ -55,6 +55,11 @@ def extra_tensors(names: Iterable[str], layers: object) -> dict[str, list[str]]:
     return found
 
 
+def is_beside_text(name: str) -> bool:
+    """True for a tensor of a tower or of multi-token prediction, told by its name alone."""
+    return any(_KINDS[kind].fullmatch(name) for kind in (TOWERS, MORE_TOKENS))
+
+
 def note(found: dict[str, list[str]]) -> str:
     """One line that lists what `extra_tensors` found; empty without any."""
     kinds = [f"{kind} ({len(names)} tensors)" for kind, names in found.items() if kind != TABLES]

@@ -6,7 +6,7 @@ A new architecture is a record in `MODEL_TYPES`, a module in `localq.models.ARCH
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from localq.errors import LocalqError, bad_file
@@ -57,6 +57,14 @@ def _without_rotary(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % every == 0 for layer in range(layers))
 
 
+def recurrent_layers(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
+    """The layers with a gated delta net: by `layer_types`, else all but every `full_attention_interval`-th."""
+    if types := text.get("layer_types"):
+        return tuple(kind == "linear_attention" for kind in types)
+    interval = text.get("full_attention_interval") or 4
+    return tuple((layer + 1) % interval != 0 for layer in range(layers))
+
+
 @dataclass(frozen=True)
 class Traits:
     """Differences of a model type from llama.
@@ -66,6 +74,9 @@ class Traits:
     qkv_bias, mlp_bias  biases that the family always has
     qk_norm, four_norms norms of q and k; two more norms per layer
     norms_in_f32        weights of norms stay in f32
+    offset_norms        norms multiply by 1 + weight, which is kept in f32
+    hybrid              some layers have a gated delta net instead of attention, and attention has a gate
+    partial_rotary      only the first columns of a head turn, as `partial_rotary_factor` says
     soft_cap            attention scores are capped, which rules out fused attention
     growing_queries     queries are multiplied by a number that grows with the position, from a table
     two_rotary_tables   windowed layers have their own rotary tables
@@ -88,6 +99,9 @@ class Traits:
     qk_norm: bool = False
     four_norms: bool = False
     norms_in_f32: bool = False
+    offset_norms: bool = False
+    hybrid: bool = False
+    partial_rotary: bool = False
     soft_cap: bool = False
     growing_queries: bool = False
     two_rotary_tables: bool = False
@@ -109,6 +123,26 @@ _GEMMA3 = Traits(
         "max_position_embeddings": 131_072, "sliding_window": 4096, "tie_word_embeddings": True,
     },
     qk_norm=True, four_norms=True, two_rotary_tables=True, windowed_layers=_all_but_every_nth,
+)  # fmt: skip
+_QWEN3_5_DEFAULTS = {
+    "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248_320, "max_position_embeddings": 32_768,
+    "partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+_QWEN3_5 = Traits(
+    defaults=_QWEN3_5_DEFAULTS, qk_norm=True, offset_norms=True, hybrid=True, partial_rotary=True,
+)  # fmt: skip
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    defaults={
+        **_QWEN3_5_DEFAULTS, "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    experts=256, own_expert_width=True, expert_module="mlp",
+    expert_parts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
 )  # fmt: skip
 _UPPER = {"sliding_window": 4096, "max_window_layers": 28}
 # model_type -> its traits. A new one also needs a module in `localq.models`.
@@ -141,6 +175,10 @@ MODEL_TYPES: dict[str, Traits] = {
         expert_module="mlp",
         expert_parts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
     ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5_MOE,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
     "gemma2": Traits(
         defaults={
             "head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096, "tie_word_embeddings": True,

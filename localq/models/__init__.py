@@ -24,6 +24,8 @@ from localq.models import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_moe,
     smollm3,
 )
@@ -41,6 +43,10 @@ ARCHITECTURES: dict[str, ModuleType] = {
     "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5_moe,
+    "qwen3_5_moe_text": qwen3_5_moe,
+    "qwen3_5_text": qwen3_5,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
 }

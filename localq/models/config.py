@@ -36,6 +36,13 @@ LIMITS = {  # far above any published model; a config beyond them is damaged or 
     "num_experts_per_tok": 4096,
     "moe_intermediate_size": 2**20,
     "decoder_sparse_step": 256,
+    "shared_expert_intermediate_size": 2**20,
+    "full_attention_interval": 256,
+    "linear_num_key_heads": 1024,
+    "linear_num_value_heads": 1024,
+    "linear_key_head_dim": 1024,
+    "linear_value_head_dim": 1024,
+    "linear_conv_kernel_dim": 64,
 }
 UNSUPPORTED = (  # known features of other models; true or set means that this model needs one
     "use_bidirectional_attention",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from localq.models.config import DecoderConfig
-from localq.models.layers import ACTIVATIONS, product
+from localq.models.layers import ACTIVATIONS, GatedMLP, Linear, product
 
 
 class PackedStack(Protocol):
@@ -114,4 +114,18 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         out: Tensor = self.experts(x, *self.router.route(x))
+        return out
+
+
+class SharedExpertMixture(Mixture):
+    """A mixture beside one expert that every token goes through, times the sigmoid of a gate."""
+
+    def __init__(self, router: Router, experts: Experts, shared: GatedMLP, hidden: int) -> None:
+        super().__init__(router, experts)
+        self.shared_expert = shared
+        self.shared_expert_gate = Linear(hidden, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        out: Tensor = super().forward(x) + torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
         return out

@@ -133,6 +133,9 @@ def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
     norms = 4 * arch.other_parameters if arch.traits.four_norms else 0  # 1 + weight in f32
     if arch.traits.norms_in_f32:
         norms = 4 * arch.hidden * (2 * arch.layers + 1)
+    if arch.traits.offset_norms:
+        attention = arch.layers - arch.recurrent_layers
+        norms = 4 * (arch.hidden * (2 * arch.layers + 1) + 2 * arch.head_dim * attention)
     return norms + format_facts.of(format).tables(arch.linears, scheme)
 
 
@@ -186,7 +189,7 @@ def slab_bytes(largest: int, itemsize: int) -> int:
 def _rotary(arch: Architecture) -> int:
     """Elements per position in the rotary tables: cos and sin for each column of a head."""
     kinds = _kinds(arch) if arch.traits.two_rotary_tables else 1
-    return kinds * 2 * arch.head_dim
+    return kinds * 2 * (arch.rotary or arch.head_dim)
 
 
 def _kinds(arch: Architecture) -> int:

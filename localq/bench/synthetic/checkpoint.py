@@ -20,6 +20,7 @@ from localq.bench.synthetic.tensors import RandomTensors, TensorSpec, filled, no
 from localq.errors import usage_error
 from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
+from localq.files.layer_caches import RecurrentState
 from localq.files.model_folder import ModelFiles
 from localq.formats import FORMATS
 from localq.formats.checkpoint import Checkpoint
@@ -33,7 +34,8 @@ HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 
 def config_of(arch: Architecture, dtype: str = "float16") -> dict[str, Any]:
     """A config.json of that shape; what the catalogue does not know (rope, eps, soft caps) is the family's usual."""
-    family = "gemma3_text" if arch.model_type == "gemma3" else arch.model_type
+    wrapped = arch.model_type == "gemma3" or (arch.traits.hybrid and not arch.model_type.endswith("_text"))
+    family = f"{arch.model_type}_text" if wrapped else arch.model_type
     config: dict[str, Any] = {
         "model_type": family,
         "num_hidden_layers": arch.layers,
@@ -57,13 +59,30 @@ def config_of(arch: Architecture, dtype: str = "float16") -> dict[str, Any]:
     if family == "gemma2":
         config |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     if arch.experts:
-        count = "num_experts" if family == "qwen3_moe" else "num_local_experts"
+        count = "num_experts" if arch.traits.own_expert_width else "num_local_experts"
         config |= {count: arch.experts, "num_experts_per_tok": arch.experts_active}
-    if family == "qwen3_moe":
+    if arch.traits.own_expert_width and arch.experts:
         config |= {"moe_intermediate_size": arch.expert_intermediate, "norm_topk_prob": True}
+    if arch.traits.hybrid:
+        config |= _hybrid(arch)
     if family == "phi3":
         config["original_max_position_embeddings"] = arch.max_context
     return config
+
+
+def _hybrid(arch: Architecture) -> dict[str, Any]:
+    """The fields of gated delta nets, of a shared expert, and of heads that turn in part."""
+    kinds = ("linear_attention" if isinstance(kept, RecurrentState) else "full_attention" for kept in arch.layer_caches)
+    return {
+        "layer_types": list(kinds),
+        "linear_num_key_heads": arch.delta_key_heads,
+        "linear_num_value_heads": arch.delta_value_heads,
+        "linear_key_head_dim": arch.delta_key_dim,
+        "linear_value_head_dim": arch.delta_value_dim,
+        "linear_conv_kernel_dim": arch.delta_kernel,
+        "partial_rotary_factor": (arch.rotary or arch.head_dim) / arch.head_dim,
+        "shared_expert_intermediate_size": arch.shared_intermediate or None,
+    }
 
 
 def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:

@@ -92,6 +92,11 @@ def _one_rope(config: DecoderConfig) -> dict[str, Any]:
     return {"ropes": (config.rope_kinds[0],) * config.layers}
 
 
+def _whole_heads_turn(config: DecoderConfig) -> dict[str, Any]:
+    assert all(rope and rope.rotary_dim < config.head_dim for rope in config.ropes)
+    return {"ropes": tuple(rope and replace(rope, rotary_dim=config.head_dim) for rope in config.ropes)}
+
+
 def _swap_lists(config: DecoderConfig) -> dict[str, Any]:
     swapped = [rope and replace(rope, short_factor=rope.long_factor, long_factor=rope.short_factor)
                for rope in config.ropes]  # fmt: skip
@@ -107,6 +112,25 @@ _MIXTURE = {**HEAD, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_w
             "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20,
                              "beta_fast": 3.0, "truncate": False}}  # fmt: skip
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 44}
+_HYBRID = {  # all dimensions differ; 3 value heads share a key head, and 4 of 16 columns of a head turn
+    **SHAPE,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 22,
+    "linear_value_head_dim": 18,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+    },
+}  # fmt: skip
+_HYBRID_YARN = {**_HYBRID["rope_parameters"], "rope_type": "yarn", "factor": 4.0, "beta_fast": 3.0,
+                "original_max_position_embeddings": 20}  # fmt: skip
+_SHARED = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 44,
+           "shared_expert_intermediate_size": 52}  # fmt: skip
+_TOWER = {"depth": 1, "hidden_size": 12, "num_heads": 1, "intermediate_size": 12, "out_hidden_size": 72,
+          "patch_size": 4, "num_position_embeddings": 16}  # fmt: skip
 _LONG = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.3, 1.4, 1.6, 1.9],
@@ -178,6 +202,18 @@ CASES = (
           rope_theta=5000.0),
     _case("smollm3-biases-windows", "smollm3", _no_windows, attention_bias=True, mlp_bias=True,
           tie_word_embeddings=False, no_rope_layers=[1, 0, 1, 1, 0], use_sliding_window=True, sliding_window=9),
+    Case("qwen3.5", {"model_type": "qwen3_5_text", **_HYBRID, "attention_bias": True}, _whole_heads_turn),
+    Case("qwen3.5-vision", {
+        "model_type": "qwen3_5", "vision_config": _TOWER, "tie_word_embeddings": True, "text_config": {
+            "model_type": "qwen3_5_text", **_HYBRID, "tie_word_embeddings": True, "full_attention_interval": 2,
+            "linear_conv_kernel_dim": 3, "linear_num_key_heads": 1, "rope_parameters": _HYBRID_YARN}}, _plain_ropes),
+    Case("qwen3.5-moe", {"model_type": "qwen3_5_moe_text", **_HYBRID, **_SHARED},
+         lambda c: {"routing": "softmax_of_all"}),
+    Case("qwen3.5-moe-vision", {
+        "model_type": "qwen3_5_moe", "vision_config": _TOWER, "text_config": {
+            "model_type": "qwen3_5_moe_text", **_HYBRID, **_SHARED, "layer_types": [
+                "full_attention", "linear_attention", "full_attention", "linear_attention", "linear_attention"]}},
+         lambda c: {"qk_norm": False}),
     _case("gpt-oss-sinks", "gpt_oss", lambda c: {"sinks": False}, **_MIXTURE),
     _case("gpt-oss-windows", "gpt_oss", _no_windows, **_MIXTURE),
     _case("gpt-oss-yarn", "gpt_oss", _truncated, **_MIXTURE, attention_bias=False, tie_word_embeddings=True),
@@ -213,14 +249,17 @@ def reference(case: Case, dtype: torch.dtype = torch.float32) -> Any:
     auto_class = AutoModelForImageTextToText if case.config["model_type"] in WITH_IMAGES else AutoModelForCausalLM
     model = auto_class.from_config(config, attn_implementation="eager", dtype=dtype).eval()
     generator = torch.Generator().manual_seed(11)
-    offset = 0.0 if case.config["model_type"].startswith("gemma") else 1.0
+    from_zero = case.config["model_type"].startswith(("gemma", "qwen3_5"))  # norms multiply by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             weights = torch.randn(parameter.shape, generator=generator)
             if "norm" in name:
-                weights = offset + 0.3 * weights
+                plain = not from_zero or name.endswith("linear_attn.norm.weight")
+                weights = (1.0 if plain else 0.0) + 0.3 * weights
             elif "embed" in name:
                 weights *= 0.2
+            elif name.endswith("A_log"):  # a memory of some ten tokens
+                weights -= 2.0
             elif parameter.ndim > 1:
                 weights *= 1.5 * parameter.shape[-1] ** -0.5
             parameter.copy_(weights.bfloat16())

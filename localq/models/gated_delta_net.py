@@ -1,0 +1,200 @@
+"""The gated delta net: a layer that mixes tokens by a matrix per head instead of by keys and values of all of them.
+
+After "Gated Delta Networks" (arXiv 2412.06464) and transformers' models/qwen3_5/modeling_qwen3_5.py. A token reads and
+corrects the matrix S [key_dim, value_dim] of each value head, all in f32, where k and q have the length 1:
+
+    S = exp(g) S;  S += k (beta (v - S^T k))^T;  o = S^T q
+
+Shape letters of `layers.py`, and: H key heads, R value heads that share one of them, K = key_dim, V = value_dim.
+q, k and v pass a short causal convolution first, whose last inputs are part of the state. One token does what is
+written above; more go in chunks, which turn the recurrence within a chunk into products of matrices (section 3.3 of
+the paper, the WY form), some heads at a time, so that what lies in memory beside x does not grow with the heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from localq.files.layer_caches import RecurrentState
+from localq.models.attention import Pass
+from localq.models.layers import LayerState, Linear, RMSNorm
+
+CHUNK = 64  # tokens whose recurrence is solved at once
+GROUP_BYTES = 64 * 2**20  # limit of the f32 temporaries of a group of heads
+EPSILON = 1e-6  # beside the squared length of q and k
+
+
+@dataclass(frozen=True)
+class DeltaShape:
+    """The shape of the gated delta nets of a model.
+
+    key_heads, value_heads   value_heads is a multiple of key_heads, and value head j reads q and k of head
+                             j * key_heads // value_heads
+    key_dim, value_dim       of a head
+    kernel                   tokens that the convolution sees
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        """Columns of q, k and v of a token."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def cache(self) -> RecurrentState:
+        """What a layer keeps of a text."""
+        return RecurrentState(self.value_heads, self.key_dim, self.value_dim, self.channels, self.kernel - 1)
+
+    def head_bytes(self, tokens: int) -> int:
+        """Most bytes of the temporaries of one key head and its value heads in a pass of `tokens`."""
+        shared = self.value_heads // self.key_heads
+        convolved = 3 * (2 * self.key_dim + shared * self.value_dim)
+        solved = 2 * shared * (self.key_dim + 2 * self.value_dim)
+        return 4 * tokens * (convolved + solved + CHUNK * (2 + 3 * shared))
+
+
+class ShortConvolution(nn.Module):
+    """A causal convolution of every channel by itself, and silu."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel))
+
+    def forward(self, inputs: Tensor, channels: slice) -> Tensor:
+        """inputs [kernel - 1 + T, C], of which the first were seen before -> [T, the `channels`]."""
+        taps, inputs = self.weight[channels, 0].float(), inputs[:, channels]
+        tokens = inputs.shape[0] - taps.shape[1] + 1
+        total = inputs[:tokens].float() * taps[:, 0]
+        for tap in range(1, taps.shape[1]):
+            total.addcmul_(inputs[tap : tap + tokens].float(), taps[:, tap])
+        return F.silu(total.to(inputs.dtype))
+
+
+class GatedDeltaNet(nn.Module):
+    """A layer with such heads: x -> o of every head, normed, times silu(z), and projected."""
+
+    def __init__(self, shape: DeltaShape, hidden: int, layer: int, eps: float) -> None:
+        super().__init__()
+        self.shape, self.layer = shape, layer
+        width = shape.value_heads * shape.value_dim
+        self.in_proj_qkv = Linear(hidden, shape.channels, bias=False)
+        self.in_proj_z = Linear(hidden, width, bias=False)
+        self.in_proj_b = Linear(hidden, shape.value_heads, bias=False)
+        self.in_proj_a = Linear(hidden, shape.value_heads, bias=False)
+        self.conv1d = ShortConvolution(shape.channels, shape.kernel)
+        self.dt_bias = nn.Parameter(torch.empty(shape.value_heads))
+        self.A_log = nn.Parameter(torch.empty(shape.value_heads))
+        self.norm = RMSNorm(shape.value_dim, eps)
+        self.out_proj = Linear(width, hidden, bias=False)
+
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """Return the linears that read x."""
+        return self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
+
+    def forward(self, x: Tensor, step: Pass) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; the state of this layer moves on by T tokens."""
+        read = self.read(x, step.cache.state(self.layer))
+        gate = F.silu(self.in_proj_z(x).view(read.shape).float())
+        gated = (self.norm(read) * gate).to(x.dtype).view(x.shape[0], -1)
+        projected: Tensor = self.out_proj(gated)
+        return projected
+
+    def rates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, hidden] -> g, the logarithm of what stays of the matrix, and beta, both f32 [T, value heads]."""
+        decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias.float())
+        return decay, torch.sigmoid(self.in_proj_b(x)).float()
+
+    def read(self, x: Tensor, state: LayerState) -> Tensor:
+        """x [T, hidden] -> o [T, value heads, V] in the dtype of x; `state` is changed in place."""
+        shape, (decay, beta) = self.shape, self.rates(x)
+        inputs = torch.cat((state.columns.T, self.in_proj_qkv(x)))
+        tokens, shared = x.shape[0], shape.value_heads // shape.key_heads
+        out = x.new_empty(tokens, shape.value_heads, shape.value_dim)
+        count = shape.key_heads if tokens == 1 else max(1, GROUP_BYTES // shape.head_bytes(tokens))
+        for first in range(0, shape.key_heads, count):
+            last = min(first + count, shape.key_heads)
+            values = slice(first * shared, last * shared)
+            parts = self._heads(inputs, first, last)
+            rule = token if tokens == 1 else chunks
+            out[:, values] = rule(*parts, decay[:, values], beta[:, values], state.matrix[values])
+        state.columns.copy_(inputs[tokens:].T)
+        return out
+
+    def _heads(self, inputs: Tensor, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q and k [T, heads, K] and v [T, value heads, V], f32, of the key heads first..last."""
+        shape = self.shape
+        keys, key_dim, shared = shape.key_heads * shape.key_dim, shape.key_dim, shape.value_heads // shape.key_heads
+        value_dim = shared * shape.value_dim
+        spans = (
+            slice(first * key_dim, last * key_dim),
+            slice(keys + first * key_dim, keys + last * key_dim),
+            slice(2 * keys + first * value_dim, 2 * keys + last * value_dim),
+        )
+        q, k, v = (self.conv1d(inputs, span).float().unflatten(-1, (-1, width))
+                   for span, width in zip(spans, (key_dim, key_dim, shape.value_dim), strict=True))  # fmt: skip
+        return unit(q) * key_dim**-0.5, unit(k), v
+
+
+def unit(x: Tensor) -> Tensor:
+    """x [..., K] divided by its length."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPSILON)
+
+
+def token(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, matrix: Tensor) -> Tensor:
+    """The rule for one token. q and k [1, H, K], v [1, H * R, V], decay and beta [1, H * R] -> o [1, H * R, V].
+
+    matrix [H * R, K, V] is changed in place, without a wait for the device; all are f32.
+    """
+    shared = v.shape[1] // k.shape[1]
+    q, k = q[0].repeat_interleave(shared, 0), k[0].repeat_interleave(shared, 0)
+    matrix.mul_(decay[0].exp()[:, None, None])
+    held = torch.bmm(k[:, None], matrix)
+    matrix.addcmul_(k[:, :, None], beta[0, :, None, None] * (v[0, :, None] - held))
+    return torch.bmm(q[:, None], matrix).transpose(0, 1)
+
+
+def chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, matrix: Tensor) -> Tensor:
+    """As `token` for T tokens: q and k [T, H, K], v [T, H * R, V], decay and beta [T, H * R] -> o [T, H * R, V].
+
+    With G the sum of the decays since the start of a chunk and D_ij = exp(G_i - G_j) for j <= i, else 0, the writes U
+    of a chunk to a matrix S solve (1 + A) U = beta v - beta exp(G) k S, where A = beta (k k^T) D below its diagonal.
+    Then o = exp(G) q S + (q k^T D) U, and S becomes exp(G_last) S + k^T exp(G_last - G) U.
+    """
+    tokens, heads, key_dim = k.shape
+    shared, size = v.shape[1] // heads, min(CHUNK, tokens)
+    q, k = (_in_chunks(each, size, 1)[:, :, 0] for each in (q, k))  # [n, H, size, K]
+    v, total, beta = (_in_chunks(each, size, shared) for each in (v, decay[..., None], beta[..., None]))
+    total = total.cumsum(3)  # [n, H, R, size, 1]
+    past = torch.ones(size, size, dtype=torch.bool, device=k.device).tril()
+    between = (total - total.mT).masked_fill_(~past, -torch.inf).exp_()
+    system = (k @ k.mT)[:, :, None] * between * beta
+    wanted = torch.cat((v * beta, k[:, :, None] * (beta * total.exp())), -1)
+    writes, reads = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True).split(
+        (v.shape[-1], key_dim), -1
+    )
+    del system, wanted
+    within = (q @ k.mT)[:, :, None] * between
+    out, state = torch.empty_like(v), matrix.view(heads, shared, *matrix.shape[1:])
+    for index in range(len(k)):
+        written = writes[index] - reads[index] @ state
+        since = total[index]
+        out[index] = (q[index, :, None] @ state) * since.exp() + within[index] @ written
+        ending = since[..., -1:, :]
+        state.mul_(ending.exp()).add_(k[index, :, None].mT @ (written * (ending - since).exp()))
+    return out.permute(0, 3, 1, 2, 4).reshape(-1, heads * shared, v.shape[-1])[:tokens]
+
+
+def _in_chunks(x: Tensor, size: int, shared: int) -> Tensor:
+    """x [T, H * shared, w] -> [n, H, shared, size, w]; zeros behind the last token, which change no matrix."""
+    _, heads, width = x.shape
+    x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[0] % size))
+    return x.view(-1, size, heads // shared, shared, width).permute(0, 2, 3, 1, 4)
