@@ -29,12 +29,13 @@ from localq import disk, places, processes
 from localq.chat.history import snapshot_files
 from localq.chat.history.conversation import Conversation, Turn, TurnSummary
 from localq.chat.history.record import Record, RecordSummary, from_rows, turn_facts
-from localq.errors import ExitCode, LocalqError, bad_file
+from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 
 SCHEMA = 1
 APPLICATION_ID = 0x6C6F7171  # "loqq"
 BUSY_S = 10.0  # wait for the transaction of another process, which takes milliseconds
 _ONE_AT_A_TIME = threading.RLock()  # for threads; other processes wait at the file lock
+MOST_SEARCHED = 1000  # characters of a text to search for; SQLite takes 50,000 bytes
 KEPT_S = 86400.0  # how long a deleted conversation can be restored
 _TABLES = """
 CREATE TABLE sessions (id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT NOT NULL, model TEXT NOT NULL, system TEXT,
@@ -121,7 +122,13 @@ class ConversationStore:
             return from_rows(id, found, turns, summaries)
 
     def summaries(self, matching: str = "", limit: int = 1000) -> list[RecordSummary]:
-        """Conversations with `matching` in the title or in any turn, the last used first."""
+        """Conversations with `matching` in the title or in any turn, the last used first.
+
+        Raises LocalqError (exit 2) for more than MOST_SEARCHED characters.
+        """
+        if len(matching) > MOST_SEARCHED:
+            why = f"longer than {MOST_SEARCHED:,} characters"
+            raise usage_error("the text to search for", why, "Use a shorter text.")
         escaped = matching.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         query = """SELECT id, title, model, (SELECT count(*) FROM turns WHERE session = sessions.id), changed_s
             FROM sessions WHERE deleted_s IS NULL AND (? = '%%' OR title LIKE ? ESCAPE '\\' OR EXISTS

@@ -9,8 +9,8 @@ import pytest
 
 from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.record import ChatSettings, Record
-from localq.chat.history.store import ConversationStore
-from localq.errors import LocalqError
+from localq.chat.history.store import MOST_SEARCHED, ConversationStore
+from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from tests.support.chat.stored_conversations import STATS, talk
 
@@ -131,3 +131,14 @@ def test_ten_thousand_stored_turns_do_not_slow_the_start(store):
             use()
             best[name] = min(best.get(name, 9.0), time.perf_counter() - start)
     assert max(best.values()) < 0.1, best  # measured: 4 ms at most
+
+
+@pytest.mark.parametrize("character", ["a", "%", "_", "\\", "\U0001f600", "'"])
+def test_a_text_to_search_for_has_a_limit_below_that_of_the_database(store, character):
+    session = talk(character * MOST_SEARCHED, "an answer", "m")
+    store.save(session)
+    assert [each.id for each in store.summaries(character * MOST_SEARCHED)] == [session.id]
+    for length in (MOST_SEARCHED + 1, 100_000):
+        with pytest.raises(LocalqError, match="longer than 1,000 characters") as caught:
+            store.summaries(character * length)
+        assert caught.value.exit_code == ExitCode.USAGE
