@@ -13,7 +13,7 @@ from typing import Any
 
 from localq.errors import usage_error
 
-THINK_LEVELS = ("low", "medium", "high")
+THINK_LEVELS = ("low", "medium", "high", "xhigh")  # of all models; `text.thinking_levels` finds those of one
 THINK_CHOICES = ("auto", "on", "off", *THINK_LEVELS)
 LONGEST_MATCH = 50  # of a repetition, in tokens, as in text-generation-webui: bounds work and penalty of DRY
 

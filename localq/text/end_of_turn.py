@@ -4,7 +4,8 @@ stated    ids of generation_config.json, config.json or a .gguf file; eos_token 
 listed    tokens whose names say it (`NAMES`), where they are special or the chat template writes them
 written   the token that the chat template writes behind an answer, special or not
 
-A token that starts a text never ends one, unless it is stated. Of gpt-oss, `<|end|>` ends a message and not the reply.
+A token that starts a text never ends one, unless it is stated. Of gpt-oss, `<|end|>` ends a message and not the reply,
+nor does `<|eom|>` of Muse Glimmer.
 llama.cpp and vLLM end a reply at the same tokens.
 """
 
@@ -36,6 +37,8 @@ def stop_ids(backend: tokenizers.Tokenizer, special: Mapping[str, str], files: M
     tokens = _ends_stated(special, files) | _ends_listed(backend, special, text) | _ends_written(backend, special, text)
     found = {backend.token_to_id(token) for token in tokens}
     found |= {id for id in files.eos_ids if backend.id_to_token(id) is not None}
+    if harmony.is_template(text):  # their answer follows the end of a message of thoughts, whatever a file states
+        found -= {backend.token_to_id(mark) for mark in (harmony.END, harmony.MUSE_END)}
     return frozenset(id for id in found if id is not None)
 
 

@@ -51,6 +51,11 @@ def answer_opening(template: str | None) -> str:
     return FINAL if CHANNEL in (template or "") else _TO_USER
 
 
+def following(template: str | None) -> str:
+    """What stands between two messages of a reply, in channels or recipients as this template has them."""
+    return _NEXT if CHANNEL in (template or "") else f"{MUSE_END}{START}assistant"
+
+
 def has_form(template: str | None, content: str) -> bool:
     """Whether a stored reply is in channels as this template has them."""
     header = content.partition(MESSAGE)[0]
@@ -94,8 +99,7 @@ def format_reply(template: str | None, thought: str, answer: str, thinking: bool
     has_channels = CHANNEL in (template or "")
     opening = f"{CHANNEL}analysis{MESSAGE}" if has_channels else _TO_SELF
     start = opening + escape_marks(thought) if thought or thinking else ""
-    following = _NEXT if has_channels else f"{MUSE_END}{START}assistant"
-    return start if thinking else f"{start}{following if start else ''}{answer_opening(template)}{answer}"
+    return start if thinking else f"{start}{following(template) if start else ''}{answer_opening(template)}{answer}"
 
 
 class Channels:
@@ -107,6 +111,11 @@ class Channels:
         self._held = self._header = ""
         self._in_header = True
         self._given = self._parted = False  # part of the thought was returned; part of an earlier message
+
+    @property
+    def in_header(self) -> bool:
+        """The last message has no text yet: its header is not complete."""
+        return self._in_header and self.thinking
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; return what is final now of thought and answer."""

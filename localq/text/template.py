@@ -42,7 +42,8 @@ def render(
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:
-    """Render a conversation. messages: {"role": str, "content": str}; special_tokens: bos_token and others.
+    """Render a conversation. messages: {"role": str, "content": str}, and "reasoning_content": str of a thought;
+    special_tokens: bos_token and others.
 
     Raises LocalqError: exit 1 with the template's message where it refuses the conversation (raise_exception), and
     where a busy machine does not get it done; exit 8 where it is malformed, tries to escape the sandbox or exceeds a
@@ -79,10 +80,10 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
     """Refuse messages that are not text, or so long that an honest template exceeds its limits."""
     size = 0
     for message in messages:
-        role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str) or not isinstance(content, str):
+        role, content, thought = message.get("role"), message.get("content"), message.get("reasoning_content", "")
+        if not isinstance(role, str) or not isinstance(content, str) or not isinstance(thought, str):
             raise usage_error("chat", "each message must have a role and content, both strings", "Send plain text.")
-        size += _bytes(content)
+        size += _bytes(content) + _bytes(thought)
     if size > MAX_CONVERSATION_BYTES:
         why = f"the conversation is {size} bytes long; the limit is {MAX_CONVERSATION_BYTES}"
         again = "Start over with /clear, or send a shorter message." if len(messages) > 1 else "Send a shorter text."

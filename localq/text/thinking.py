@@ -17,11 +17,14 @@ from typing import Any
 
 from localq.errors import usage_error
 from localq.sampling import THINK_CHOICES, THINK_LEVELS
-from localq.text import harmony, thought_tags
+from localq.text import harmony, thinking_levels, thought_tags
+from localq.text.thinking_levels import SWITCH, listing
 from localq.text.thought_tags import THINK, Tags
 from localq.text.tokenizer_like import TokenizerLike
 from localq.text.turn_marks import TurnMarks
 
+_THOUGHT_FIELD = "reasoning_content"  # of a message, from which most templates since Qwen3 read a thought
+_PRESERVE = "preserve_thinking"  # variable of Qwen3.6 and newer, and of Gemma 4
 TAIL_TOKENS = 16  # an opening tag within these last tokens of a prompt opens the reply
 
 
@@ -45,6 +48,16 @@ class ThoughtSplitter:
         self._thought = False  # part of the thought was returned
         self._held = ""
         self._channels: harmony.Channels | None = None  # for a reply in channels
+
+    @property
+    def over(self) -> bool:
+        """No thought follows: it has ended, or the reply begins with something else."""
+        return self._begun and not self.thinking if self._channels is None else not self._channels.thinking
+
+    @property
+    def in_header(self) -> bool:
+        """Text that comes now belongs to the header of a message in a channel, not to thought or answer."""
+        return self._channels is not None and self._channels.in_header
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; return what is final now of thought and answer."""
@@ -163,6 +176,21 @@ def _parts(content: str) -> tuple[str, str, bool]:
     return thought, answer, splitter.thinking
 
 
+def template_message(tokenizer: TokenizerLike, role: str, content: str) -> dict[str, str]:
+    """A stored message as the chat template takes it, with turn marks escaped: role and content.
+
+    A thought is part of the content, or a field of its own where the template reads it there: some (Qwen3.8) read it
+    nowhere else. Raises LocalqError as `Tokenizer.turn_marks`.
+    """
+    template, marks = tokenizer.chat_template, tokenizer.turn_marks
+    if role != "assistant" or _THOUGHT_FIELD not in (template or ""):
+        return {"role": role, "content": template_content(tokenizer, role, content)}
+    thought, answer, _ = _parts(content)
+    if harmony.is_template(template):
+        thought, answer = map(harmony.escape_marks, (thought, answer))
+    return {"role": role, "content": marks.escape(answer), _THOUGHT_FIELD: marks.escape(thought)}
+
+
 def template_content(tokenizer: TokenizerLike, role: str, content: str) -> str:
     """Content of a stored message for the chat template, with turn marks escaped; for channels the answer only.
 
@@ -211,10 +239,10 @@ def continue_prompt(prompt: str, begun: str) -> str:
 def minimal_variables(template: str | None) -> dict[str, Any]:
     """Variables of a chat template for as little thinking as possible."""
     text = template or ""
-    if "enable_thinking" in text:
-        return {"enable_thinking": False}
-    name = _level_variable(text)
-    return {name: THINK_LEVELS[0]} if name else {}
+    if thinking_levels.can_switch_off(text):
+        return {SWITCH: False}
+    found = thinking_levels.levels(text)
+    return {thinking_levels.variable(text): found[0]} if found else {}
 
 
 def validate(think: str) -> str:
@@ -227,29 +255,44 @@ def validate(think: str) -> str:
 def variables(template: str | None, think: str) -> dict[str, Any]:
     """Variables of a chat template for thinking "auto" (none: the model's default), "on", "off" or a level.
 
-    Raises LocalqError (exit 2) where the template has no such mode.
+    Raises LocalqError (exit 2) where the template has no such mode, naming those that it has.
     """
-    text = template or ""
-    switch, level = "enable_thinking" in text, _level_variable(text)
     if think == "auto":
         return {}
-    if think in THINK_LEVELS and level:
-        return {level: think} | ({"enable_thinking": True} if switch else {})
+    text = template or ""
+    switch, levels = SWITCH in text, thinking_levels.levels(text)
+    if think in levels:
+        return {thinking_levels.variable(text): think} | ({SWITCH: True} if switch else {})
+    if think in THINK_LEVELS and levels:
+        why = f"this model's levels are {listing(levels, 'and')}"
+        raise usage_error(f"think {think}", why, f"Use --think {listing(levels, 'or')}.")
     if think in THINK_LEVELS:
         step = "Use --think or --no-think." if switch else "Remove --think."
         raise usage_error(f"think {think}", "this model has no thinking levels", step)
-    if switch:
-        return {"enable_thinking": think == "on"}
-    if think == "on" and (level or thought_tags.of_template(text) is not None):
+    if think == "on" and switch:
+        return {SWITCH: True}
+    if think == "off" and thinking_levels.can_switch_off(text):
+        return {SWITCH: False}
+    always = switch or bool(levels) or thought_tags.of_template(text) is not None
+    if think == "on" and always:
         return {}  # this model always thinks
-    if level:
-        raise usage_error("think off", "this model always thinks", "The minimum is --think low.")
+    if levels or switch:
+        step = f"The minimum is --think {levels[0]}." if levels else "Limit it with --think-budget."
+        raise usage_error("think off", "this model always thinks", step)
     raise usage_error(f"think {think}", "this model has no thinking mode", "Remove --think.")
 
 
-def _level_variable(template: str) -> str:
-    """The variable of a chat template that sets the level of thinking, "" for none. The second is Muse Glimmer's."""
-    return next((name for name in ("reasoning_effort", "reasoning_strength") if name in template), "")
+def preservation(template: str | None, choice: str) -> dict[str, Any]:
+    """Variables of a chat template for thoughts of earlier replies: kept ("on"), left out, or "auto" (its default).
+
+    Raises LocalqError (exit 2) where the template has no such choice.
+    """
+    if choice == "auto":
+        return {}
+    if _PRESERVE not in (template or ""):
+        why = "this model's chat template decides by itself which thoughts the prompt keeps"
+        raise usage_error(f"{_PRESERVE} {choice}", why, "Use auto.")
+    return {_PRESERVE: choice == "on"}
 
 
 def _beginning(text: str, closing: str) -> int:

@@ -70,6 +70,10 @@ def test_the_beginning_of_text_comes_once_in_both_uses(tmp_path, name):
         ("phi-4", {"<|im_end|>"}),
         ("phi-4-mini", {"<|end|>"}),
         ("smollm3", {"<|im_end|>"}),
+        ("qwen3.5", {"<|im_end|>"}),
+        ("qwen3.8", {"<|im_end|>"}),
+        ("ministral-3-reasoning", {"</s>"}),
+        ("muse-glimmer", {"<|eot|>"}),  # <|eom|> ends its thoughts
         ("published/gpt-oss-120b", {"<|return|>", "<|call|>"}),  # <|end|> ends its thoughts; the answer follows
     ],
 )

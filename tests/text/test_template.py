@@ -78,6 +78,12 @@ def _with(name: str, messages):
     ("name", "variables"),
     [
         ("qwen3", {"enable_thinking": False}),
+        ("qwen3.5", {"enable_thinking": False}),
+        ("qwen3.6", {"enable_thinking": True, "preserve_thinking": True}),
+        ("qwen3.8", {"enable_thinking": False, "preserve_thinking": False}),
+        ("qwen3.8", {"reasoning_effort": "low"}),
+        ("ministral-3-reasoning", {"tools": TOOLS}),
+        ("muse-glimmer", {"reasoning_strength": "xhigh"}),
         ("qwen2.5", {"tools": TOOLS}),
         ("published/qwen2.5-7b-instruct", {"tools": TOOLS}),
         ("published/qwen3-0.6b", {"tools": TOOLS, "enable_thinking": False}),

@@ -64,8 +64,8 @@ class Message:
         return thinking.split_reply(self.content)[0] if self.role == "assistant" else ""
 
     def to_dict(self, tokenizer: TokenizerLike) -> dict[str, str]:
-        """The message as the model's chat template takes it (`thinking.template_content`)."""
-        return {"role": self.role, "content": thinking.template_content(tokenizer, self.role, self.content)}
+        """The message as the model's chat template takes it (`thinking.template_message`)."""
+        return thinking.template_message(tokenizer, self.role, self.content)
 
 
 def user_message(words: str, attached: Sequence[tuple[AttachedFile, str]] = ()) -> Message:
