@@ -28,7 +28,7 @@ SAMPLING = (
     *("dry_penalty_last_n", "xtc_probability", "xtc_threshold", "seed"),
 )
 # What a project's file may set besides: not settings of the machine, of private data, of the disk.
-PROJECT_MAY_SET = ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
+PROJECT_MAY_SET = ("model", "system", "ctx", "kv", "head", "think", "think_budget", "max_tokens")
 OF_LOAD = ("ctx", "kv", "head")  # what a plan of a load is made with; not saved with a conversation
 MOST_PROJECT_BYTES = 2**18  # of a project's file: less than what takes seconds to parse
 _CATALOGUE_NAME = re.compile(r"\w[\w.+:-]*(@[\w.+-]+)?")
@@ -39,6 +39,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "embed": ("auto", "device", "host"),
     "head": ("auto", "16", "8", "nf4"),
     "think": THINK_CHOICES,
+    "preserve_thinking": ("auto", "on", "off"),
     "ui": ("auto", "plain", "tui"),
     "theme": (
         "textual-dark", "textual-light", "nord", "gruvbox", "catppuccin-mocha", "dracula", "tokyo-night",
@@ -49,7 +50,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _NUMBER_OR_WORD = ("kv", "head", "vram", "reserve", "desktop", "snapshots")  # config.toml may hold these as numbers
 
-NO_LIMIT = 2**30  # of max_tokens, "max": more than any context holds
+NO_LIMIT = 2**30  # of max_tokens and think_budget, "max": more than any context holds
+_WITHOUT_LIMIT = ("max_tokens", "think_budget")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Settings:
     embed: str = "auto"
     head: str = "auto"
     think: str = "auto"
+    think_budget: int | None = None
+    preserve_thinking: str = "auto"
     max_tokens: int | None = None
     loop_guard: bool = True
     temperature: float | None = None
@@ -100,6 +104,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise usage_error(name, f"{value} is too small", "Use at least 1 token.")
+        if self.think_budget is not None and self.think_budget < 0:
+            raise usage_error("think_budget", f"{self.think_budget} is too small", "Use 0 (no thinking) or more.")
         keymap.parse(self.keys)
         self.sampling(Sampling())  # Sampling checks its own limits
 
@@ -137,7 +143,9 @@ DESCRIPTIONS: dict[str, str] = {
     "embed": "where to keep the embedding table: device or host; auto = host if the full context would not fit",
     "head": "precision of the output head: 16, 8 (bits) or nf4; auto = the highest that still fits 16k tokens "
     "(32k for thinking models)",
-    "think": "thinking: on, off, low, medium, high; auto = the model's default",
+    "think": "thinking: on, off, low, medium, high, xhigh; auto = the model's default",
+    "think_budget": "stop thinking after this many tokens and answer; 0 = no thinking, unset or max = no limit",
+    "preserve_thinking": "keep the thinking of earlier replies in the prompt: on or off; auto = the model's default",
     "max_tokens": "maximum reply length in tokens, including thinking; unset = 4096 tokens of answer, max = no limit",
     "loop_guard": "stop a reply that keeps repeating the same block of text",
     "temperature": "sampling temperature; 0 = greedy, unset = the model's default",
@@ -156,7 +164,7 @@ DESCRIPTIONS: dict[str, str] = {
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
     "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
     "save": "save conversations of `localq chat` for --continue and --resume",
-    "snapshots": "disk space for saved KV caches, such as 4GiB, for resuming long conversations instantly; off = none",
+    "snapshots": "disk space for saved KV caches, such as 4GiB, to resume long conversations instantly; off = none",
     "ui": "what `localq chat` opens: auto = full-screen mode if possible, tui = always, plain = line mode",
     "theme": "colour theme of full-screen mode",
     "keys": "key bindings of full-screen mode, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",
@@ -304,7 +312,7 @@ def parse(name: str, value: Any, where: str) -> Any:
     """`value` (typed in a file, text elsewhere) converted to the type of setting `name`."""
     if name == "ctx" and value == "max":
         return None  # the largest that fits, as without it
-    if name == "max_tokens" and value == "max":
+    if name in _WITHOUT_LIMIT and value == "max":
         return NO_LIMIT
     kind = str(Settings.__annotations__[name]).split(" |")[0]
     if kind == "bool":
@@ -338,7 +346,7 @@ def parse(name: str, value: Any, where: str) -> Any:
 
 
 def max_tokens_text(value: int | None) -> str:
-    """`max_tokens` as users write it: "max" without a limit, "None" where it is unset."""
+    """`max_tokens` or `think_budget` as users write it: "max" without a limit, "None" where it is unset."""
     return "max" if value == NO_LIMIT else str(value)
 
 

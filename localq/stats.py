@@ -16,6 +16,7 @@ class Stats:
     cached_tokens         of these, already in the KV cache, so not computed again
     prefilled_tokens      of the rest, computed so far
     generated_tokens      tokens of the reply so far
+    forced_tokens         of these, the ones that ended a thought at its budget; the model did not choose them
     time_to_first_token_s from the request to the first token; 0 before it
     prefill_s, decode_s   seconds spent in each phase so far
     context_used          positions of the KV cache in use
@@ -32,6 +33,7 @@ class Stats:
     decode_s: float = 0.0
     context_used: int = 0
     context_size: int = 0
+    forced_tokens: int = 0
 
     @property
     def tokens_per_s(self) -> float:

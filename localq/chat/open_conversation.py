@@ -99,7 +99,8 @@ def resumed_settings(record: Record, settings: Settings, flags: dict[str, Any]) 
     if flags.get("model") in (None, record.model) and record.settings is not None:
         chosen = record.settings
         saved |= dataclasses.asdict(chosen.sampling) | {"max_tokens": chosen.max_tokens, "think": chosen.think}
-        saved["loop_guard"] = chosen.loop_guard
+        saved |= {"loop_guard": chosen.loop_guard, "think_budget": chosen.think_budget}
+        saved["preserve_thinking"] = chosen.preserve_thinking
     return dataclasses.replace(settings, **saved).replace(**flags)
 
 

@@ -95,11 +95,15 @@ def open_session(
         _tell_idle(sampling, settings, watcher)
         longest = settings.max_tokens or default_sampling.max_tokens(target.entry)
         session = ChatSession(client, request, tokenizer, sampling, longest, settings.loop_guard)
-        session.system = settings.system
-        try:
-            session.set_think(settings.think)
-        except LocalqError as error:  # a setting for all models need not suit each
-            watcher.say(str(error))
+        session.system, session.think_budget = settings.system, settings.think_budget
+        for choose, choice in (
+            (session.set_think, settings.think),
+            (session.set_preserve_thinking, settings.preserve_thinking),
+        ):
+            try:
+                choose(choice)
+            except LocalqError as error:  # a setting for all models need not suit each
+                watcher.say(str(error))
         session.record.model = str(target.path.absolute()) if target.path is not None else target.name
         yield OpenSession(session, client)
     finally:

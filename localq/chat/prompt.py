@@ -56,7 +56,7 @@ def fit(
     ids = prompt(exchanges)
     if ids is None or len(ids) >= size:
         has = f"{len(ids)} tokens" if ids is not None else "far more tokens"
-        why = f"too long for the context of {size} tokens: {has} with the system prompt"
+        why = f"too long for the {size}-token context: {has} with the system prompt"
         raise usage_error("message", why, "Send a shorter message, or use a larger context (--ctx).")
     return Prompt(ids, exchanges)
 
@@ -109,11 +109,13 @@ class PromptBuilder:
     first    oldest turn in the prompt where older ones are left out; kept while it can be, so that the KV cache stays
              valid. None: nothing is left out
     exact    ids of the last reply
+    preserve thoughts of earlier replies in the prompt: "on", "off", or "auto" (the model's default)
     """
 
     tokenizer: TokenizerLike
     first: int | None = None
     exact: ExactIds | None = None
+    preserve: str = "auto"
 
     def messages(self, conversation: Conversation) -> list[Message]:
         """Messages of the path to the head. Raises LocalqError (exit 2) where the summary is all there is."""
@@ -134,7 +136,8 @@ class PromptBuilder:
         return [each.to_dict(self.tokenizer) for each in messages]
 
     def _variables(self, think: str) -> dict[str, Any]:
-        return thinking.variables(self.tokenizer.chat_template, think)
+        template = self.tokenizer.chat_template
+        return thinking.variables(template, think) | thinking.preservation(template, self.preserve)
 
     def reply_start(
         self, conversation: Conversation, reply: int | None, think: str, bound: bool = False

@@ -31,6 +31,7 @@ MEASURED = "measured"  # reason of a measurement, which has no text
 _ENDED = "the reply ended"
 _STOP_STRING = "stopped at a stop string"
 _NO_ANSWER = " while the model was thinking; there is no answer yet"
+_THOUGHT_STOPPED = "thinking was stopped at the limit of {} tokens (think_budget)"
 _CUT = "; the answer is incomplete and does not match {}"
 
 
@@ -64,6 +65,11 @@ class Reply:
     thought: str = ""
     unmet: Grammar | None = None
 
+    @property
+    def thought_stopped(self) -> bool:
+        """The thought was ended at its budget (`think_budget`)."""
+        return self.stats.forced_tokens > 0
+
 
 class Recap(str):
     """A notice that contains replies. parts: texts, each on lines of its own, and whether it is a reply."""
@@ -82,7 +88,7 @@ Replies = Generator[ReplyPiece | Reply, None, None]
 
 @dataclass(frozen=True)
 class Ending:
-    """Why and where a reply ended. thinking: in a thought. cycle: what repeats.
+    """Why and where a reply ended. thinking: in a thought. cycle: what repeats. think_budget: as requested.
 
     in_chat   notices may name commands of a chat
     """
@@ -93,6 +99,7 @@ class Ending:
     unmet: Grammar | None = None
     cycle: Cycle | None = None
     in_chat: bool = True
+    think_budget: int | None = None
 
 
 def notices(ending: Ending, warned_before: bool) -> tuple[str, ...]:
@@ -102,8 +109,9 @@ def notices(ending: Ending, warned_before: bool) -> tuple[str, ...]:
     cycle, what = ending.cycle or Cycle(1, 1), _REASONS.get(ending.reason, otherwise)
     what = what.format(tokens=ending.stats.generated_tokens, period=cycle.period, blocks=cycle.blocks)
     advice = _ADVICE.get(ending.reason, ("", ""))[0 if ending.in_chat else 1]
-    found = [what + cut + advice] if what else []
     stats = ending.stats
+    found = [_THOUGHT_STOPPED.format(ending.think_budget)] if stats.forced_tokens else []
+    found += [what + cut + advice] if what else []
     if ending.reason != "context" and stats.context_fill >= WARNING and not warned_before:
         found.append(fill_warning(stats.context_used, stats.context_size, ending.in_chat))
     return tuple(found)

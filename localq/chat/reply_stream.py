@@ -148,7 +148,7 @@ class _ReplyStream:
             stats = dataclasses.replace(stats, generated_tokens=len(into.ids))
         cut = into.is_over() or reason != "stop"  # else the engine enforced it
         unmet = request.grammar if cut and request.grammar and not matches(request.grammar, into.answer) else None
-        ending = Ending(reason, stats, into.thinking, unmet, self._watch.cycle, in_chat)
+        ending = Ending(reason, stats, into.thinking, unmet, self._watch.cycle, in_chat, request.think_budget)
         return Reply(into.answer, reason, stats, notices(ending, warned_before), into.thought, unmet)
 
 

@@ -45,6 +45,7 @@ class ChatSession:
     stop_strings  an answer ends before the first of these
     grammar       constraint of every answer; None: no constraint
     think         "auto" (the model's default), "on", "off" or a level; `set_think` checks it
+    think_budget  tokens after which a thought is ended; None: no limit
     record        the conversation as it is saved; `switch_to` replaces it
     store         None = nothing is saved
     keeper        saves and restores the KV cache of a conversation; None: the prompt is read again
@@ -63,6 +64,7 @@ class ChatSession:
     stop_strings: tuple[str, ...] = ()
     grammar: Grammar | None = None
     think: str = "auto"
+    think_budget: int | None = None
     record: Record = field(default_factory=Record)
     store: ConversationStore | None = None
     keeper: SnapshotKeeper | None = None
@@ -131,19 +133,29 @@ class ChatSession:
     def decided(self) -> dict[str, str]:
         """Settings in force that a project's file has decided, and its path: those that are not changed since."""
         now = {**dataclasses.asdict(self.sampling), "max_tokens": self.max_tokens, "think": self.think}
-        now["system"] = self.system
+        now |= {"system": self.system, "think_budget": self.think_budget}
         return {name: each.source for name, each in self.origins.items() if now.get(name, each.value) == each.value}
 
     def settings(self) -> ChatSettings:
         """The settings as they are saved."""
         origins = {name: path for name, path in self.decided.items() if name not in OF_LOAD}
         chosen = self.sampling, self.max_tokens, self.stop_strings, self.think, self.grammar, self.loop_guard
-        return ChatSettings(*chosen, origins)
+        return ChatSettings(*chosen, origins, self.think_budget, self.preserve_thinking)
 
     def set_think(self, think: str) -> None:
         """Set thinking: "auto", "on", "off" or a level. Raises LocalqError (exit 2) for a mode it lacks."""
         thinking.variables(self.tokenizer.chat_template, think)
         self.think = think
+
+    @property
+    def preserve_thinking(self) -> str:
+        """Whether prompts keep the thoughts of earlier replies: "on", "off", or "auto" (the model's default)."""
+        return self._reading.preserve
+
+    def set_preserve_thinking(self, choice: str) -> None:
+        """Set `preserve_thinking`. Raises LocalqError (exit 2) for a model that has no such choice."""
+        thinking.preservation(self.tokenizer.chat_template, choice)
+        self._reading.preserve = choice
 
     def clear(self) -> None:
         """Start over in the same conversation; the system prompt is kept, earlier turns stay on their branch."""
@@ -218,7 +230,7 @@ class ChatSession:
             if notice:
                 yield ReplyPiece("", Stats(context_size=loaded.context_size), notice)
             incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings, begun)
-            for part in self.stream(self.generate_request(prompt, incoming), incoming, self.limits):
+            for part in self.stream(self.generate_request(prompt, incoming, begun), incoming, self.limits):
                 if isinstance(part, ReplyPiece):
                     yield part
                     continue
@@ -272,7 +284,8 @@ class ChatSession:
             self.stop_strings, self.grammar = chosen.stop, chosen.grammar
             if record.model == self.record.model:
                 self.sampling, self.max_tokens, self.think = chosen.sampling, chosen.max_tokens, chosen.think
-                self.loop_guard = chosen.loop_guard
+                self.loop_guard, self.think_budget = chosen.loop_guard, chosen.think_budget
+                self._reading.preserve = chosen.preserve_thinking
         saved = {name: each for name, each in record.origins().items() if name != "model"}  # the loaded one stays
         record.model = self.record.model
         self.record, self.last, self._reading.first = record, None, None
@@ -316,13 +329,17 @@ class ChatSession:
         """Limits of a reply in the conversation."""
         return ReplyLimits(ANSWER_TOKENS if self.max_tokens is None else None, self.loop_guard)
 
-    def generate_request(self, prompt: list[int], incoming: ReplyDecoder) -> Generate:
-        """The request for a continuation of `prompt` (token ids), to be decoded by `incoming`."""
+    def generate_request(self, prompt: list[int], incoming: ReplyDecoder, begun: str = "") -> Generate:
+        """The request for a continuation of `prompt` (token ids), which may end with the start `begun` of the reply.
+
+        It is decoded by `incoming`.
+        """
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.has_dry else []
         return Generate(
             next(self.request_ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), self.max_tokens,
             breaker_ids=breakers, grammar=self.grammar, grammar_begun=incoming.answer if self.grammar else "",
             grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
+            think_budget=self.think_budget, begun=begun if self.think_budget is not None else "",
         )  # fmt: skip
 
     def stream(self, generate: Generate, incoming: ReplyDecoder, limits: ReplyLimits = NO_LIMITS) -> Replies:

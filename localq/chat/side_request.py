@@ -23,7 +23,9 @@ def ask(session: ChatSession, text: str, max_tokens: int) -> Replies:
     message = Message("user", text).to_dict(tokenizer)
     prompt = tokenizer.chat_ids([message], **thinking.minimal_variables(tokenizer.chat_template))
     request = session.generate_request(prompt, reply_stream.reply_decoder(tokenizer, prompt))
-    generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
+    generate = dataclasses.replace(
+        request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="", think_budget=None
+    )
     yield from _beside(session, generate, reply_stream.reply_decoder(tokenizer, prompt))
 
 

@@ -9,12 +9,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localq import settings
 from localq.cli import help_page
 from localq.errors import ExitCode, LocalqError, usage_error
 
 if TYPE_CHECKING:
     from localq.text.grammar import Grammar
 
+
+def _budget(text: str) -> int:
+    if text.strip().casefold() == "max":
+        return settings.NO_LIMIT
+    try:
+        count = settings.parse_count(text)
+    except ValueError:
+        raise usage_error(text[:40], "not a token count", "Use a number such as 512 or 4k.") from None
+    if not 0 <= count <= settings.NO_LIMIT:
+        raise usage_error(text[:40], "out of range", "Use 0 (no thinking) or more tokens, or max for no limit.")
+    return count
+
+
+ThinkBudget = Annotated[
+    int | None,
+    typer.Option(
+        "--think-budget", parser=_budget, metavar="TOKENS", help="Stop thinking after TOKENS; 0 = none.",
+        rich_help_panel=help_page.CONVERSATION,
+    ),
+]  # fmt: skip
 LoopGuard = Annotated[
     bool | None,
     typer.Option(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from localq.engine.load.load import LoadedModel
     from localq.engine.reply import Step
     from localq.files.model_folder import ModelFiles
+    from localq.text.tokenizer import Tokenizer
+    from localq.worker.thinking_budget import ThinkingBudget
     from localq.worker.token_masks import GrammarConstraint, Vocabulary
 
 
@@ -97,6 +99,7 @@ class TorchBackend:
         self._weights = ""  # of the loaded model: `snapshot.weights_id`
         self._files: ModelFiles | None = None  # of the loaded model
         self._vocabulary: Vocabulary | None = None  # of the loaded model, once a reply has had a grammar
+        self._tokenizer: Tokenizer | None = None  # of the loaded model, once a reply has had a thinking budget
 
     @property
     def can_hang(self) -> bool:
@@ -149,17 +152,36 @@ class TorchBackend:
         """Free the model."""
         from localq.engine.load import load
 
-        self._engine = self._vocabulary = None
+        self._engine = self._vocabulary = self._tokenizer = None
         load.free_memory()
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue the prompt of `request`."""
         engine, stop_ids = self._loaded_engine(), frozenset(request.stop_ids)
         constraint = self._constraint(engine, request, stop_ids)
-        return engine.generate(
+        budget = (
+            None if request.think_budget is None else self._budget(engine, request, request.think_budget, constraint)
+        )
+        steps = engine.generate(
             request.prompt, request.sampling, stop_ids, request.max_tokens, cancelled,
-            breakers=frozenset(request.breaker_ids), constraint=constraint,
+            breakers=frozenset(request.breaker_ids), constraint=budget or constraint,
         )  # fmt: skip
+        return steps if budget is None else budget.count(steps)
+
+    def _budget(
+        self, engine: Engine, request: Generate, tokens: int, inner: GrammarConstraint | None
+    ) -> ThinkingBudget:
+        from localq.text import tokenizer  # start-up cost: only for replies with a thinking budget
+        from localq.text.thought_state import ThoughtState
+        from localq.worker.thinking_budget import ThinkingBudget
+
+        assert self._files is not None
+        if self._tokenizer is None:
+            backend, special = tokenizer.read(self._files)
+            stop_ids, rows = frozenset(request.stop_ids), engine.model.vocab
+            self._tokenizer = tokenizer.Tokenizer(backend, special, self._files.chat_template, stop_ids, rows)
+        state = ThoughtState(self._tokenizer, request.prompt, request.begun)
+        return ThinkingBudget(tokens, state, self._tokenizer, engine.model.vocab, inner)
 
     def _constraint(self, engine: Engine, request: Generate, stop_ids: frozenset[int]) -> GrammarConstraint | None:
         if request.grammar is None:

@@ -51,6 +51,8 @@ class Generate:
     grammar_begun: str = ""  # start of the reply that the prompt contains
     grammar_after: str = ""  # the grammar applies after this text, which ends the thinking that the prompt opens
     breaker_ids: list[int] = field(default_factory=list)  # end a repetition, for DRY
+    think_budget: int | None = None  # tokens of the thought, which is then ended; None = as many as the model takes
+    begun: str = ""  # start of the reply that the prompt contains, with its thought; only read with `think_budget`
 
 
 @dataclass(frozen=True)

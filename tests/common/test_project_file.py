@@ -83,7 +83,7 @@ def test_what_is_about_machine_data_or_screen_is_refused(project, name):
 
 
 def test_what_it_may_set_has_no_path_program_address_or_secret():
-    assert settings.PROJECT_MAY_SET == ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
+    assert settings.PROJECT_MAY_SET == ("model", "system", "ctx", "kv", "head", "think", "think_budget", "max_tokens")
 
 
 @pytest.mark.parametrize(

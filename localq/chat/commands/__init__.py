@@ -45,7 +45,7 @@ HELP = """\
 /save [NAME]           name this conversation (turns are saved automatically, unless --no-save is given)
 /export md|json [FILE] write the conversation to FILE, or print it
 /system [TEXT]         show or set the system prompt; @FILE reads it from a file, "off" removes it
-/set [NAME VALUE]      list or change sampling settings, max_tokens, loop_guard, stop, think and grammar
+/set [NAME VALUE]      list or change sampling settings, max_tokens, think_budget, loop_guard, stop, think, grammar
 /think [on|off|LEVEL]  thinking before the answer: on, off, a level, or "auto" (the model's default)
 /grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" removes it
 /tokens                show how full the context is
@@ -59,7 +59,8 @@ HELP = """\
 /exit                  quit (also Ctrl-D)
 
 Ctrl-C stops a reply; its text is kept. For a multi-line message, end a line with \\ or put the lines between triple
-quotes. Alt-Enter and Ctrl-J start a new line; Ctrl-G opens the message in $VISUAL or $EDITOR. // sends one slash."""
+quotes. Alt-Enter and Ctrl-J start a new line; Ctrl-G opens the message in $VISUAL or $EDITOR.
+To start a message with a slash, type two."""
 ALIASES = {
     "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
     "/load": "/model", "/tps": "/stats", "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
@@ -70,7 +71,8 @@ _GRAMMARS = {
     "gbnf": grammar.grammar,
     "regex": grammar.regex,
 }
-_SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens", "loop_guard")
+_SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens", "think_budget", "loop_guard")
+_MAY_BE_NONE = ("seed", "max_tokens", "think_budget")
 _SHORT = {"temp": "temperature"}
 
 
@@ -114,10 +116,12 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
             raise usage_error(name, "unknown setting", meant)
         if not text.strip():
             return f"{name} = {values[name]}"
-        unset = text.strip() == "none" and name in ("seed", "max_tokens")
+        unset = text.strip() == "none" and name in _MAY_BE_NONE
         value = None if unset else settings.parse(name, text.strip(), "/set")
         if name == "max_tokens":
             session.max_tokens = settings.Settings(max_tokens=value).max_tokens
+        elif name == "think_budget":
+            session.think_budget = settings.Settings(think_budget=value).think_budget
         elif name == "loop_guard":
             session.loop_guard = bool(value)
         else:
@@ -135,6 +139,15 @@ def set_think(session: ChatSession, argument: str, host: Host) -> str:
         session.set_think(thinking.validate(argument))
         session.try_save()
     return f"think = {session.think}" + (" (the model's default)" if session.think == "auto" else "")
+
+
+def set_preserve_thinking(session: ChatSession, argument: str, host: Host) -> str:
+    """Show or set whether the prompt keeps the thinking of earlier replies."""
+    if argument:
+        session.set_preserve_thinking(settings.Settings(preserve_thinking=argument).preserve_thinking)
+        session.try_save()
+    default = " (the model's default)" if session.preserve_thinking == "auto" else ""
+    return f"preserve_thinking = {session.preserve_thinking}{default}"
 
 
 def set_grammar(session: ChatSession, argument: str, host: Host) -> str:
@@ -155,7 +168,8 @@ def set_grammar(session: ChatSession, argument: str, host: Host) -> str:
     return f"answers are now constrained by {session.grammar}" if session.grammar else "no grammar"
 
 
-_LISTED_TOO = {"think": set_think, "grammar": set_grammar}  # settings of /set that have their own commands
+# Settings of /set that other functions change, of their own commands or not.
+_LISTED_TOO = {"think": set_think, "preserve_thinking": set_preserve_thinking, "grammar": set_grammar}
 
 
 def stats(session: ChatSession, argument: str, host: Host) -> str:

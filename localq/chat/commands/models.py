@@ -87,7 +87,8 @@ def info(session: ChatSession) -> str:
 
 def parameters(session: ChatSession) -> str:
     """The sampling settings, for `/show params` and `/set`."""
-    values = {**set_values(session), "think": session.think, "grammar": session.grammar}
+    values = {**set_values(session), "think": session.think, "preserve_thinking": session.preserve_thinking}
+    values["grammar"] = session.grammar
     return "\n".join([*(f"{name} = {value}" for name, value in values.items()), *origin_lines(session)])
 
 
@@ -101,6 +102,7 @@ def set_values(session: ChatSession) -> dict[str, object]:
     """Values that `/set` changes, as it shows them."""
     values: dict[str, object] = {**dataclasses.asdict(session.sampling)}
     values["max_tokens"] = settings.max_tokens_text(session.max_tokens)
+    values["think_budget"] = settings.max_tokens_text(session.think_budget)
     values["loop_guard"] = "on" if session.loop_guard else "off"
     values["stop"] = " | ".join(session.stop_strings) or None
     return values

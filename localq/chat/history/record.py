@@ -10,7 +10,7 @@ from localq.chat.attachments import AttachedFile
 from localq.chat.history.conversation import Conversation, Message, Turn, TurnSummary
 from localq.chat.stop_strings import validate
 from localq.sampling import Sampling
-from localq.settings import Origin
+from localq.settings import Origin, Settings
 from localq.stats import Stats
 from localq.text import thinking
 from localq.text.grammar import Grammar
@@ -23,6 +23,7 @@ class ChatSettings:
     think       "auto", "on", "off" or a level
     grammar     constraint of every answer
     loop_guard  a reply that repeats itself is stopped
+    think_budget, preserve_thinking  as in `ChatSession`
     origins     path of the project's file that has decided a setting, or the system prompt or model, by its name
     """
 
@@ -33,6 +34,8 @@ class ChatSettings:
     grammar: Grammar | None = None
     loop_guard: bool = True
     origins: dict[str, str] = field(default_factory=dict, hash=False)
+    think_budget: int | None = None
+    preserve_thinking: str = "auto"
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
@@ -41,7 +44,11 @@ class ChatSettings:
         chosen = Sampling(**fields["sampling"]), fields["max_tokens"], validate(fields["stop"])
         guard = bool(fields.get("loop_guard", True))
         origins = {str(name): str(path) for name, path in dict(fields.get("origins") or {}).items()}
-        return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None, guard, origins)
+        more = Settings(
+            think_budget=fields.get("think_budget"), preserve_thinking=fields.get("preserve_thinking", "auto")
+        )  # checks them
+        bound = Grammar(**grammar) if grammar is not None else None
+        return cls(*chosen, think, bound, guard, origins, more.think_budget, more.preserve_thinking)
 
 
 @dataclass
@@ -65,6 +72,7 @@ class Record:
         if (chosen := self.settings) is None:
             return {}
         values = {**asdict(chosen.sampling), "max_tokens": chosen.max_tokens, "think": chosen.think}
+        values["think_budget"] = chosen.think_budget
         values |= {"system": self.conversation.system, "model": self.model}
         return {name: Origin(values[name], path) for name, path in chosen.origins.items() if name in values}
 

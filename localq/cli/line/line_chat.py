@@ -63,8 +63,9 @@ class _ChatStart:
     def with_model(self, wish: SwitchModel, session: ChatSession) -> _ChatStart:
         """This state with another model; conversation and settings stay, sampling is reset to its defaults."""
         settings = dataclasses.replace(
-            self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think
-        )
+            self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think,
+            think_budget=session.think_budget, preserve_thinking=session.preserve_thinking,
+        )  # fmt: skip
         place = self.of(session)
         start = dataclasses.replace(place.start, origins=open_conversation.without_model(session.origins))
         wanted = OpenOptions(wish.format, self.wanted.force)

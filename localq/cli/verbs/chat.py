@@ -47,6 +47,7 @@ def chat(
     xtc_threshold: options.XtcThreshold = None,
     seed: options.Seed = None,
     think: options.Think = None,
+    think_budget: reply_options.ThinkBudget = None,
     stop: options.Stop = None,
     loop_guard: reply_options.LoopGuard = None,
     json_schema: reply_options.JsonSchema = None,

@@ -130,6 +130,6 @@ def _text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, dict):
         return "; ".join(f"{key}={each}" for key, each in value.items())
-    if name == "max_tokens" and isinstance(value, int):
+    if name in ("max_tokens", "think_budget") and isinstance(value, int):
         return settings.max_tokens_text(value)
     return "" if value is None else str(value)

@@ -68,6 +68,7 @@ def run(
     xtc_threshold: options.XtcThreshold = None,
     seed: options.Seed = None,
     think: options.Think = None,
+    think_budget: reply_options.ThinkBudget = None,
     think_out: options.ThinkOut = None,
     stop: options.Stop = None,
     loop_guard: reply_options.LoopGuard = None,
@@ -234,7 +235,8 @@ def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -
         roof = roofline.model_roof(loaded)
         rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
         start = {"start_s": {stage: round(seconds, 3) for stage, seconds in loaded.stages.items()}}
-        print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}, **start})
+        stats = {**dataclasses.asdict(reply.stats), **rates}
+        print_json({**body, "thought_stopped": reply.thought_stopped, "stats": stats, **start})
     if not request.quiet:
         for line in () if reply.unmet and reply.reason != "cancelled" else reply.notices:
             note(line)

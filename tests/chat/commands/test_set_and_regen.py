@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from localq.chat import commands
+from localq.chat import commands, open_conversation
 from localq.chat.history.store import ConversationStore
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.sampling import Sampling
-from localq.settings import NO_LIMIT
-from tests.support.chat.scripted_client import session_over, streamed
+from localq.settings import NO_LIMIT, Settings
+from tests.support.chat.scripted_client import CharTokenizer, session_over, streamed
 
 
 class Host:
@@ -71,10 +71,45 @@ def test_set_takes_the_short_name_and_limits():
         command(session, "/set loop_guard perhaps")
 
 
+def test_set_changes_the_thinking_budget_and_what_prompts_keep_of_thoughts():
+    session = session_over(["one"], tokenizer=Keeping())
+    assert command(session, "/set think_budget 2k") == "think_budget = 2048"
+    assert session.think_budget == 2048
+    assert command(session, "/set think_budget max") == "think_budget = max"
+    assert command(session, "/set think_budget 0") == "think_budget = 0"
+    for wrong in ("-1", "many", "0.5"):
+        with pytest.raises(LocalqError):
+            command(session, f"/set think_budget {wrong}")
+    assert session.think_budget == 0
+    assert command(session, "/set think_budget none") == "think_budget = None"
+    assert command(session, "/set preserve_thinking") == "preserve_thinking = auto (the model's default)"
+    assert command(session, "/set preserve_thinking off") == "preserve_thinking = off"
+    streamed(session.ask("x"))
+    assert session.client.prompts == ["<user>x<assistant>False"]
+    assert "preserve_thinking = off" in command(session, "/set").split("\n")
+    with pytest.raises(LocalqError, match="not a valid value"):
+        command(session, "/set preserve_thinking perhaps")
+    other = session_over()
+    with pytest.raises(LocalqError, match="decides by itself"):
+        command(other, "/set preserve_thinking on")
+    assert other.preserve_thinking == "auto"
+
+
+class Keeping(CharTokenizer):
+    """Its template has a switch for earlier thoughts."""
+
+    chat_template = "scripted, with preserve_thinking"
+
+    def chat_text(self, messages: list[dict[str, str]], **variables: object) -> str:
+        return f"{super().chat_text(messages)}{variables.get('preserve_thinking', '')}"
+
+
 def test_a_conversation_keeps_the_guard_of_its_replies(tmp_path):
-    session = session_over(["one"])
+    session = session_over(["one"], tokenizer=Keeping())
     session.store = ConversationStore(tmp_path / "sessions.sqlite")
     command(session, "/set loop_guard off")
+    command(session, "/set think_budget 9")
+    command(session, "/set preserve_thinking on")
     command(session, "/set max_tokens max")
     streamed(session.ask("x"))
     record = session.store.find(None)
@@ -82,3 +117,6 @@ def test_a_conversation_keeps_the_guard_of_its_replies(tmp_path):
     other.record.model = record.model
     other.switch_to(record)
     assert (other.loop_guard, other.max_tokens) == (False, NO_LIMIT)
+    assert (other.think_budget, other.preserve_thinking) == (9, "on")
+    now = open_conversation.resumed_settings(record, Settings(), {})
+    assert (now.think_budget, now.preserve_thinking) == (9, "on")

@@ -19,6 +19,7 @@ from localq.cli import execute
 from localq.cli.line import line_chat, thinking_lines
 from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
+from localq.settings import NO_LIMIT
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
@@ -30,12 +31,13 @@ def answered(monkeypatch, capsys):
     """`localq ARGUMENTS` with this answer and this on stdin."""
 
     def answered(answer, *arguments: str, stdin: str = "", terminal: bool = False, reason: str = "stop"):
-        client = answered.client = ScriptedClient([answer] if isinstance(answer, str) else answer, reason=reason)
+        pieces = [answer] if isinstance(answer, str) else answer
+        client = answered.client = ScriptedClient(pieces, reason=reason, forced=2)
 
         @contextlib.contextmanager
         def open_session(name, settings, watcher, wanted):
             session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer())
-            session.system = settings.system
+            session.system, session.think_budget = settings.system, settings.think_budget
             yield open_model.OpenSession(session, client)
 
         monkeypatch.setattr(open_model, "open_session", open_session)
@@ -117,6 +119,32 @@ def test_thoughts_go_to_stderr_a_file_or_a_key_of_json(answered, tmp_path):
     _, out, err, _ = answered(reply, "run", "smollm2-135m", "--json", "q")
     assert '"text": "yes", "thought": "hmm"' in out
     assert "hmm" not in err
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("512", 512), ("4k", 4096), ("0", 0), ("max", NO_LIMIT)])
+def test_a_thought_that_its_budget_stopped_is_said(answered, monkeypatch, text, tokens):
+    reply, run = "<think>\nhmm\n</think>\n\nyes", ("run", "smollm2-135m", "q")
+    code, out, err, _ = answered(reply, *run, "--think-budget", text)
+    assert (code, out) == (0, "yes\n")
+    assert f"thinking was stopped at the limit of {tokens} tokens (think_budget)" in err
+    assert answered.client.generated[0].think_budget == tokens
+    _, out, err, _ = answered(reply, *run, "--think-budget", text, "--json")
+    assert json.loads(out)["thought_stopped"] is True
+    assert json.loads(out)["stats"]["forced_tokens"] == 2
+    _, out, err, _ = answered(reply, *run, "--json")
+    assert json.loads(out)["thought_stopped"] is False
+    assert "think_budget" not in err
+    monkeypatch.setenv("LOCALQ_THINK_BUDGET", text)
+    answered(reply, "chat", "smollm2-135m", "-p", "q", "--no-save")
+    assert answered.client.generated[0].think_budget == tokens
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "1.5", "9" * 30, ""])
+def test_a_wrong_budget_is_refused(answered, text):
+    code, _, err, _ = answered("a", "run", "smollm2-135m", "q", f"--think-budget={text}")
+    assert code == ExitCode.USAGE
+    assert "Traceback" not in err
+    assert answered.client.generated == []
 
 
 def test_an_answer_that_is_cut_short_of_its_grammar_is_a_failure(answered):

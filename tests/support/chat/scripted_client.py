@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -58,9 +59,11 @@ class ScriptedClient:
     """
 
     def __init__(
-        self, *scripts: list[str | list[int] | LocalqError], context_size: int = 1000, reason: str = "stop"
-    ) -> None:
+        self, *scripts: list[str | list[int] | LocalqError], context_size: int = 1000, reason: str = "stop",
+        forced: int = 0,
+    ) -> None:  # fmt: skip
         self.scripts, self.context_size, self.reason = list(scripts), context_size, reason
+        self.forced = forced  # tokens of a reply with a thinking budget that the engine forced
         self.prompts: list[str] = []
         self.generated: list[Generate] = []
         self.loads = 0
@@ -95,7 +98,8 @@ class ScriptedClient:
             used += len(part)
             stats = Stats("decode", len(request.prompt), context_used=used, context_size=self.context_size)
             yield Tokens(request.id, [ord(letter) for letter in part] if isinstance(part, str) else part, stats)
-        yield Done(request.id, self.reason, stats)
+        forced = self.forced if request.think_budget is not None else 0
+        yield Done(request.id, self.reason, dataclasses.replace(stats, forced_tokens=forced))
 
 
 def session_over(
