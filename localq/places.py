@@ -33,7 +33,7 @@ def expand(path: str | Path, what: str = "") -> Path:
         about = f"{what}={path}" if what.isupper() else f"{what} {path}".strip()
         if not user:
             raise usage_error(about, _NO_HOME, "Set HOME, or use the full path.") from error
-        step = f"Use the full path; for a file of that name in this folder, use ./{path}."
+        step = f"Use the full path; for a file with that name in this folder, use ./{path}."
         raise usage_error(about, f"there is no user {user}", step) from error
 
 

@@ -75,10 +75,10 @@ def _check(text: str, where: str) -> None:
     """Raise for a text that could take much time or memory to parse, or make a number that cannot be printed."""
     bare = _STRING_OR_COMMENT.sub('"', text)
     if any(bare.count(character) > most for character, most in MOST_CHARACTERS.items()):
-        raise bad_file(where, "contains more keys, tables or lists than any settings need", _FIX)
+        raise bad_file(where, "contains more keys, tables or lists than a settings file needs", _FIX)
     for pattern, why in (
-        (_LONG_KEY, f"a key of more than {MOST_PARTS} parts"),
-        (_LONG_NUMBER, f"a number of more than {MOST_DIGITS} digits"),
+        (_LONG_KEY, f"a key with more than {MOST_PARTS} parts"),
+        (_LONG_NUMBER, f"a number with more than {MOST_DIGITS} digits"),
     ):
         if pattern.search(bare):
             raise bad_file(where, f"{why} ({_place(text, pattern)})", _FIX)
@@ -90,7 +90,7 @@ def _place(text: str, pattern: re.Pattern[str]) -> str:
     """The line of what `pattern` finds."""
     kept = _STRING_OR_COMMENT.sub(lambda found: '"' + "\n" * found[0].count("\n"), text)
     found = pattern.search(kept)
-    return f"line {kept.count(chr(10), 0, found.start()) + 1}" if found else "of several lines"
+    return f"line {kept.count(chr(10), 0, found.start()) + 1}" if found else "over several lines"
 
 
 def is_deep(bare: str, most: int) -> bool:

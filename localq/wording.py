@@ -64,7 +64,7 @@ def memory_lines(measured: dict[str, int], predicted: dict[str, int], host: dict
 def _host_lines(host: dict[str, int]) -> list[str]:
     words = {
         "embedding": "{} for the embedding table",
-        "snapshots": "up to {} to copy snapshots",
+        "snapshots": "up to {} for copying snapshots",
         "reading": "up to {} during prefill",
     }
     parts = [

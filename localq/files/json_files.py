@@ -70,7 +70,7 @@ def _check_link(folder: Path, path: Path, resolved: Path) -> None:
         if not resolved.is_relative_to(root.parent.parent.parent) and not resolved.is_relative_to(blobs):
             raise bad_file(str(path), why, step)
     elif (root / ".git").exists():
-        raise bad_file(str(path), why, f"{step[:-1]}, or remove .git if you made the link.")
+        raise bad_file(str(path), why, f"{step[:-1]}, or remove .git if you created the link yourself.")
     elif resolved.suffix != path.suffix and not _CONTENT_NAME.fullmatch(resolved.name):
         raise bad_file(str(path), f"a symbolic link to a file without the suffix {path.suffix} ({_target(path)})", step)
 
@@ -145,7 +145,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         key = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise _EditError(f"the key {key[:80]!r} occurs twice in one object", "Remove one of the two from the file.")
+        raise _EditError(f"the key {key[:80]!r} occurs twice in one object", "Remove one of them from the file.")
     return fields
 
 

@@ -28,7 +28,7 @@ def _loaded() -> tuple[ModuleType | None, str]:
     except ModuleNotFoundError as error:
         if error.name != "localq._C":
             return None, f"the compiled module cannot be loaded ({error})"
-        return None, "localq was installed without its compiled part"
+        return None, "localq was installed without its compiled module"
     except ImportError as error:
         return None, f"the compiled module cannot be loaded ({error})"
 

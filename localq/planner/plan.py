@@ -271,7 +271,7 @@ def _ways_out(made: Plan, arch: Architecture, budget: int | Ram, other: str | No
 def _more(made: Plan, budget: int | Ram, freeing: str) -> str:
     """The third way out: more memory."""
     if isinstance(budget, Ram):
-        return f"free {human_bytes(made.ledger.total - budget.bytes)} more RAM by closing other programs"
+        return f"free another {human_bytes(made.ledger.total - budget.bytes)} of RAM by closing other programs"
     missing = _mib(made.ledger.total - budget)
     verb = "allow" if freeing.startswith("with") else "free"
     return f"{verb} {missing} more {freeing or 'by closing other programs that use the GPU'}"

@@ -90,7 +90,7 @@ def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_
     session = session_over(["a"], ["b"], context_size=140)
     streamed(session.ask("one"))
     with pytest.raises(
-        LocalqError, match="too long for the context of 140 tokens: 217 tokens with the system prompt"
+        LocalqError, match="too long for the 140-token context: 217 tokens with the system prompt"
     ) as caught:
         streamed(session.ask("x" * 200))
     assert caught.value.exit_code == ExitCode.USAGE

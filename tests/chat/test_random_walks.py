@@ -56,7 +56,7 @@ class Walk:
             failed = error
         finally:
             parts.close()
-        assert failed in (None, DEAD) or "too long for the context" in str(failed)
+        assert failed in (None, DEAD) or f"too long for the {CONTEXT}-token context" in str(failed)
         assert all(len(prompt) < CONTEXT for prompt in self.session.client.prompts)
         self.heard += [got] if got else []
 

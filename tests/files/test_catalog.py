@@ -223,7 +223,7 @@ def test_a_name_that_means_nothing_is_exit_4_with_a_way_on(typed, words):
         ("model/config.json", ["a file, not a model folder", "Use the folder that contains it: model"]),
         ("model/weights.safetensors", ["a file, not a model folder", "Use the folder that contains it: model"]),
         ("model/missing.safetensors", ["no such file"]),
-        ("blobs/sha256-1", ["a file", "a name that ends in .gguf"]),
+        ("blobs/sha256-1", ["a file", "the name ends in .gguf"]),
         ("notes", ["a file, not a model folder", "Use a model folder or a .gguf file."]),
         ("model/gone", ["a broken link to /nowhere/at-all"]),
         ("model/pipe", ["neither a folder nor a file"]),
@@ -251,7 +251,7 @@ def test_what_exists_here_is_never_taken_for_a_repository(tmp_path, monkeypatch,
 
 def test_a_link_gives_a_gguf_file_the_name_it_lacks(tmp_path):
     (tmp_path / "sha256-1").write_bytes(b"GGUF\3")
-    with pytest.raises(LocalqError, match=r"rename it, or link to it, with a name that ends in \.gguf"):
+    with pytest.raises(LocalqError, match=r"rename it, or create a link, so that the name ends in \.gguf"):
         catalog.resolve(str(tmp_path / "sha256-1"))
     link = tmp_path / "model.gguf"
     link.symlink_to("sha256-1")

@@ -16,7 +16,7 @@ from localq.files.json_files import parse_object, read_object, read_text
 from localq.worker import messages
 
 EDITS = {
-    '{"a": null, "b": {"x": 1, "x": 2}}': "the key 'x' occurs twice in one object. Remove one of the two from the file",
+    '{"a": null, "b": {"x": 1, "x": 2}}': "the key 'x' occurs twice in one object. Remove one of them from the file",
     '{"a": [0.0, Infinity]}': "it contains Infinity, which is not valid JSON. Replace it with a number",
     '{"a": -Infinity}': "it contains -Infinity",
     '{"a": NaN}': "it contains NaN",

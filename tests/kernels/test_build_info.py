@@ -61,12 +61,12 @@ def test_not_built(reload_module):
     reload_module(load)
     assert not kernels.available()
     assert not kernels.host_available()
-    assert "without its compiled part" in kernels.why_not()
+    assert "without its compiled module" in kernels.why_not()
     assert kernels.host_why_not() == kernels.why_not()
     assert kernels.build_info() is None
     assert not kernels.covers((9, 0))
     for each in (kernels.module, kernels.host_module):
-        with pytest.raises(ImportError, match="without its compiled part"):
+        with pytest.raises(ImportError, match="without its compiled module"):
             each()
 
 

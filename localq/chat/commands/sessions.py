@@ -58,7 +58,7 @@ def sessions(session: ChatSession, argument: str, host: Host) -> str:
         return f"deleted conversation {number}; to restore it within a day: /sessions restore {number}"
     found = store.summaries(argument, SHOWN + 1)
     if not found:
-        return "no conversation matches" if argument else "no saved conversations"
+        return "no matching conversations" if argument else "no saved conversations"
     more = "\n(there are more; search with /sessions TEXT)" if len(found) > SHOWN else ""
     return table(found[:SHOWN], session.record.id) + more
 

@@ -100,5 +100,5 @@ def why_no_adjoint(matrix: Tensor, codes: Tensor, stride: int, length: int) -> s
         # a sum of n terms is rounded n times, each time by no more than 2^-24 of their sizes
         excess = (got[:, lag * stride : end] - wanted).abs() - 2.0**-24 * terms * sizes
         if not bool((excess <= 0).all()):
-            return f"sums are off by {float(excess.max()):.3g} more than rounding explains"
+            return f"sums are off by {float(excess.max()):.3g} more than rounding can explain"
     return ""

@@ -65,7 +65,7 @@ def why_not(model: Decoder) -> str:
             return reason
         for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *of_mlp):
             if not _readable(operand(module), dtype):
-                return f"no kernel supports a Linear{_format_of(module)} of {module.in_features} columns"
+                return f"no kernel supports a Linear{_format_of(module)} with {module.in_features} columns"
     return ""
 
 

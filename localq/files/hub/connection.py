@@ -203,7 +203,7 @@ def next_address(what: str, address: Address, location: str) -> Address:
 
 def _lost(what: str) -> LocalqError:
     step = "Check HF_ENDPOINT and the network: the connection may be intercepted."
-    return no_hub(what, "the hub redirects to something that is not a valid address", step)
+    return no_hub(what, "the hub redirected to an invalid address", step)
 
 
 def _refuse_unencrypted(what: str, address: Address) -> None:

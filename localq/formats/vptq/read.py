@@ -118,7 +118,7 @@ def _layer(said: dict[str, Any], tensors: Mapping[str, Any], prefix: str) -> Lay
     if outlier_len < 2 or outlier_count < 1:  # then, as the package has it, there are none, whatever their number
         outliers = outlier_len = outlier_count = 0
     elif outlier_residuals > 0:
-        raise bad_file(prefix, "outliers with residual centroids, which localq does not support", DAMAGED)
+        raise bad_file(prefix, "contains outliers with residual centroids, which localq does not support", DAMAGED)
     groups = _number(said, "group_num", 1, LARGEST["groups"], prefix)
     size = _number(said, "group_size", 1, LARGEST["columns"], prefix)
     indices = _part(tensors, "indices", prefix)

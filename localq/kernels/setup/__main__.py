@@ -51,9 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--venv", default=".venv")
     parser.add_argument("--torch", default="torch>=2.8", help="requirement")
     parser.add_argument("--torch-index", default="", help="additional package index for torch")
-    parser.add_argument("--driver", default="", help="files that show an NVIDIA driver; empty = none")
+    parser.add_argument("--driver", default="", help="files that indicate an NVIDIA driver; empty = none")
     parser.add_argument("--nvidia-smi", default="", help="program that lists the GPUs")
-    parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: even if one is installed")
+    parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: install nvcc even if there is one")
     parser.add_argument("--bin-dir", default="~/.local/bin", help="folder where `install` puts the link to localq")
     return parser
 
@@ -122,7 +122,7 @@ def next_lines(program: Path, folder: Path, driver: bool) -> list[str]:
     commands = [
         (
             "fit" if driver else "fit --vram 24",
-            "list what fits this card" if driver else "list what fits a card with 24 GB",
+            "list what fits this card" if driver else "list what fits a 24 GB card",
         ),
         ("chat", "chat in full-screen mode"),
         ("doctor", "check GPU, driver and kernels; show how to update"),

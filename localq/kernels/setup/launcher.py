@@ -12,7 +12,7 @@ from pathlib import Path
 
 SCRIPT = """#!/bin/sh
 ''':'
-# A shell script, and for Python a text before the program below. PATH may lead nowhere.
+# A shell script, which Python reads as a string before the program below. It does not rely on PATH.
 self=$0
 [ -L "$self" ] && self=$(command -p readlink -f -- "$self")
 exec /usr/bin/env --block-signal=INT --block-signal=TERM "${self%/*}/python" "$self" "$@"

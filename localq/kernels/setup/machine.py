@@ -81,7 +81,7 @@ def build_for_this_machine(no_cuda: str, driver: bool, listed: Sequence[str], sm
         return BuildChoice(HOST, why="no NVIDIA driver: no CUDA kernels")
     capabilities = compute_capabilities(smi)
     if not capabilities:
-        return BuildChoice(KERNELS, why="nvidia-smi lists no card: CUDA kernels for all supported cards")
+        return BuildChoice(KERNELS, why="nvidia-smi lists no cards: CUDA kernels for all supported cards")
     wanted = sorted({each for each in (nearest(one, listed) for one in capabilities) if each}, key=int)
     cards = ", ".join(sorted(set(capabilities), key=float))
     if not wanted:

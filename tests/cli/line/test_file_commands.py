@@ -51,7 +51,7 @@ def test_a_conversation_is_named_found_changed_to_and_removed(start):
     assert [line[:6] for line in listed] == ["*    2", "     1"]
     assert listed[1].endswith("2 turns  tiny  My [31mships")
     assert talk.says("/sessions SHIPS")[1].count("\n") == 1
-    assert "no conversation matches" in talk.says("/sessions nothing")[1]
+    assert "no matching conversations" in talk.says("/sessions nothing")[1]
     assert talk.says("/resume ships")[1] == "My [31mships (2 messages)\n>>> about ships\na\n"
     talk.says("more")
     assert talk.client.prompts[-1] == "<user>about ships<assistant>a<user>more<assistant>"

@@ -119,9 +119,11 @@ def test_nothing_is_left_where_nothing_was_used(monkeypatch, tmp_path, capsys):
 
 
 def test_a_missing_compiled_part_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(kernels, "host_why_not", lambda: "localq was installed without its compiled part")
+    monkeypatch.setattr(kernels, "host_why_not", lambda: "localq was installed without its compiled module")
     execute(["doctor"])
-    assert "can be loaded but not quantized: localq was installed without its compiled part" in capsys.readouterr().out
+    assert (
+        "can be loaded but not quantized: localq was installed without its compiled module" in capsys.readouterr().out
+    )
 
 
 def test_another_environment_in_the_clone_is_the_users_own(tmp_path):

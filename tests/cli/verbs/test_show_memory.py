@@ -98,5 +98,5 @@ def test_stats_say_both():
 
 def test_memory_of_the_host_that_no_component_counts_is_a_line_of_its_own():
     told = memory_lines({"weights": MIB}, {"weights": MIB}, {"snapshots": 64 * MIB, "embedding": 0, "other": 3 * MIB})
-    assert told[-1] == "  host memory: up to 64.0 MiB to copy snapshots, 3.0 MiB for other"
+    assert told[-1] == "  host memory: up to 64.0 MiB for copying snapshots, 3.0 MiB for other"
     assert told[:-1] == memory_lines({"weights": MIB}, {"weights": MIB}, {})

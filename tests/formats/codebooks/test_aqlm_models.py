@@ -164,7 +164,7 @@ def test_packed_linears_give_the_same_logits(folder, monkeypatch):
     assert_near(logits_of(model, plain, ids), expected)
     model.half()
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
-    assert fused.why_not(model) == "no kernel supports a Linear in AQLM of 128 columns"
+    assert fused.why_not(model) == "no kernel supports a Linear in AQLM with 128 columns"
 
 
 @pytest.mark.cuda

@@ -144,7 +144,7 @@ def test_packed_linears_give_the_same_logits(folder, monkeypatch):
     assert_near(logits_of(model, plain, ids), expected)
     model.half()
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
-    assert fused.why_not(model) == "no kernel supports a Linear in vq2 of 128 columns"
+    assert fused.why_not(model) == "no kernel supports a Linear in vq2 with 128 columns"
 
 
 def test_a_shared_codebook_is_at_one_place_and_the_arena_is_full(folder):
