@@ -167,17 +167,19 @@ def chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, matrix:
 
     With G the sum of the decays since the start of a chunk and D_ij = exp(G_i - G_j) for j <= i, else 0, the writes U
     of a chunk to a matrix S solve (1 + A) U = beta v - beta exp(G) k S, where A = beta (k k^T) D below its diagonal.
-    Then o = exp(G) q S + (q k^T D) U, and S becomes exp(G_last) S + k^T exp(G_last - G) U.
+    Then o = exp(G) q S + (q k^T D) U, and S becomes exp(G_last) S + k^T exp(G_last - G) U. G_i - G_j is summed anew
+    for every j: heads that forget fast have a G of some hundreds, whose difference would have lost its last digits.
     """
     tokens, heads, key_dim = k.shape
     shared, size = v.shape[1] // heads, min(CHUNK, tokens)
     q, k = (_in_chunks(each, size, 1)[:, :, 0] for each in (q, k))  # [n, H, size, K]
-    v, total, beta = (_in_chunks(each, size, shared) for each in (v, decay[..., None], beta[..., None]))
-    total = total.cumsum(3)  # [n, H, R, size, 1]
-    past = torch.ones(size, size, dtype=torch.bool, device=k.device).tril()
-    between = (total - total.mT).masked_fill_(~past, -torch.inf).exp_()
+    v, decay, beta = (_in_chunks(each, size, shared) for each in (v, decay[..., None], beta[..., None]))
+    later = torch.ones(size, size, dtype=torch.bool, device=k.device).triu()  # j >= i
+    between = decay.expand(-1, -1, -1, -1, size).masked_fill(later, 0).cumsum_(3)  # [n, H, R, size, size]
+    between = between.masked_fill_(later.triu(1), -torch.inf).exp_()
+    since = decay.cumsum(3).exp()  # [n, H, R, size, 1]
     system = (k @ k.mT)[:, :, None] * between * beta
-    wanted = torch.cat((v * beta, k[:, :, None] * (beta * total.exp())), -1)
+    wanted = torch.cat((v * beta, k[:, :, None] * (beta * since)), -1)
     writes, reads = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True).split(
         (v.shape[-1], key_dim), -1
     )
@@ -186,10 +188,9 @@ def chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, matrix:
     out, state = torch.empty_like(v), matrix.view(heads, shared, *matrix.shape[1:])
     for index in range(len(k)):
         written = writes[index] - reads[index] @ state
-        since = total[index]
-        out[index] = (q[index, :, None] @ state) * since.exp() + within[index] @ written
-        ending = since[..., -1:, :]
-        state.mul_(ending.exp()).add_(k[index, :, None].mT @ (written * (ending - since).exp()))
+        out[index] = (q[index, :, None] @ state) * since[index] + within[index] @ written
+        until = between[index, ..., -1:, :].mT  # [H, R, size, 1]
+        state.mul_(since[index, ..., -1:, :]).add_(k[index, :, None].mT @ (written * until))
     return out.permute(0, 3, 1, 2, 4).reshape(-1, heads * shared, v.shape[-1])[:tokens]
 
 
