@@ -154,6 +154,6 @@ def target_format(format: str, scheme: str = "s4l16") -> TargetFormat:
     targets: dict[str, TargetFormat] = {each.name: each for each in (Vq2Format(scheme), Aqlm2x8Format())}
     if format not in targets:
         raise usage_error(
-            format, "localq cannot quantize layer by layer to this format", f"Formats: {', '.join(targets)}."
+            format, "layer-by-layer quantization does not support this format", f"Formats: {', '.join(targets)}."
         )
     return targets[format]

@@ -144,7 +144,7 @@ class Tokenizer:
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The text of `chat_ids`, special tokens as they are written."""
         if self.chat_template is None:
-            raise LocalqError("chat", "this base model has no chat template", "Complete plain text with `localq run`.")
+            raise LocalqError("chat", "this base model has no chat template", "Use `localq run` for plain text.")
         return template.render(self.chat_template, messages, self.special_tokens, **variables)
 
 

@@ -221,7 +221,7 @@ class EngineClient:
     def _send(self, request: Request) -> None:
         line = messages.encode(request)
         if len(line) > messages.MAX_LINE_BYTES:
-            limit = f"the prompt is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"
+            limit = f"the prompt is larger than {messages.MAX_LINE_BYTES // 2**20} MiB"
             raise LocalqError(PROCESS, limit, SHORTEN, ExitCode.USAGE)
         process, matters = self._process, not isinstance(request, Cancel)
         if process is None:

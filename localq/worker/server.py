@@ -101,7 +101,7 @@ class Server:
     def _skip_line(self, line: bytes) -> None:
         while line and not line.endswith(b"\n"):
             line = self._requests.readline(2**20)
-        cause = f"a request is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"
+        cause = f"a request is larger than {messages.MAX_LINE_BYTES // 2**20} MiB"
         self.send(Failed(LocalqError(PROCESS, cause, SHORTEN, ExitCode.USAGE).to_dict()))
 
     # ---- the work

@@ -233,7 +233,7 @@ def test_the_option_may_be_repeated(source, chats, tmp_path, asked) -> None:
     ("format", "texts", "named"),
     [
         ("vq2", ("default", "none"), "--calibration none: --format vq2 needs a calibration text"),
-        ("squeezellm", ("default", "none"), "--calibration none: another --calibration gives a text"),
+        ("squeezellm", ("default", "none"), "--calibration none: another --calibration names a text"),
         ("nf4", ("default",), "--calibration: --format nf4 needs no calibration"),
         ("vq2", ("default", "missing.jsonl"), "missing.jsonl cannot be read"),
     ],

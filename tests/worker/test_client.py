@@ -276,7 +276,7 @@ def test_line_over_the_limit_is_refused_and_survived():
     process.stdin.write(encode(Generate(1, list(range(5000)))) + encode(Generate(2, [0], max_tokens=1)))
     process.stdin.flush()
     assert b'"ready"' in process.stdout.readline()
-    assert b"longer than" in process.stdout.readline()
+    assert b"larger than" in process.stdout.readline()
     assert b'"progress","id":2' in process.stdout.readline()
     process.communicate(timeout=20)
 

@@ -27,7 +27,7 @@ _ONLY = (
     "Kernel families: nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
     "search, step."
 )
-_AGAINST = "Rivals: transformers (default), bitsandbytes, none."
+_AGAINST = "Other libraries to time: transformers (default), bitsandbytes, none."
 _PLOT = "Plot bandwidth use to NAME.png; - = terminal."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[
@@ -183,7 +183,7 @@ def bench(
 ) -> None:
     """Measure the speed of a model or of the kernels.
 
-    Compares it with fp16, transformers and the memory bandwidth. The last line on stdout is a JSON object.
+    Compares the result with fp16, transformers and the bandwidth limit. The last line on stdout is a JSON object.
     """
     processes.check_torch()
     ctx = options.flag_or_environment("ctx", ctx)
@@ -223,7 +223,7 @@ def _mode(chosen: list[str], arguments: _CommonArguments, context: Any) -> str:
     if chosen not in ([], ["formats"]) and arguments.output not in ("table", "json"):
         raise usage_error("-o", f"--{chosen[0]} results cannot be written as {arguments.output}", "Use table or json.")
     if chosen == ["write"] and not arguments.synthetic:
-        raise usage_error("--write", "only random weights are written", "Add --synthetic.")
+        raise usage_error("--write", "only random weights can be written", "Add --synthetic.")
     if arguments.synthetic and chosen not in ([], ["profile"], ["formats"], ["write"]):
         raise usage_error("--synthetic", f"--{chosen[0]} always uses random weights", "Remove the option.")
     plot.check_target(arguments.plot)
@@ -372,5 +372,5 @@ def _measure(request: BenchRequest, mode: str, arguments: _CommonArguments) -> N
             for row in measured.rows
             if row.share_of_roof is not None
         ]
-        plot.draw(bars, f"{measured.model}: share of the read bandwidth", arguments.plot, stderr())
+        plot.draw(bars, f"{measured.model}: share of the memory read bandwidth", arguments.plot, stderr())
         _name_plot(arguments.plot)

@@ -23,7 +23,7 @@ Write = Annotated[
 def run(name: str | None, folder: str, settings: Settings, seed: int, quiet: bool, *, as_json: bool) -> None:
     """Write the folder. Raises LocalqError: exit 2 without a name, and those of `writer.write`."""
     if name is None:
-        raise usage_error("--write", "no model named", "Pass a catalogue name, such as llama-3.1-8b.")
+        raise usage_error("--write", "no model given", "Pass a catalogue name, such as llama-3.1-8b.")
     from localq.bench.synthetic import checkpoint, writer  # torch loads only now
     from localq.engine.load import device
     from localq.files.model_folder import open_model

@@ -168,7 +168,7 @@ def _other_gpus() -> str:
     """What the PCI bus says where there is no NVIDIA driver: a GPU that needs it, or one that localq does not use."""
     found = gpus.vendors()
     if "NVIDIA" in found:
-        return "; the NVIDIA GPU in this machine needs it"
+        return "; the NVIDIA GPU in this machine needs one"
     others = " and ".join(found)
     return f"; the {others} GPU in this machine is not supported; localq needs an NVIDIA GPU" if found else ""
 
@@ -200,7 +200,7 @@ def lines(facts: SystemFacts) -> list[tuple[str, str]]:
     if facts.settings is not None:
         rows.append(("network", "off (the setting `offline` is on)" if facts.settings.offline else "allowed"))
     found = error_log.count()
-    count = "no unexpected error so far" if not found else f"{found} unexpected error{'s' if found > 1 else ''}"
+    count = "no unexpected errors so far" if not found else f"{found} unexpected error{'s' if found > 1 else ''}"
     return [*rows, ("log", f"{error_log.path()} ({count})")]
 
 

@@ -98,9 +98,9 @@ def eval(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure perplexity and divergence from a reference.
+    """Measure perplexity and KL divergence from a reference.
 
-    Several models print a table; `--against reference` compares with the first.
+    Several models are shown in a table; `--against reference` then compares all with the first.
     """
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
@@ -180,7 +180,7 @@ def _read_text(text: str | None) -> tuple[bytes, str]:
     try:
         raw, name = disk.read_start(path, MAX_TEXT_BYTES + 1, devices=True), path.name if text is None else text
     except OSError as error:
-        raise usage_error(text or path.name, f"cannot read it ({error.strerror})", "Check the path.") from None
+        raise usage_error(text or path.name, f"cannot be read ({error.strerror})", "Check the path.") from None
     if len(raw) > MAX_TEXT_BYTES:
         raise usage_error(name, f"larger than {MAX_TEXT_BYTES:,} bytes", "Use part of the file.")
     return raw, name
@@ -202,7 +202,7 @@ def _print(result: dict[str, Any]) -> None:
             ("same top token", f"{result['top1']:.2%}", ""),
         ]
     if result["decode_tokens"]:
-        steps = f"{result['decode_tokens']} single-token steps against prefill"
+        steps = f"{result['decode_tokens']} single-token steps vs. prefill"
         rows += [
             ("KL of decode", f"{result['decode_kl']:.3e}", steps),
             ("same top token", f"{result['decode_top1']:.2%}", ""),

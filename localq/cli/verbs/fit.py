@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SCORE_NOTE = (
-    "score: LMArena text score (2026-01-16) minus an estimated loss from quantization; ~ estimated from a related model"
+    "score: LMArena text score (2026-01-16) minus an estimated quantization loss; ~ means estimated from a related "
+    "model"
 )
 ORDER_NOTE = (
-    "sorted by score, minus {made:.0f} points if the model must be quantized here first, and some for a short context, "
-    "low speed, a KV cache or head of fewer bits, and a format that is not the default; slow formats, base models and "
+    "sorted by score, minus {made:.0f} points if the model must be quantized here first, and fewer for a short "
+    "context, low speed, a lower-precision KV cache or head, or a non-default format; slow formats, base models and "
     "models that do not fit come last"
 )
 DISK_NOTE = (
-    "disk: the source and the result. `localq quantize --format vq2` downloads the source file by file and keeps only "
-    "two files of it besides the result"
+    "disk: source plus result. `localq quantize --format vq2` downloads one source file at a time, so it needs room "
+    "only for the result and two source files"
 )
-MEASURED_NOTE = "perplexity: relative to the unquantized model; - is not measured"
+MEASURED_NOTE = "perplexity: relative to the unquantized model; - means not measured"
 _MODEL_HELP = "Show this model in every format; ORG/REPO also works."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Vram = Annotated[
@@ -194,7 +195,7 @@ def _note_others(rows: list[FitRow]) -> None:
     from localq.planner import fit_rows
 
     fitting = sum(row.fits for row in rows) - sum(row.fits for row in fit_rows.best_of_families(rows))
-    note(f"one line per family; {fitting} other models and formats fit too: add --all")
+    note(f"one line per family; {fitting} more models and formats fit (--all lists them)")
 
 
 def _print_ledgers(rows: list[FitRow], looked: PlanningCard) -> None:

@@ -18,9 +18,9 @@ Table = list[tuple[str, ...]]  # the headers first
 LINE_KEYS = (
     ("Enter", "send"),
     ("Alt-Enter, Ctrl-J", "new line (also Shift-Enter, if the terminal reports it)"),
-    ('\\ at the end, or """ around', "several lines, in any terminal"),
+    ('\\ at line end, or """text"""', "multi-line message, in any terminal"),
     ("Tab", "complete a /command or an @file"),
-    ("Up, Down, Ctrl-R", "previous message, next message, search the history"),
+    ("Up, Down, Ctrl-R", "previous message, next message, search the input history"),
     ("Ctrl-G", "edit the message in $VISUAL or $EDITOR"),
     ("Ctrl-A, Ctrl-E, Alt-B, Alt-F", "move to the start, to the end, one word back, one word forward"),
     ("Ctrl-U, Ctrl-K, Ctrl-W, Ctrl-Y", "cut to the start, cut to the end, cut one word, paste"),
@@ -41,12 +41,12 @@ VARIABLES = (
     ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never use the network"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "hide download progress bars"),
     ("HF_HUB_DISABLE_XET, HF_XET_HIGH_PERFORMANCE", "no effect: files are downloaded over plain HTTPS"),
-    ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "how to connect to the hub: proxy and certificates"),
+    ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "proxy and certificates for connecting to the hub"),
     ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "which GPU to use"),
     ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "colours, escape sequences, width"),
     ("ESCDELAY", "milliseconds that full-screen mode waits for the rest of a key sequence after ESC (default 50)"),
     ("VISUAL, EDITOR", "your editor"),
-    ("PAGER, LESS", "pager for long tables and its options; PAGER=cat prints them directly"),
+    ("PAGER, LESS", "pager for long tables, and its options; PAGER=cat prints tables directly"),
     ("DO_NOT_TRACK", "no effect: localq sends no telemetry"),
 )
 
@@ -105,7 +105,7 @@ MEANINGS = {
     "keys": "keys of the line chat and of full-screen mode",
     "commands": "/commands in a chat",
     "environment": "environment variables",
-    "WORD": "options and settings with that word, such as vram",
+    "WORD": "options and settings that mention a word, such as vram",
 }
 
 

@@ -34,7 +34,7 @@ def ls(json: options.Json = False) -> None:
 
         note(
             f"no models yet: {gpus.fit_command()} lists what a GPU can run; "
-            f"smollm2-135m, a small one, {packaged_model.BUILT_IN}"
+            f"the small model smollm2-135m {packaged_model.BUILT_IN}"
         )
         return
     rows = [

@@ -23,9 +23,9 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
     json: options.Json = False,
 ) -> int:
-    """Delete partial downloads and files that nothing uses.
+    """Delete partial downloads and unused files.
 
-    Removes only files that localq downloaded or wrote; running downloads and other tools' files are left alone.
+    Removes only files that localq downloaded or wrote; active downloads and other tools' files are left alone.
     """
     from localq.chat.history import snapshot_keeper  # start-up cost: only this verb looks for them
     from localq.files import scratch

@@ -56,8 +56,8 @@ def pull(
 ) -> int:
     """Download models and print where they are.
 
-    Checks first that the model fits the GPU, and verifies hashes afterwards. Interrupted downloads resume. Files go
-    to the Hugging Face cache, shared with other tools.
+    Checks first that the model fits on the GPU, and verifies hashes afterwards. Interrupted downloads resume. Files
+    are stored in the shared Hugging Face cache.
     """
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
     for target in targets:
@@ -115,7 +115,7 @@ def _check(target: catalog.Target, revision: str | None) -> None:
     if target.path is not None:
         raise usage_error(target.name, "a local path needs no download", "Give a name or ORG/REPO.")
     if revision is not None and (target.source is None or target.source.kind != "hub") and target.repo is None:
-        raise usage_error("--revision", f"{target.name} is not downloaded from the hub", "Remove the option.")
+        raise usage_error("--revision", f"{target.name} does not come from the hub", "Remove the option.")
 
 
 def _choose_target(name: str, settings: Settings, quiet: bool) -> catalog.Target:

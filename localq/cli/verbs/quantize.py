@@ -70,8 +70,8 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder.
 
-    nf4 and mxfp4 need no text. bcq and squeezellm weight errors by one; vq2 and aqlm2x8 calibrate on one for minutes to
-    hours. The same command resumes.
+    nf4 and mxfp4 need no calibration text; bcq and squeezellm use one to weight errors. vq2 and aqlm2x8 calibrate on
+    one, which takes minutes to hours. To resume, run the same command again.
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""
@@ -180,7 +180,7 @@ class _Conversion:
         counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens"
         where = device_name(choice.device)
         what = "weighting errors" if self.mix is None else "weighting errors and choosing bits"
-        self.say(f"{files.name}: {what} with {counted}, on {where}. To skip this: --calibration none.")
+        self.say(f"{files.name}: {what} using {counted}, on {where}. To skip this: --calibration none.")
         return CalibrationText(ids, choice.device)
 
     def _around(self, files: ModelFiles, ready: PrequantizedLayers, shards: Shards | None = None) -> Path:

@@ -37,7 +37,7 @@ def mixture(format: str, bits: str | None, group: str | None, zero_points: bool 
     if format != FORMAT or bits is None or not re.fullmatch(r"[1-5]\.\d{1,2}", bits):
         return None
     if group is not None or zero_points:
-        why = f"--bits {bits} is a mixture, which chooses the group size of each matrix itself and has no zero points"
+        why = f"--bits {bits} is a mixture, which sets each matrix's group size automatically and has no zero points"
         raise usage_error(
             "--zero-points" if group is None else "--group", why, "Remove the option, or use a whole number of bits."
         )

@@ -34,7 +34,7 @@ Best = Annotated[bool, typer.Option("--best", help=_BEST, rich_help_panel=help_p
 Quick = Annotated[
     bool, typer.Option("--quick", help="The opposite of --best (the default).", rich_help_panel=help_page.QUALITY)
 ]
-_TEXT = "Calibration text (plain, .jsonl chats), not the one you evaluate on. Repeatable; none = no text."
+_TEXT = "Calibration text (plain or .jsonl chats), not your evaluation text. Repeatable; none = no text."
 Calibration = Annotated[
     list[Path] | None,
     typer.Option("--calibration", metavar="FILE", help=_TEXT, rich_help_panel=help_page.QUALITY),
@@ -88,7 +88,7 @@ class CalibrationOptions:
             if self.without_text and (mixing or len(given) > 1):
                 raise usage_error(max(given), "has no effect without a calibration text", "Remove the option.")
             if not self.without_text and NO_TEXT in (self.calibration or ()):
-                raise usage_error("--calibration none", "another --calibration gives a text", "Remove one of them.")
+                raise usage_error("--calibration none", "another --calibration names a text", "Remove one of them.")
             return
         if formats[format].made_from != "text" and given:
             why = f"--format {format} needs no calibration"
@@ -104,9 +104,7 @@ class CalibrationOptions:
             step = "With --layers, use only --format vq2, or add --best to train the layers further."
             raise usage_error(f"--layers {self.layers}", why, step)
         if self.bits is not None and format != "vq2":
-            raise usage_error(
-                "--bits", f"--format {format} has a fixed number of bits", "Use it with --format vq2 or bcq."
-            )
+            raise usage_error("--bits", f"--format {format} has a fixed bit width", "Use it with --format vq2 or bcq.")
         if NO_TEXT in (self.calibration or ()) and not NO_TEXT.exists():
             why = f"--format {format} needs a calibration text"
             raise usage_error("--calibration none", why, "Pass a file, or remove the option to use localq's own text.")

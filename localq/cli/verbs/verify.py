@@ -25,7 +25,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
     """Check model files against their recorded hashes.
 
     Reads every file with a recorded hash and changes nothing. For a damaged model, it prints the repair command.
-    Without NAME, models that cannot be read are named and passed over.
+    Without NAME, models that cannot be read are reported and skipped.
     """
     from localq.cli.verbs.ls import unreadable_fields
     from localq.files import local_models, packaged_model, verification  # start-up cost: only this verb hashes
@@ -37,7 +37,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
         here = local_models.inventory()
         models, unreadable = here.models, [closed.error for closed in here.unreadable]
     if not models and not unreadable:
-        note(f"no models yet: `localq pull NAME` downloads one; smollm2-135m, a small one, {packaged_model.BUILT_IN}")
+        note(f"no models yet: `localq pull NAME` downloads one; the small model smollm2-135m {packaged_model.BUILT_IN}")
     found = []
     with _progress(models, quiet) as on_file:
         for model in models:

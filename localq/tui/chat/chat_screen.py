@@ -40,7 +40,7 @@ NOTED_S = 0.2  # a command that runs for longer is shown in the status line
 PROMPT_KEYS = ("send", "stop", "help", "palette", "models", "instruments", "sidebar", "newline")
 TURN_KEYS = ("stop", "edit", "regenerate", "copy_turn", "branch_before", "turn_before")
 SAVING_IS_OFF = "Saving is off (--no-save, or\nsave = false in the settings)."
-SAVING_FAILED = "Saving failed; the next turn\ntries again."
+SAVING_FAILED = "Saving failed; will retry\nafter the next turn."
 LEAVE_WITHIN_S = 2.0  # a second Esc or Ctrl-C on an empty prompt within this time quits
 
 
@@ -155,7 +155,7 @@ class ChatScreen(ChatLayout):
             self.app.leave()
         elif self.conversation.busy and not self.conversation.is_profiling:
             self.composer.give_back(message.text)
-            self.notify("A reply is running; Esc stops it.", markup=False)
+            self.notify("A reply is in progress; Esc stops it.", markup=False)
         else:
             self.composer.past.add(message.text)
             if self.conversation.model is None:

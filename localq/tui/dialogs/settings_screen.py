@@ -159,9 +159,9 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
             return
         now: dict[str, Any] = {name: known.get(name) for name in changed}
         self._settings = dataclasses.replace(self._settings, **now)
-        where = f"in {places.config_file()}"
-        others = f"; not saved: {', '.join(sorted(foreign))} of {places.PROJECT_FILE}" if foreign else ""
-        self._tell((f"Saved: {', '.join(changed)} {where}" if changed else f"No changes {where}") + others)
+        others = f"; not saved: {', '.join(sorted(foreign))} (set by {places.PROJECT_FILE})" if foreign else ""
+        saved = f"Saved {', '.join(changed)} to {places.config_file()}" if changed else "No changes to save"
+        self._tell(saved + others)
 
     def action_leave(self) -> None:
         """Close, discarding changes."""

@@ -43,7 +43,7 @@ class KernelBars(Instrument):
     def _how(self) -> str:
         """The key that takes a profile."""
         key = active_key(self.screen, "profile") if self.is_attached else first_key(KEYS["profile"])
-        return f"{key} times the kernels"
+        return f"{key}: time the kernels"
 
     def _gb_per_s(self) -> float | None:
         roof = self.facts.roof

@@ -77,7 +77,7 @@ class Job(Generic[T]):
             return StoppedError(self.name)
         if left:
             return left[0]
-        return self._error or LocalqError(self.name, "the job has not ended, or its result was taken")
+        return self._error or LocalqError(self.name, "the job is still running, or its result was already taken")
 
     def _run(self) -> None:
         made: list[T] = []

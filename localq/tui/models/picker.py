@@ -78,7 +78,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self._foreign = f"{places.PROJECT_FILE} sets {', '.join(names)}. " if names else ""
         self._order = next(iter(ORDERS))
         self._rows: list[PickerRow] = []
-        self._words = "Checking what fits this machine"
+        self._words = "Checking what fits on this machine"
         self._note = self._basis = ""
         self._job: Job[_Plans] | None = None
         self._removal: Job[int] | None = None

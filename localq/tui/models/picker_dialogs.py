@@ -78,7 +78,7 @@ class RemoveScreen(QuestionScreen):
 
     def __init__(self, model: LocalModel) -> None:
         paths = "\n".join(paths_of(model))
-        shared = "\nSome files were put there by another tool, which may still need them." if model.shared else ""
+        shared = "\nAnother tool downloaded some of these files and may still need them." if model.shared else ""
         size = human_bytes(bytes_freed(model))
         question = f"Delete {model.name} ({model.format}) from disk? Frees up to {size}."
         super().__init__(question, f"{paths}{shared}", "Delete", "Keep")
@@ -90,7 +90,7 @@ class ForceScreen(QuestionScreen):
     def __init__(self, row: PickerRow) -> None:
         question = f"Open {row.full_name} even though the plan says it does not fit?"
         risk = "It may run out of memory while loading, or later."
-        super().__init__(question, f"The plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open", "Cancel")
+        super().__init__(question, f"Plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open", "Cancel")
 
 
 class ConsentScreen(QuestionScreen):

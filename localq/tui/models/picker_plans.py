@@ -66,7 +66,7 @@ def outlook(settings: Settings, say: Say) -> Outlook:
     if budget is None or gpu is None:
         ram = free_ram(settings.dtype)
         why = "--device cpu" if settings.device == "cpu" else "no NVIDIA GPU"
-        return Outlook(f"On the CPU ({why}), {human_bytes(ram.bytes)} of memory free", None, ram)
+        return Outlook(f"On the CPU ({why}): {human_bytes(ram.bytes)} of RAM free", None, ram)
     machine, basis = card.machine_here(gpu, say)
     limit = f" (--vram {settings.vram})" if settings.vram else ""
     words = f"{gpu.name}: {budget / footprint.MIB:,.0f} MiB available{limit}"

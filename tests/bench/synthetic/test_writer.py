@@ -82,8 +82,8 @@ def test_a_larger_vocabulary_is_refused_before_anything_is_written(tmp_path, tex
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["llama-3.1-8b", "--write", "x"], "only random weights are written"),
-        (["--synthetic", "--write", "x"], "no model named"),
+        (["llama-3.1-8b", "--write", "x"], "only random weights can be written"),
+        (["--synthetic", "--write", "x"], "no model given"),
         (["llama-3.1-8b", "--synthetic", "--write", "x", "-p", "64"], "-p has no effect with --write"),
         (["llama-3.1-8b", "--synthetic", "--write", "x", "--profile"], "separate benchmarks"),
     ],

@@ -130,7 +130,7 @@ def test_a_kernel_module_that_does_not_tell_its_version(install, capsys, monkeyp
     [
         (("0x1002",), "; the AMD GPU in this machine is not supported; localq needs an NVIDIA GPU"),
         (("0x8086", "0x1002"), "; the Intel and AMD GPU in this machine is not supported; localq needs an NVIDIA GPU"),
-        (("0x8086", "0x10de"), "; the NVIDIA GPU in this machine needs it"),
+        (("0x8086", "0x10de"), "; the NVIDIA GPU in this machine needs one"),
         ((), ""),
     ],
 )

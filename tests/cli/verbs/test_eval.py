@@ -96,7 +96,7 @@ def test_the_text_may_come_through_a_pipe(model, monkeypatch, capsys):
     ("arguments", "code", "said"),
     [
         (["--text", "/nonexistent/text"], 2, "/nonexistent/text"),
-        (["--text", "/"], 2, "cannot read it"),
+        (["--text", "/"], 2, "cannot be read"),
         (["--text", "/dev/null"], 2, "the text is empty"),
         (["--window", "3"], 2, ""),
         (["--window", "100000"], 2, "100000"),

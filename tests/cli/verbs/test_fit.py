@@ -160,7 +160,7 @@ def test_one_line_stands_for_each_family(capsys, vram, first):
     assert names[0] == first
     families = [catalog.resolve(name).entry.family for name in names]
     assert len(set(families)) == len(families) == len(read_families(ROOT / "models.toml"))
-    assert "other models and formats fit too: add --all" in captured.err
+    assert "more models and formats fit (--all lists them)" in captured.err
 
 
 def test_every_row_says_its_speed_when_full_and_what_it_takes_to_make_it(capsys):
@@ -237,11 +237,11 @@ def test_the_order_that_is_said_is_the_order_that_is_shown(capsys):
     """The notes name each term of the order; with all of them counted, the rows of every group descend."""
     assert execute(["fit", "--vram", "24", "--all"]) == ExitCode.OK
     said = capsys.readouterr().err
-    assert "LMArena text score (2026-01-16) minus an estimated loss from quantization" in said
+    assert "LMArena text score (2026-01-16) minus an estimated quantization loss" in said
     terms = ("minus 20 points if the model must be quantized here", "short context", "low speed", "KV cache or head",
-             "not the default", "slow formats, base models and models that do not fit come last")  # fmt: skip
+             "non-default format", "slow formats, base models and models that do not fit come last")  # fmt: skip
     assert [term for term in terms if term not in said] == []
-    assert "keeps only two files of it" in said
+    assert "room only for the result and two source files" in said
     rows = fit_json(capsys, "--vram", "24")["rows"]
     free = [row for row in rows if group_of(row) == 0 and row["ctx_max"] >= 32_768 and row["tok_s"] >= 60]
     plain = [row["score"] - 20 * row["quantized_here"] for row in free]

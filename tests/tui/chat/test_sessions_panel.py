@@ -258,7 +258,7 @@ def test_many_conversations_are_listed_in_part_and_the_thread_of_the_screen_is_f
         await until(pilot, lambda: len(titles(host)) == LIMIT)
         assert titles(host)[0] == "talk 2000"
         await pilot.pause()
-        assert "to find others" in " ".join(screen_text(host).split())
+        assert "search for older ones" in " ".join(screen_text(host).split())
         host.panel.query_one("#search", Input).value = "words 4321 "
         await listed(pilot, host, "talk 322")
 

@@ -124,7 +124,7 @@ def test_a_new_one_is_begun_and_listed_when_something_was_said(store):
     assert app.model.session.conversation.turns == []
 
 
-@pytest.mark.parametrize("cause", ["Saving is off (--no-save, or", "Saving failed; the next turn"])
+@pytest.mark.parametrize("cause", ["Saving is off (--no-save, or", "Saving failed; will retry"])
 def test_an_open_conversation_that_is_not_saved_is_named_with_its_cause(tmp_path, monkeypatch, cause):
     store = ConversationStore(tmp_path / "sessions.db")
     app = app_over(store, ["yes"])

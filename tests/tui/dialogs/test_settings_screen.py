@@ -212,9 +212,9 @@ def test_saving_as_default_writes_what_differs(session, config, by_mouse):
         host.set("ui", "plain")
         await pilot.pause()
         await (pilot.click("#keep") if by_mouse else pilot.press("f6"))
-        await until(pilot, lambda: "Saved: temperature" in screen_text(host))
+        await until(pilot, lambda: "Saved temperature" in screen_text(host))
         await pilot.press("f6")
-        await until(pilot, lambda: "No changes" in screen_text(host))
+        await until(pilot, lambda: "No changes to save" in screen_text(host))
         await pilot.press("escape")
         await until(pilot, lambda: host.results)
 
@@ -284,9 +284,9 @@ def test_what_a_project_has_decided_is_named_and_not_saved_for_other_folders(ses
         host.set("top_p", "0.8")  # the user's own by now
         await pilot.press("f6")
         await until(
-            pilot, lambda: "Saved: top_p, seed, max_tokens" in str(host.first.query_one("#notice", Static).content)
+            pilot, lambda: "Saved top_p, seed, max_tokens" in str(host.first.query_one("#notice", Static).content)
         )
-        assert "; not saved: system, top_k of localq.toml" in str(host.first.query_one("#notice", Static).content)
+        assert "; not saved: system, top_k (set by localq.toml)" in str(host.first.query_one("#notice", Static).content)
 
     driven(host, script, size=(200, 60))
     assert settings.read_config() == {"system": "mine", "top_k": 9, "seed": 7, "top_p": 0.8, "max_tokens": 100}

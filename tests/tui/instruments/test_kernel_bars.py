@@ -99,7 +99,7 @@ def test_nothing_is_said_where_nothing_is_known_and_why_a_profile_failed():
 
 def test_until_a_step_is_profiled_its_place_names_the_key():
     facts = facts_of()
-    assert kernels(facts) == ["Decode step ─── F5 times the kernels"]
+    assert kernels(facts) == ["Decode step ─── F5: time the kernels"]
     facts.asked = True
     assert kernels(facts) == ["Decode step ───── timing the kernels"]
 

@@ -162,7 +162,7 @@ def test_what_is_too_large_is_opened_against_the_plan_after_a_question(server, b
         row = host.picker.row
         assert row.verdict == "too large"
         asked = " ".join(screen_text(host).replace("\u2502", " ").split())
-        assert f"The plan: too large; {row.why}." in asked
+        assert f"Plan: too large; {row.why}." in asked
         await pilot.press("enter")  # what has the focus leaves it
         await until(pilot, lambda: host.screen is host.picker)
         assert host.results == []

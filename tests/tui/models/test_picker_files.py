@@ -100,7 +100,7 @@ def test_removing_asks_first_and_says_what_was_freed(server, by_mouse):
     async def script(pilot: Pilot[Any], host: Host) -> None:
         await pilot.press(*"tiny", "down", "d")
         await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
-        assert "put there by another tool" in screen_text(host)
+        assert "Another tool downloaded some of these files" in screen_text(host)
         await pilot.press("enter")  # what has the focus keeps it
         await until(pilot, lambda: host.screen is host.picker)
         assert local_models.matching(REPO)
