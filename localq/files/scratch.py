@@ -14,14 +14,15 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from localq.disk import disk_errors
 
-_FOLDER = re.compile(r"localq-(?:outline|index|header)-(?:(\d+)-)?\w+")
-_TEXT = re.compile(r"localq-\w+\.md")  # of `chat.terminal.editor`: a text of the user
+# As `tempfile` names and guards what it makes: a folder or text that a user calls localq-something is not ours.
+_FOLDER, _FOLDER_MODE = re.compile(r"localq-(?:outline|index|header)-(?:(\d+)-)?[a-z0-9_]{8}"), 0o700
+_TEXT, _TEXT_MODE = re.compile(r"localq-[a-z0-9_]{8}\.md"), 0o600  # of `chat.terminal.editor`: a text of the user
 _TEXT_AGE_S = 86_400.0  # the editor may still run
 ABANDONED, UNSAVED = "temporary folder of a killed process", "leftover editor text"
 
@@ -58,7 +59,7 @@ def find() -> list[Scrap]:
     except OSError:  # none can be written
         return []
     folders = [Scrap(path, _bytes(path), ABANDONED) for path in _abandoned(place)]
-    texts = _own(place, _TEXT, stat.S_ISREG)
+    texts = _own(place, _TEXT, stat.S_IFREG | _TEXT_MODE)
     old = [path for path, facts in texts.items() if time.time() - facts.st_mtime > _TEXT_AGE_S]
     return [*folders, *(Scrap(path, texts[path].st_size, UNSAVED) for path in old)]
 
@@ -71,7 +72,7 @@ def remove_abandoned(place: Path) -> None:
 
 def _abandoned(place: Path) -> list[Path]:
     found = []
-    for path in _own(place, _FOLDER, stat.S_ISDIR):
+    for path in _own(place, _FOLDER, stat.S_IFDIR | _FOLDER_MODE):
         matched = _FOLDER.fullmatch(path.name)
         assert matched is not None
         if matched[1] is None or not _is_running(int(matched[1])):
@@ -80,15 +81,15 @@ def _abandoned(place: Path) -> list[Path]:
     return found
 
 
-def _own(place: Path, name: re.Pattern[str], is_kind: Callable[[int], bool]) -> dict[Path, os.stat_result]:
-    """This user's files in `place` with such a name, of a kind, by path; links, and what vanishes, are passed over."""
+def _own(place: Path, name: re.Pattern[str], mode: int) -> dict[Path, os.stat_result]:
+    """This user's files in `place` with such a name, kind and mode, by path; what vanishes is passed over."""
     found = {}
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith("localq-") and name.fullmatch(entry.name):
                 with contextlib.suppress(OSError):  # removed meanwhile
                     facts = entry.stat(follow_symlinks=False)
-                    if facts.st_uid == os.getuid() and is_kind(facts.st_mode):
+                    if facts.st_uid == os.getuid() and facts.st_mode == mode:
                         found[Path(entry.path)] = facts
     return dict(sorted(found.items()))
 

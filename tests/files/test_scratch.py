@@ -120,10 +120,32 @@ def test_what_is_in_use_or_foreign_stays(place):
         process.wait()
 
 
+def written(place: Path, name: str = "") -> Path:
+    """A text as `disk.temporary_file` makes it; name: what it is called instead."""
+    descriptor, made = tempfile.mkstemp(prefix="localq-", suffix=".md", dir=place)
+    os.write(descriptor, b"a letter")
+    os.close(descriptor)
+    return Path(made).rename(place / name) if name else Path(made)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o640])
+def test_what_a_user_calls_by_such_a_name_stays(place, mode):
+    """The names are localq's, but the names after them, or the modes, are not those that it gives."""
+    names = ["notes", "my_notes_2", "OUTLINES", "a"] + (["feedback"] if mode != 0o600 else [])
+    for name in names:
+        written(place, f"localq-{name}.md").chmod(mode)
+        os.utime(place / f"localq-{name}.md", (1, 1))
+        for prefix in PREFIXES:
+            (place / f"{prefix}{name}").mkdir(mode=mode | 0o100 * bool(mode & 0o400) | 0o011 * bool(mode & 0o044))
+            (place / f"{prefix}{name}" / "work").write_text("of weeks")
+    before = sorted(place.rglob("*"))
+    assert scratch.find() == []
+    assert execute(["prune", "--yes"]) == 0
+    assert sorted(place.rglob("*")) == before
+
+
 def test_a_text_of_an_editor_is_removed_by_prune_alone_after_a_day(place, capsys):
-    fresh, old = place / "localq-abcd.md", place / "localq-efgh.md"
-    for path in (fresh, old):
-        path.write_text("a letter")
+    fresh, old = written(place), written(place)
     os.utime(old, (time.time() - 90_000,) * 2)
     scratch.remove_abandoned(place)
     assert [each.path for each in scratch.find()] == [old]
@@ -140,20 +162,19 @@ def test_a_text_that_cannot_be_removed_frees_nothing(place):
 
 
 def test_an_entry_that_vanishes_hides_no_other(place, monkeypatch):
-    listed, scandir = ["localq-a.md", "localq-b.md", "localq-c.md"], os.scandir
+    listed, scandir = [f"localq-{each * 8}.md" for each in "abc"], os.scandir
     for name in listed:
-        (place / name).write_text("a letter")
-        os.utime(place / name, (time.time() - 90_000,) * 2)
+        os.utime(written(place, name), (time.time() - 90_000,) * 2)
 
     @contextlib.contextmanager
     def vanishing(folder):
         with scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
-        (place / "localq-b.md").unlink(missing_ok=True)
+        (place / listed[1]).unlink(missing_ok=True)
         yield found
 
     monkeypatch.setattr(os, "scandir", vanishing)
-    assert [each.path.name for each in scratch.find()] == ["localq-a.md", "localq-c.md"]
+    assert [each.path.name for each in scratch.find()] == [listed[0], listed[2]]
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_named(monkeypatch):
