@@ -138,11 +138,11 @@ DESCRIPTIONS: dict[str, str] = {
     "vram": "limit on total GPU memory use, such as 24 or 12GiB; unset = all free memory",
     "reserve": "GPU memory to leave free, such as 300MiB; unset = none",
     "desktop": "with --vram: GPU memory used by other programs on that card, such as 1.2; unset = 700MB",
-    "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = the most that still fit "
-    "16k tokens (32k for thinking models)",
+    "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = the most bits "
+    "that leave room for 16k tokens (32k for thinking models)",
     "embed": "where to keep the embedding table: device or host; auto = host if the full context would not fit",
-    "head": "precision of the output head: 16, 8 (bits) or nf4; auto = the highest that still fits 16k tokens "
-    "(32k for thinking models)",
+    "head": "precision of the output head: 16, 8 (bits) or nf4; auto = the highest that leaves room "
+    "for 16k tokens (32k for thinking models)",
     "think": "thinking: on, off, low, medium, high, xhigh; auto = the model's default",
     "think_budget": "stop thinking after this many tokens and answer; 0 = no thinking, unset or max = no limit",
     "preserve_thinking": "keep the thinking of earlier replies in the prompt: on or off; auto = the model's default",

@@ -31,7 +31,7 @@ MEASURED = "measured"  # reason of a measurement, which has no text
 _ENDED = "the reply ended"
 _STOP_STRING = "stopped at a stop string"
 _NO_ANSWER = " while the model was thinking; there is no answer yet"
-_THOUGHT_STOPPED = "thinking was stopped at the limit of {} tokens (think_budget)"
+_THOUGHT_STOPPED = "thinking stopped at the limit of {} tokens (think_budget)"
 _CUT = "; the answer is incomplete and does not match {}"
 
 

@@ -87,7 +87,7 @@ def _one_axis(parameters: dict[str, Any]) -> dict[str, Any]:
     if sections is not None and not (
         isinstance(sections, list) and len(sections) == 3 and all(type(each) is int and each >= 0 for each in sections)
     ):
-        raise malformed_error("mrope_section", f"{sections!r} is not a list of three numbers of pairs")
+        raise malformed_error("mrope_section", f"{sections!r} is not a list of three pair counts")
     return {key: value for key, value in parameters.items() if key not in ("mrope_section", "mrope_interleaved")}
 
 
@@ -121,6 +121,8 @@ def _recurrent_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
 
 class GatedAttention(Attention):
     """Attention whose `q_proj` has, for every head, the rows of q and then those of its gate."""
+
+    unfused = "gates of attention"
 
     def add_projections(self, config: DecoderConfig) -> None:
         """Create the linears of this layer."""
@@ -157,6 +159,11 @@ class Model(Decoder):
     """A decoder of such blocks."""
 
     block_class = HybridBlock
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        # An exponential of an exponential: rounded to 16 bit, it is off by percents in heads that forget fast.
+        self.in_f32 = frozenset(name for name, _ in self.named_parameters() if name.endswith(".A_log"))
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
         """What every layer keeps of a text."""

@@ -261,7 +261,7 @@ def test_a_reply_of_a_real_engine_is_the_same_up_to_its_budget(session, sampling
     assert held.stats.generated_tokens > 12 + len(ending)
     assert held.text
     assert free.thought.startswith(held.thought)
-    assert held.notices[0] == "thinking was stopped at the limit of 12 tokens (think_budget)"
+    assert held.notices[0] == "thinking stopped at the limit of 12 tokens (think_budget)"
     assert thinking.split_reply(session.messages[-1].content) == (held.thought, held.text)
     session.clear()
     session.think_budget = 2000

@@ -126,7 +126,7 @@ def test_a_thought_that_its_budget_stopped_is_said(answered, monkeypatch, text, 
     reply, run = "<think>\nhmm\n</think>\n\nyes", ("run", "smollm2-135m", "q")
     code, out, err, _ = answered(reply, *run, "--think-budget", text)
     assert (code, out) == (0, "yes\n")
-    assert f"thinking was stopped at the limit of {tokens} tokens (think_budget)" in err
+    assert f"thinking stopped at the limit of {tokens} tokens (think_budget)" in err
     assert answered.client.generated[0].think_budget == tokens
     _, out, err, _ = answered(reply, *run, "--think-budget", text, "--json")
     assert json.loads(out)["thought_stopped"] is True
