@@ -29,6 +29,7 @@ KERNEL_FOLDERS = {  # of csrc, and what each includes besides its own files
     "experts": ("common", "nf4"),
     "search": ("common",),
     "attention": ("common",),
+    "delta": ("common",),
     "step": ("common",),
 }
 

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_C, m) {
   localq::bind_gather(m);
   localq::bind_int4(m);
   localq::bind_attention(m);
+  localq::bind_delta(m);
   localq::bind_step(m);
   localq::bind_rowlut(m);
   localq::bind_vq(m);

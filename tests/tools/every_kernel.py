@@ -17,7 +17,7 @@ import torch
 
 from localq import kv_bits
 from localq.engine.cache import KVCache
-from localq.engine.selftest import formats
+from localq.engine.selftest import delta_nets, formats
 from localq.engine.selftest import replies as selftest_replies
 from localq.engine.selftest.checks import CHECKS
 from localq.files.layer_caches import KeysAndValues
@@ -203,6 +203,13 @@ def attention_cases() -> Iterator[Case]:
         yield f"kv_write, kv_read, {kv_bits.text(bits)}", partial(cache.update, 0, k, v, positions, 41)
 
 
+def delta_cases() -> Iterator[Case]:
+    """Numbers of value heads per key head; one block after the other finishes a head."""
+    for key_heads, shared in ((1, 1), (2, 3), (3, 8), (16, 3)):
+        case = delta_nets.draw(key_heads, shared, HALF, torch.device("cuda"))
+        yield f"delta_decode {key_heads} key heads, {shared} shared", partial(case.run, case.workspace())
+
+
 def sampling_cases() -> Iterator[Case]:
     """Vocabularies around a word of the mask, histories around a block; all that acts on a choice."""
     places = [torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(2)]
@@ -236,6 +243,7 @@ def main(words: list[str]) -> None:
         ("vq_search vq_adjoint", search_cases()),
         ("experts_gate_up experts_down", mixture_cases()),
         ("attention_decode kv_write kv_read", attention_cases()),
+        ("delta_decode", delta_cases()),
         ("dry_match adjust sample", sampling_cases()),
     )
     known = " ".join(kernels for kernels, _ in lists)

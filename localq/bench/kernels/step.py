@@ -15,8 +15,10 @@ from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
 from localq.engine import sampler
 from localq.engine.sampler import SamplerState
+from localq.engine.selftest import delta_nets
 from localq.engine.selftest import replies as selftest_replies
-from localq.kernels import embed, logit_adjust, rmsnorm, sampling
+from localq.engine.selftest.compare import Mismatch, near
+from localq.kernels import delta_net, embed, logit_adjust, rmsnorm, sampling
 from localq.kernels.gemv import Norm
 from localq.sampling import Sampling
 
@@ -31,11 +33,13 @@ CHOICES = {
 }
 HISTORY = 32768  # tokens that DRY looks at
 TORCH = "torch"
+DELTA_HEADS = ((16, 3), (16, 2), (16, 1))  # key heads, and value heads for each: of Qwen3.5 27B, 35B-A3B and 9B, 0.8B
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     """What is to be measured."""
     found: list[Callable[[Bench], Row]] = [partial(rmsnorm_row, width=width) for width in work.widths]
+    found += [partial(delta_decode_row, key_heads=heads, shared=shared) for heads, shared in DELTA_HEADS]
     for vocab, hidden in work.tables:
         found += [partial(embed_row, vocab=vocab, hidden=hidden, pinned=pinned) for pinned in (False, True)]
         found += [partial(sample_row, vocab=vocab, choice=choice) for choice in CHOICES]
@@ -77,6 +81,22 @@ def rmsnorm_row(bench: Bench, width: int) -> Row:
     rival = bench.rival(TORCH, [partial(F.rms_norm, each, (width,), norm.weight.to(dtype), EPS) for each in copies])
     timing = bench.time([partial(run, each) for each in copies])
     return Row("step", "rmsnorm", f"{width}, + residual", 1, type_name(dtype), moved, timing, (rival,))
+
+
+def delta_decode_row(bench: Bench, key_heads: int, shared: int) -> Row:
+    """One `delta_decode` of one token, with states that take turns; must give what f64 gives."""
+    dtype = torch.float16
+    case = delta_nets.draw(key_heads, shared, dtype, bench.device)
+    what, workspace = f"{key_heads} key heads, {key_heads * shared} value heads", case.workspace()
+    exact, _, _ = delta_nets.expected(case)
+    states = clones(case.matrix, bench.copies(case.matrix.nbytes))
+    launches = [partial(replace(case, matrix=each).run, workspace, torch.empty_like(case.gates)) for each in states]
+    try:
+        near(launches[0](), exact.cpu(), delta_nets.ROUNDED * (exact.cpu().abs() + 1))
+    except Mismatch as error:
+        raise wrong("delta_decode", what, str(error)) from error
+    moved = delta_net.delta_decode_bytes(case.weights)
+    return Row("step", "delta_decode", what, 1, type_name(dtype), moved, bench.time(launches))
 
 
 def dry_match_row(bench: Bench, vocab: int) -> Row:

@@ -13,7 +13,7 @@ import torch
 from localq.engine import sampler
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
-from localq.engine.selftest import codebook_experts, formats, replies
+from localq.engine.selftest import codebook_experts, delta_nets, formats, replies
 from localq.engine.selftest import experts as mixtures
 from localq.engine.selftest import search as searches
 from localq.engine.selftest.compare import (
@@ -78,6 +78,20 @@ def _attention_decode(device: torch.device) -> None:
         # The turned q is rounded as well, and a code at a tie may be rounded to its other neighbour here.
         slack = {16: 1, 8: 2, K8V4: 4, 4: 4}[bits]
         near(got.view(heads, 1, width), weights @ v, slack * (4 * weights @ v.abs()))
+
+
+def _delta_decode(device: torch.device) -> None:
+    """Two tokens, of two key heads with three value heads each."""
+    case = delta_nets.draw(2, 3, HALF, device)
+    workspace = case.workspace()
+    for _ in range(2):
+        on_cpu = delta_nets.draw(2, 3, HALF, torch.device("cpu"))
+        on_cpu = replace(on_cpu, columns=case.columns.cpu(), matrix=case.matrix.cpu())
+        out, columns, matrix = delta_nets.expected(on_cpu)
+        got = case.run(workspace)
+        same(case.columns, columns)
+        near(case.matrix, matrix, matrix.abs() + 1)
+        near(got, out, delta_nets.ROUNDED * (out.abs() + 1))
 
 
 def _vq_search(device: torch.device) -> None:
@@ -150,6 +164,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "vq_experts_down": codebook_experts.down,
     "hadamard": _hadamard,
     "attention_decode": _attention_decode,
+    "delta_decode": _delta_decode,
     "vq_search": _vq_search,
     "vq_adjoint": searches.check_adjoint,
     "embed": _embed,

@@ -1,0 +1,36 @@
+// Bindings of gated delta nets; no logic.
+#include "common/bind.h"
+
+#include "delta/delta.h"
+
+namespace py = pybind11;
+
+namespace localq {
+
+void bind_delta(py::module_& m) {
+  m.def(
+      "delta_decode",
+      [](const py::dict& operands, float eps, int key_heads, int shared, int type, int device, uintptr_t stream) {
+        const DeltaStep step = {address<const void>(operands, "inputs"),
+                                address<const void>(operands, "gates"),
+                                address<const void>(operands, "write"),
+                                address<const void>(operands, "decay"),
+                                address<const void>(operands, "taps"),
+                                address<const float>(operands, "rates"),
+                                address<const float>(operands, "offsets"),
+                                address<const void>(operands, "norm"),
+                                eps,
+                                address<void>(operands, "columns"),
+                                address<float>(operands, "matrix"),
+                                address<float>(operands, "heads"),
+                                address<int32_t>(operands, "arrived"),
+                                address<void>(operands, "out"),
+                                key_heads,
+                                shared};
+        delta_decode(step, static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("operands"), py::arg("eps"), py::arg("key_heads"), py::arg("shared"), py::arg("type"), py::arg("device"),
+      py::arg("stream"));
+}
+
+}  // namespace localq

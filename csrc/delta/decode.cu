@@ -1,0 +1,50 @@
+// One token through a gated delta net, in one launch: convolution, silu, the rule, norm and gate.
+//
+//   q, k, v = silu(conv(inputs)); q, k of length 1, q / sqrt(128); beta = sigmoid(b); g = -exp(A_log) softplus(a +
+//   dt_bias) S = exp(g) S;  S += k (beta (v - S^T k))^T;  o = S^T q;  out = norm(o) * weight * silu(z)
+//
+// The recurrence in f32; q, k, v, beta, o and the norm are rounded to T where transformers rounds them
+// (models/qwen3_5/modeling_qwen3_5.py). S is read and written once: o = exp(g) S^T q + written (k q) needs the old S.
+// Grid: a block per 32 values of a value head, so that 27B has 192 blocks, of 8 warps with 16 keys each; a lane has a
+// value. The last block of a key head norms its value heads, a warp each, and moves the columns of the convolution on,
+// which the others read. Sums have a fixed order: deterministic. Bound: memory, 128 KiB per value head.
+#include "delta/decode_kernel.cuh"
+
+namespace localq {
+
+namespace {
+
+constexpr const char* kOp = "delta_decode";
+
+template <typename T>
+void start(const DeltaStep& step, int device, cudaStream_t stream) {
+  const unsigned blocks = unsigned(step.key_heads) * step.shared * delta::kSlices;
+  launch(kOp, device, delta::delta_decode_kernel<T>, dim3(blocks), dim3(delta::kThreads), 0, stream, step);
+}
+
+}  // namespace
+
+void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t stream) {
+  require(type != Type::kFloat32, kOp, "dtype", int(type), "must be float16 or bfloat16");
+  require(step.key_heads >= 1 && step.key_heads <= 1024, kOp, "key_heads", step.key_heads, "must be from 1 to 1024");
+  require(step.shared >= 1 && step.shared <= delta::kMostShared, kOp, "value heads per key head", step.shared,
+          "must be from 1 to 8");
+  require_aligned(step.inputs, 2, kOp, "inputs");
+  require_aligned(step.gates, 2, kOp, "gates");
+  require_aligned(step.write, 2, kOp, "write");
+  require_aligned(step.decay, 2, kOp, "decay");
+  require_aligned(step.taps, 8, kOp, "taps");
+  require_aligned(step.rates, 4, kOp, "rates");
+  require_aligned(step.offsets, 4, kOp, "offsets");
+  require_aligned(step.norm, 2, kOp, "norm");
+  require_aligned(step.columns, 2, kOp, "columns");
+  require_aligned(step.matrix, 16, kOp, "matrix");
+  require_aligned(step.heads, 4, kOp, "heads");
+  require_aligned(step.arrived, 4, kOp, "arrived");
+  require_aligned(step.out, 2, kOp, "out");
+  const DeviceGuard guard(device, kOp);
+  if (type == Type::kFloat16) return start<__half>(step, device, stream);
+  start<__nv_bfloat16>(step, device, stream);
+}
+
+}  // namespace localq

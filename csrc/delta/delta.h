@@ -1,0 +1,49 @@
+// One decode step of a gated delta net (decode.cu): host API.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/types.h"
+
+namespace localq {
+
+constexpr int kDeltaDim = 128;  // key_dim and value_dim
+constexpr int kDeltaTaps = 4;   // of the convolution
+
+// Operands of a step; H key heads, R value heads for each of them, C = (2 H + H R) * 128 channels: q, k, v.
+//   inputs      T [C]            of the convolution, this token's
+//   gates       T [H R * 128]    z
+//   write, decay   T [H R]       b and a of this token
+//   taps        T [C, 4]         of the convolution, the token's own last
+//   rates       f32 [H R]        -exp(A_log)
+//   offsets     f32 [H R]        dt_bias
+//   norm        T [128]          weight of the gated norm; eps
+//   columns     T [C, 3]         the last inputs, the latest last; moves on by one
+//   matrix      f32 [H R, 128 keys, 128 values]   the state; moves on by one token
+//   heads       f32 [H R * 128]  workspace: what the heads read
+//   arrived     i32 [H]          workspace: zeros before the first call, which each call leaves
+//   out         T [H R * 128]
+struct DeltaStep {
+  const void* inputs;
+  const void* gates;
+  const void* write;
+  const void* decay;
+  const void* taps;
+  const float* rates;
+  const float* offsets;
+  const void* norm;
+  float eps;
+  void* columns;
+  float* matrix;
+  float* heads;
+  int32_t* arrived;
+  void* out;
+  int key_heads;
+  int shared;  // R
+};
+
+void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t stream);
+
+}  // namespace localq

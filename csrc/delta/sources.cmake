@@ -1,0 +1,4 @@
+set(HOST)
+set(LONG)
+set(SHORT decode.cu)
+set(BINDINGS bind.cpp)

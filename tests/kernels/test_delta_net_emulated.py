@@ -1,0 +1,134 @@
+"""delta_decode compiled for the CPU (vq_machine_on_cpu.cuh), launcher and kernel, against fp64.
+
+Blocks run one after the other: that the last one of a key head finishes it is tested, in whatever order; that the
+others' results are seen by it on a GPU is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from localq import kernels
+from localq.engine.selftest import checks, delta_nets
+from localq.engine.selftest.compare import Mismatch
+from localq.kernels import delta_net
+from tests.support.kernels.cuda_headers import built, copy_to
+
+ROOT = Path(__file__).parents[2]
+POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+FIELDS = [  # csrc/delta/delta.h
+    *((name, POINTER) for name in ("inputs", "gates", "write", "decay", "taps", "rates", "offsets", "norm")),
+    ("eps", FLOAT), *((name, POINTER) for name in ("columns", "matrix", "heads", "arrived", "out")),
+    ("key_heads", INT), ("shared", INT),
+]  # fmt: skip
+STEP = type("DeltaStep", (ctypes.Structure,), {"_fields_": FIELDS})
+SHAPES = [(1, 1), (2, 1), (2, 3), (1, 8)]  # key heads, and value heads for each
+CPU = torch.device("cpu")
+HALF = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # relative error of a rounding
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("library")
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/static_shared_on_cpu.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder)
+    found = built(folder, "delta_on_cpu.cpp", ["delta/decode.cu"])
+    found.delta_decode_on_cpu.restype = ctypes.c_char_p
+    return found
+
+
+@pytest.fixture
+def emulated(library, monkeypatch):
+    """The wrapper runs the kernel on the CPU."""
+
+    def launch(*, operands, eps, key_heads, shared, type, device, stream):
+        step = STEP(**operands, eps=eps, key_heads=key_heads, shared=shared)
+        fault = library.delta_decode_on_cpu(ctypes.byref(step), type)
+        if fault is not None:
+            raise ValueError(fault.decode())
+
+    monkeypatch.setattr(kernels, "module", lambda: type("Module", (), {"delta_decode": staticmethod(launch)}))
+    monkeypatch.setattr(delta_net, "check_cuda", lambda *_: None)
+    monkeypatch.setattr(delta_net, "place", lambda _: {"device": 0, "stream": 0})
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(("key_heads", "shared"), SHAPES)
+def test_tokens_give_what_fp64_gives(dtype, key_heads, shared):
+    case, generator = delta_nets.draw(key_heads, shared, dtype, CPU), torch.Generator().manual_seed(1)
+    workspace = case.workspace()
+    for _ in range(3):
+        out, columns, matrix = delta_nets.expected(case)
+        found = case.run(workspace)
+        # Three roundings of o, and those of q, k and v, which a sum of f32 may take the other way.
+        torch.testing.assert_close(found.double(), out, rtol=4 * HALF[dtype], atol=4 * HALF[dtype])
+        torch.testing.assert_close(case.matrix.double(), matrix, rtol=1e-5, atol=4 * HALF[dtype])
+        assert torch.equal(case.columns, columns)
+        assert not workspace.arrived.any()
+        for each in (case.inputs, case.gates, case.write, case.decay):  # the next token
+            each.copy_(torch.randn(each.shape, generator=generator))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_state_of_zeros_and_one_that_nothing_is_kept_of():
+    case = delta_nets.draw(2, 2, torch.bfloat16, CPU)
+    for matrix, rates in ((0.0, -1.0), (1e3, -1e9)):
+        case.matrix.fill_(matrix)
+        case.weights.rates.fill_(rates)
+        out, _, after = delta_nets.expected(case)
+        torch.testing.assert_close(case.run(case.workspace()).double(), out, rtol=2**-6, atol=2**-6)
+        torch.testing.assert_close(case.matrix.double(), after, rtol=1e-5, atol=2**-6)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_same_bits_twice():
+    found = []
+    for _ in range(2):
+        case = delta_nets.draw(2, 2, torch.float16, CPU, seed=3)
+        found.append((case.run(case.workspace()), case.matrix, case.columns))
+    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((16, 48, 128, 128, 4), ""),
+        ((16, 32, 128, 128, 4), ""),
+        ((4, 36, 128, 128, 4), "36 value heads per 4 key heads"),
+        ((3, 4, 128, 128, 4), "4 value heads per 3 key heads"),
+        ((4, 4, 64, 128, 4), "64 x 128"),
+        ((4, 4, 128, 64, 4), "128 x 64"),
+        ((4, 4, 128, 128, 3), "over 3 tokens"),
+    ],
+)
+def test_shapes_without_a_kernel_are_named(shape, why):
+    found = delta_net.why_not(*shape)
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_operands_that_do_not_fit_are_refused_by_name():
+    case = delta_nets.draw(2, 2, torch.bfloat16, CPU)
+    case.inputs = case.inputs[:, 1:]
+    with pytest.raises(ValueError, match="inputs has shape"):
+        case.run(case.workspace())
+    case = delta_nets.draw(2, 2, torch.bfloat16, CPU)
+    case.matrix = case.matrix.double()
+    with pytest.raises(ValueError, match=r"matrix is torch\.float64"):
+        case.run(case.workspace())
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_self_test_passes_and_sees_a_wrong_result(monkeypatch):
+    checks.CHECKS["delta_decode"](CPU)
+    right = delta_nets.expected
+    monkeypatch.setattr(delta_nets, "expected", lambda case: (right(case)[0] * 1.02, *right(case)[1:]))
+    with pytest.raises(Mismatch):
+        checks.CHECKS["delta_decode"](CPU)
