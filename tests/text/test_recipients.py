@@ -8,6 +8,7 @@ from localq.chat.reply_stream import ReplyDecoder, reply_decoder
 from localq.chat.session import ChatSession
 from localq.files.model_folder import ModelFiles
 from localq.text import end_of_turn, harmony, thinking
+from localq.text.thinking import ThoughtSplitter
 from localq.text.tokenizer import Tokenizer
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import ScriptedClient
@@ -60,6 +61,30 @@ def test_thought_and_answer_as_they_come_and_as_they_are_stored(tokenizer, reply
     assert (incoming.thought, incoming.answer) == (thought, answer)
     assert thinking.split_reply(incoming.raw) == (thought, answer)
     assert incoming.closing == (harmony.FINAL if "to=" not in reply else " to=user<|message|>")
+
+
+CUT = {  # what the model writes -> (thought, answer)
+    REPLY: ("so so", "yes"),
+    f"{REPLY} to=self<|message|>": ("so so", "yes to=self<|message|>"),
+    " to=self<|message|>a <| b < c": ("a <| b < c", ""),
+    " to=self<|message|>a<|eom|><|start|>assistant to=self<|message|>b<|eom|><|start|>assistant to=us": ("a\n\nb", ""),
+    " to=user<|message|>yes\n": ("", "yes\n"),
+    "to=nobody, plain": ("", "to=nobody, plain"),
+    " plain": ("", " plain"),
+    " to": ("", " to"),
+}
+
+
+@pytest.mark.parametrize("raw", CUT)
+def test_a_reply_is_split_alike_however_it_is_cut(raw):
+    def streamed(*pieces: str) -> tuple[str, str]:
+        splitter = ThoughtSplitter()
+        parts = [*map(splitter.push, pieces), splitter.finish()]
+        return "".join(thought for thought, _ in parts), "".join(answer for _, answer in parts)
+
+    assert streamed(raw) == streamed(*raw) == CUT[raw]
+    for at in range(len(raw)):
+        assert streamed(raw[:at], raw[at:]) == CUT[raw]
 
 
 def test_the_template_gets_the_answer_alone(tokenizer):

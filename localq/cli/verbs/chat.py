@@ -79,8 +79,7 @@ def chat(
     """Chat with MODEL in full-screen or line mode."""
     _check_json(json, dry_run)
     model = options.single_model(model, model_named)
-    flags = options.setting_flags(locals())
-    settings, project = options.load_reply_settings(flags, say=False)
+    settings, project = options.load_reply_settings(flags := options.setting_flags(locals()), say=False)
     named = model is not None or continue_ or resume is not None
     with reply_options.suggest_prompt("chat", model is not None and model_named is None):
         if dry_run:

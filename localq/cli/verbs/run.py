@@ -105,9 +105,8 @@ def run(
         stops, attached = stop_strings.validate(stop or ()), read_attachments(file or ())
         wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
         request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stages)
-        if not words and not json and not extract and sys.stdin.isatty():
-            return _converse(settings, request, project)
-        return _answer(settings, request)
+        is_chat = not words and not json and not extract and sys.stdin.isatty()
+        return _converse(settings, request, project) if is_chat else _answer(settings, request)
 
 
 def _plan(settings: Settings, named: bool, format: str | None, json: bool, force: bool) -> int:

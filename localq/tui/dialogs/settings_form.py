@@ -21,7 +21,8 @@ from localq.sampling import Sampling
 from localq.settings import Settings, max_tokens_text
 
 SAMPLING = tuple(sampling.LIMITS)
-LINES = (*SAMPLING, "max_tokens")  # fields of one line
+LIMITS = ("max_tokens", "think_budget")  # in tokens; empty: unset
+LINES = (*SAMPLING, *LIMITS)  # fields of one line
 CHOICES = ("theme", "ui")
 NAMES = (*LINES, "stop", "system", *CHOICES)
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
@@ -33,6 +34,7 @@ class Form:
 
     sampling: Sampling
     max_tokens: int | None
+    think_budget: int | None
     stop: tuple[str, ...]
     system: str | None
     errors: dict[str, LocalqError] = field(default_factory=dict)
@@ -57,8 +59,9 @@ def field_texts(session: ChatSession | None, chosen: Settings, defaults: Samplin
     now = session.sampling if session is not None else chosen.sampling(defaults)
     silent = {name: getattr(defaults, name) for name in SAMPLING if getattr(chosen, name) is None}
     found = {name: _text(getattr(now, name), silent.get(name)) for name in SAMPLING}
-    most = session.max_tokens if session is not None else chosen.max_tokens
-    found["max_tokens"] = "" if most is None else max_tokens_text(most)
+    for name in LIMITS:
+        most = getattr(chosen if session is None else session, name)
+        found[name] = "" if most is None else max_tokens_text(most)
     found["stop"] = "\n".join(map(_escape, session.stop_strings)) if session is not None else ""
     found["system"] = (session.system if session is not None else chosen.system) or ""
     return {**found, "theme": chosen.theme, "ui": chosen.ui}
@@ -74,22 +77,24 @@ def read(written: Mapping[str, str], defaults: Sampling) -> Form:
             dataclasses.replace(defaults, **{name: values[name]})
         except LocalqError as error:
             errors[name], values[name] = error, getattr(defaults, name)
-    max_tokens, stop = None, tuple[str, ...]()
-    try:
-        max_tokens = Settings(max_tokens=_value("max_tokens", written["max_tokens"], None)).max_tokens
-    except LocalqError as error:
-        errors["max_tokens"] = error
+    limits, stop = dict[str, Any](), tuple[str, ...]()
+    for name in LIMITS:
+        try:
+            limits[name] = getattr(Settings(**{name: _value(name, written[name], None)}), name)
+        except LocalqError as error:
+            errors[name], limits[name] = error, None
     try:
         stop = stop_strings.validate([_unescape(line) for line in written["stop"].split("\n") if line])
     except LocalqError as error:
         errors["stop"] = error
-    return Form(Sampling(**values), max_tokens, stop, written["system"].strip() or None, errors)
+    system = written["system"].strip() or None
+    return Form(Sampling(**values), limits["max_tokens"], limits["think_budget"], stop, system, errors)
 
 
 def apply(form: Form, session: ChatSession) -> str | None:
     """Apply to the next reply; return a notice where saving fails."""
     assert not form.errors, "checked by the screen"
-    session.sampling, session.max_tokens = form.sampling, form.max_tokens
+    session.sampling, session.max_tokens, session.think_budget = form.sampling, form.max_tokens, form.think_budget
     session.stop_strings, session.system = form.stop, form.system
     return session.try_save()
 

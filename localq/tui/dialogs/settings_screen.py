@@ -31,7 +31,7 @@ GROUPS = {
     "Sampling": ("temperature", "top_k", "top_p", "min_p", "repeat_penalty"),
     "DRY: repetition": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
     "XTC: variety": ("xtc_probability", "xtc_threshold"),
-    "Reply": ("seed", "max_tokens", "stop", "system"),
+    "Reply": ("seed", "max_tokens", "think_budget", "stop", "system"),
     "Screen": ("theme", "ui"),
 }
 TWO_COLUMNS = 100  # cells from which there are two

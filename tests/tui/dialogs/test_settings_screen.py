@@ -88,14 +88,14 @@ def test_limits_and_the_models_own_values_are_told_and_all_can_be_reached(sessio
     async def script(pilot: Pilot[Any]) -> None:
         headings = [str(each.content) for each in host.first.query(".heading").results(Static)]
         assert headings == list(settings_form.NAMES)
-        assert len(headings) == len(LIMITS) + 5
+        assert len(headings) == len(LIMITS) + 6
         start = "temperature: 0 to 100; sampling temperature; 0 = greedy, unset = the model's default"
         assert about(host) == f"{start}; model default: 0.6"
         assert host.first.query_one("#temperature", Input).value == ""
         assert host.first.query_one("#max_tokens", Input).value == "100"
         assert host.first.query_one("#stop", TextArea).text == "###"
         assert_sound(host.screen)
-        for _ in range(len(LIMITS) + 4):
+        for _ in range(len(LIMITS) + 5):
             await pilot.press("tab")
         assert host.focused is host.first.query_one("#ui")
         assert about(host).startswith("ui: what")
@@ -133,6 +133,7 @@ def test_what_is_applied_counts_from_the_next_reply(session):
         await pilot.press(*"1.2")
         host.set("seed", "7")
         host.set("max_tokens", "2k")
+        host.set("think_budget", "0")
         host.set("stop", "END\n\\n\\nUser:")
         host.set("system", "Be kind.\nBe short.")
         host.set("theme", "nord")
@@ -145,6 +146,7 @@ def test_what_is_applied_counts_from_the_next_reply(session):
     driven(host, script)
     assert (session.sampling.temperature, session.sampling.top_p, session.sampling.seed) == (1.2, 0.9, 7)
     assert (session.max_tokens, session.stop_strings) == (2048, ("END", "\n\nUser:"))
+    assert session.think_budget == 0
     assert session.system == "Be kind.\nBe short."
     assert host.results[0].theme == "nord"
     assert list(session.ask("hello"))[-1].text == "hi"
@@ -152,18 +154,21 @@ def test_what_is_applied_counts_from_the_next_reply(session):
 
 
 def test_an_emptied_field_is_the_models_own_again(session):
-    session.sampling = Sampling(temperature=1.5, top_k=3, top_p=0.9)
+    session.sampling, session.think_budget = Sampling(temperature=1.5, top_k=3, top_p=0.9), 512
     host = Host(session, Settings())
 
     async def script(pilot: Pilot[Any]) -> None:
         assert host.first.query_one("#temperature", Input).value == "1.5"
+        assert host.first.query_one("#think_budget", Input).value == "512"
         host.set("temperature", "")
         host.set("max_tokens", "")
+        host.set("think_budget", "")
         await pilot.click("#apply")
         await until(pilot, lambda: host.results)
 
     driven(host, script)
     assert (session.sampling.temperature, session.sampling.top_k, session.max_tokens) == (0.6, 3, None)
+    assert session.think_budget is None
 
 
 @pytest.mark.parametrize(
@@ -176,6 +181,7 @@ def test_an_emptied_field_is_the_models_own_again(session):
         ("top_k", "1.5", "is not a whole number"),
         ("seed", "-1", "-1 is out of range"),
         ("max_tokens", "0", "0 is too small"),
+        ("think_budget", "-1", "-1 is too small"),
         ("stop", "\n".join("abcdefghijklmnopq"), "too many stop strings (17)"),
     ],
 )
