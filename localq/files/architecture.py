@@ -137,6 +137,8 @@ class Architecture:
                 Linears("k and v", kv, self.hidden, 2 * layers),
             )
         output = Linears("attention output", self.hidden, self.query_columns, layers)
+        if self.traits.attention_gate:
+            inputs = (*inputs, Linears("attention gate", self.query_columns, self.hidden, layers))
         return (*inputs, output, *self._delta_nets(), *self._mlp())
 
     @property

@@ -48,6 +48,10 @@ def upper_layers(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(layer >= (text.get("max_window_layers") or 0) for layer in range(layers))
 
 
+def _all_but_every_fourth_from_the_last(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
+    return tuple((layers - 1 - layer) % 4 != 0 for layer in range(layers))
+
+
 def _without_rotary(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
     """The layers without RoPE: the zeros of `no_rope_layers`."""
     has_rope, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
@@ -78,6 +82,8 @@ class Traits:
     hybrid              some layers have a gated delta net instead of attention, and attention has a gate
     partial_rotary      only the first columns of a head turn, as `partial_rotary_factor` says
     soft_cap            attention scores are capped, which rules out fused attention
+    constant_norms      norms of the embedding, q and k without weights
+    attention_gate      a matrix like q, whose result multiplies what the heads gather
     growing_queries     queries are multiplied by a number that grows with the position, from a table
     two_rotary_tables   windowed layers have their own rotary tables
     optional_window     config.json states a window that has no effect without `use_sliding_window`
@@ -103,6 +109,8 @@ class Traits:
     hybrid: bool = False
     partial_rotary: bool = False
     soft_cap: bool = False
+    constant_norms: bool = False
+    attention_gate: bool = False
     growing_queries: bool = False
     two_rotary_tables: bool = False
     optional_window: bool = False
@@ -187,6 +195,14 @@ MODEL_TYPES: dict[str, Traits] = {
     ),
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
+    "muse_glimmer_text": Traits(
+        defaults={
+            "vocab_size": 202_048, "hidden_size": 6656, "intermediate_size": 19_968, "num_hidden_layers": 52,
+            "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072,
+            "sliding_window": 2048,
+        },
+        four_norms=True, constant_norms=True, attention_gate=True, windowed_layers=_all_but_every_fourth_from_the_last,
+    ),
     "phi3": Traits(fused=True),
     "smollm3": Traits(
         defaults={"tie_word_embeddings": True}, optional_window=True, windowed_layers=_without_rotary
@@ -204,28 +220,31 @@ MODEL_TYPES: dict[str, Traits] = {
 }  # fmt: skip
 
 
-# Wrappers around a text model of one of several types -> that type where `text_config` states none.
-WRAPPERS = {"mistral3": "mistral"}
+# Wrappers around a text model -> its types; the first where `text_config` states none.
+WRAPPERS = {"mistral3": ("mistral", "ministral3"), "muse_glimmer": ("muse_glimmer_text",)}
 
 
 def text_part(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The model type of the text model, and its part of a config.json: `text_config`, or all of a flat one.
 
-    In a wrapper, whose head is outside the text model, `tie_word_embeddings` outside `text_config` counts first; other
-    types are their own text model, and there it counts last. Raises LocalqError (exit 1) for an unsupported model type.
+    `tie_word_embeddings` outside `text_config` counts first in a wrapper, whose head is outside the text model, and
+    last elsewhere. Raises LocalqError (exit 1) for an unsupported model type.
     """
     model_type, inner = config.get("model_type"), config.get("text_config")
     text = dict(inner) if isinstance(inner, dict) else dict(config)
     tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
     if isinstance(model_type, str) and model_type in WRAPPERS:
+        supported = WRAPPERS[model_type]
         stated = inner.get("model_type") if isinstance(inner, dict) else None
-        model_type = WRAPPERS[model_type] if stated is None else stated
+        model_type = supported[0] if stated is None else stated
         text |= tied
-    elif text.get("tie_word_embeddings") is None:
-        text |= tied
-    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
-        known, named = ", ".join(sorted({*MODEL_TYPES, *WRAPPERS})), repr(model_type)[:80]
-        raise LocalqError("config.json", f"the architecture {named} is not supported", f"Supported: {known}.")
+    else:
+        supported = tuple(MODEL_TYPES)
+        text = {**tied, **{key: value for key, value in text.items() if value is not None or key not in tied}}
+    if not isinstance(model_type, str) or model_type not in supported:
+        named, where = repr(model_type)[:80], f" in {config['model_type']}" if supported != tuple(MODEL_TYPES) else ""
+        known = ", ".join(sorted({*MODEL_TYPES, *WRAPPERS}))
+        raise LocalqError("config.json", f"the architecture {named}{where} is not supported", f"Supported: {known}.")
     return model_type, text
 
 

@@ -94,7 +94,12 @@ class Projected(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Causal attention of one layer, with separate projections (llama and most others)."""
+    """Causal attention of one layer, with separate projections (llama and most others).
+
+    is_gated   a gate multiplies what the heads gather, so that a rotation of the values cannot be undone behind it
+    """
+
+    is_gated = False
 
     def __init__(self, config: DecoderConfig, layer: int, norm: type[RMSNorm]) -> None:
         super().__init__()
@@ -120,8 +125,12 @@ class Attention(nn.Module):
         self.o_proj = Linear(query_width, config.hidden, bias=config.output_bias)
 
     def inputs(self) -> tuple[nn.Module, ...]:
-        """Return the linears that read x; their concatenated results are q, k and v."""
+        """Return the linears that read x; their concatenated results are q, k and v, behind those of a `gate`."""
         return self.q_proj, self.k_proj, self.v_proj
+
+    def gate(self) -> nn.Module | None:
+        """Return the one of `inputs` that gives a gate, if it gives nothing else."""
+        return None
 
     def project(self, x: Tensor) -> Projected:
         """x [T, hidden] -> q, k, v, and a gate where the family has one."""

@@ -148,7 +148,19 @@ class Decoder(nn.Module):
         return rotary + scales + context * torch.int64.itemsize + norms
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids int64 [T] -> [T, hidden], on the device of the ids; the table may lie in pinned host memory."""
+        """ids int64 [T] -> [T, hidden], what the first block reads, on the device of the ids."""
+        return self.scale_embedding(self.rows_of(ids))
+
+    def embedding_norm(self) -> RMSNorm | None:
+        """Return the norm of rows of the embedding, where the family has one."""
+        return None
+
+    def scale_embedding(self, rows: Tensor) -> Tensor:
+        """Return rows [..., hidden] of the embedding as the first block reads them."""
+        return rows if self.embed_scale == 1.0 else rows * self.embed_scale
+
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """ids int64 [T] -> rows of the table [T, hidden], which may lie in pinned host memory."""
         table = self.embed_tokens.weight
         if table.device == ids.device:
             embedded: Tensor = self.embed_tokens(ids)

@@ -89,7 +89,3 @@ class Model(Decoder):
         """As `Decoder.make_tables`, and the rounded scale."""
         super().make_tables(context, device)
         self.embed_scale = torch.tensor(self.config.hidden**0.5).to(self.norm.weight.dtype).item()
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """ids int64 [T] -> [T, hidden]."""
-        return super().embed(ids) * self.embed_scale

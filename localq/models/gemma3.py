@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localq.files.extra_tensors import is_beside_text
 from localq.models import gemma2, llama
 from localq.models.config import DecoderConfig, integer, read_rope, read_windows, rope_parameters, section
 from localq.models.gemma2 import gemma_facts
@@ -30,7 +31,6 @@ DEFAULTS = {  # files of this family leave out what equals the class defaults of
 }
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
-VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _rope_parts(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 def rename(key: str) -> str | None:
     """Checkpoint key -> parameter name; None = not ours (vision, and what projects it)."""
-    if key.startswith(VISION):
+    if is_beside_text(key):
         return None
     for prefix in TEXT_PREFIXES:
         key = key.removeprefix(prefix)

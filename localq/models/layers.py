@@ -134,6 +134,34 @@ class OffsetRMSNorm(WideRMSNorm):
         self.scale = 1.0 + self.weight.detach().float()
 
 
+class ConstantRMSNorm(RMSNorm):
+    """constant * x / rms(x), all in f32 and rounded last: a norm whose weights are one number, not in the files."""
+
+    def __init__(self, width: int, eps: float, constant: float = 1.0) -> None:
+        super().__init__(width, eps)
+        del self.weight
+        self.width, self.constant = width, constant
+        self.scale = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> the same shape and dtype."""
+        normed = F.rms_norm(x.float(), (self.width,), None, self.eps)
+        return (normed if self.constant == 1.0 else normed * self.constant).to(x.dtype)
+
+    def place(self, device: torch.device | str) -> None:
+        """Make `factor`, which only kernels read, on `device`."""
+        self.scale = torch.full((self.width,), self.constant, dtype=torch.float32, device=device)
+
+    def derived_bytes(self) -> int:
+        """Bytes of `factor`."""
+        return 4 * self.width
+
+    @property
+    def factor(self) -> Tensor:
+        """`constant`, f32 [width]."""
+        return self.scale
+
+
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x))."""
 

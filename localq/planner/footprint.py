@@ -124,13 +124,15 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
 def _launches(arch: Architecture) -> int:
     """Most launches of a layer in a decode step."""
     launches = 6 if arch.experts else 5  # experts: a router
-    launches += arch.traits.growing_queries
+    launches += arch.traits.growing_queries + 2 * arch.traits.attention_gate  # a product, and what it multiplies
     return launches + (2 if arch.traits.four_norms else 0)
 
 
 def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
     """Bytes of tables that do not depend on the context."""
     norms = 4 * arch.other_parameters if arch.traits.four_norms else 0  # 1 + weight in f32
+    if arch.traits.constant_norms:
+        norms += 4 * (arch.hidden + 2 * arch.layers * arch.head_dim)
     if arch.traits.norms_in_f32:
         norms = 4 * arch.hidden * (2 * arch.layers + 1)
     if arch.traits.offset_norms:
@@ -165,6 +167,7 @@ def _chunk(arch: Architecture, itemsize: int) -> int:
     """Peak bytes of the activations of a prefill chunk in a block, without the masks."""
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     turning = 2 * arch.hidden + (q + 2 * kv) + 3 * (q + kv)  # x, its norm; q, k, v; temporaries of the rotation
+    turning += q if arch.traits.attention_gate else 0
     gated = (
         3 * arch.hidden + (3 if arch.traits.fused else 2) * arch.intermediate
     )  # the residual, x, its norm; gate and up
@@ -209,5 +212,6 @@ def _step_buffers(arch: Architecture, itemsize: int) -> int:
     """Bytes of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
     width = arch.intermediate + arch.expert_intermediate * arch.experts_active
     row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width + arch.traits.growing_queries
+    row += 2 * arch.query_columns if arch.traits.attention_gate else 0  # it, behind what the heads gather
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
     return itemsize * row + routing + 4 * arch.vocab

@@ -321,4 +321,4 @@ class _LayerwiseConversion:
         """Return the input of the first layer [T, hidden] for the windows with these numbers."""
         windows, model = [self._request.windows[number] for number in numbers], self._model.model
         dtype = stream_dtype(len(windows), len(windows[0]), model.config.hidden)
-        return [(each * model.embed_scale).to(dtype) for each in self._model.embeddings(windows)]
+        return [model.scale_embedding(each).to(dtype) for each in self._model.embeddings(windows)]

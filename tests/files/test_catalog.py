@@ -299,8 +299,8 @@ def test_what_runs_is_what_the_engine_has():
     from localq.models import ARCHITECTURES, mistral3
 
     assert set(ARCHITECTURES) == {*MODEL_TYPES, *WRAPPERS}
-    assert set(WRAPPERS.values()) <= set(MODEL_TYPES)
-    assert set(mistral3.FAMILIES) <= set(MODEL_TYPES)
+    assert {kind for kinds in WRAPPERS.values() for kind in kinds} <= set(MODEL_TYPES)
+    assert set(mistral3.FAMILIES) == set(WRAPPERS["mistral3"])
     assert {*FORMAT_MODULES, *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
     for name, module in FORMAT_MODULES.items():
         assert module.quant_method == format_facts.FORMATS[name].quant_method

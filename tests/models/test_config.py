@@ -111,7 +111,9 @@ def test_which_layers_of_qwen3_moe_have_experts():
         ({"model_type": "mistral", "layer_types": ["full_attention"] * 5}, "layer_types"),
         ({"model_type": "ministral3", "layer_types": ["full_attention"] * 5}, "layer_types"),
         ({"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
-        ({"model_type": "mistral3", "text_config": {"model_type": "mistral4", **SHAPE}}, "'mistral4' is not supported"),
+        ({"model_type": "mistral3", "text_config": {"model_type": "mistral4", **SHAPE}}, "'mistral4' in mistral3 is"),
+        ({"model_type": "mistral3", "text_config": {"model_type": "llama", **SHAPE}}, "'llama' in mistral3 is not"),
+        ({"model_type": "muse_glimmer_text", "layer_rope_theta": [0, 1e4, 1e5, 1e4, 0]}, "layer_rope_theta"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
@@ -226,6 +228,18 @@ def test_the_text_part_of_a_mistral3_is_of_the_type_that_it_states():
     config = {"model_type": "mistral3", "text_config": {"model_type": "ministral3", **SHAPE}}
     assert read(config).query_growth == 0.1
     assert Architecture.from_config(config).model_type == "ministral3"
+
+
+def test_a_muse_glimmer_file_may_leave_out_what_equals_the_defaults():
+    config = read({"model_type": "muse_glimmer", "text_config": {}})
+    assert (config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim) == (52, 6656, 32, 2, 128)
+    assert config.windows == (2048, 2048, 2048, 0) * 13
+    assert [rope is None for rope in config.ropes] == [False, False, False, True] * 13
+    assert (config.query_factor, config.post_eps, config.final_softcap, config.eps) == (3.87, 1e-8, 20.0, 1e-5)
+    assert config.logit_factor == pytest.approx((config.hidden / 256) ** -0.5)
+    assert config == read({"model_type": "muse_glimmer_text"})
+    arch = Architecture.from_config({"model_type": "muse_glimmer"})
+    assert (arch.window, arch.window_layers, arch.tied) == (2048, 39, False)
 
 
 def test_both_spellings_of_tensor_names_of_a_mistral3_name_the_same_parameters():

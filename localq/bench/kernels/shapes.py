@@ -165,6 +165,7 @@ def of_architecture(arch: Architecture) -> Workload:
     after = PLAIN if traits.four_norms else RESIDUAL
     products = (
         Product((q + 2 * kv,) if traits.fused else (q, kv, kv), hidden, NORM),
+        *([Product((q,), hidden, NORM)] if traits.attention_gate else []),
         Product((hidden,), q, after),
         Product((middle, middle), hidden, GATE_UP),
         Product((hidden,), middle, after),

@@ -13,7 +13,8 @@
 The list is data: it is run eagerly, captured as a graph, and timed launch by launch (`profile.py`). The residual stream
 x is updated in place, element by element. Torch computes what no kernel does: act(gate) * up where gate and up lie in
 one matrix that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats; and queries times a number that
-grows with the position, before they are turned (ministral3, where the context has positions that are not times one).
+grows with the position, before they are turned (ministral3, where the context has positions that are not times one);
+and what the heads gather times the sigmoid of a gate (muse_glimmer).
 
 Matrices that multiply a rotated x (vq2) rotate it themselves, behind the norm: one launch for all that share their
 signs, which are all that read the same x in what `localq quantize` writes.
@@ -90,6 +91,9 @@ class FusedStep:
         self._branch = self._buffer(config.hidden, dtype, device)
         self._qkv = self._buffer((config.heads + 2 * config.kv_heads) * config.head_dim, dtype, device)
         self._attended = self._buffer(config.heads * config.head_dim, dtype, device)
+        gated = any(isinstance(block, Block) and block.self_attn.gate() is not None for block in model.layers)
+        # What the heads gather, and then the gate.
+        self._gate_pair = self._buffer(2 * config.heads * config.head_dim if gated else 0, dtype, device)
         dense = any(isinstance(block.mlp, GatedMLP) for block in model.layers)
         self._gated = self._buffer(config.intermediate if dense else 0, dtype, device)
         self._experts = ExpertLaunches(config, dtype, device) if config.experts else None
@@ -153,6 +157,9 @@ class FusedStep:
         self._launches.append(
             Launch("embed", lambda: embed.embed(token, table, scale=scale, out=out), lambda live: moved)
         )
+        if (norm := model.embedding_norm()) is not None:
+            factor, normed = _norm(norm), rmsnorm.rmsnorm_bytes(1, out.shape[1], offset=True)
+            self._launches.append(Launch("norm", lambda: rmsnorm.rmsnorm(out, factor, out=out), lambda live: normed))
 
     def _add_query_scale(self, model: Decoder) -> Tensor | None:
         """[1, 1], what multiplies the queries of the step; None where that is 1 at all positions of the context."""
@@ -168,7 +175,12 @@ class FusedStep:
         return scale
 
     def _add_attention(self, model: Decoder, part: Attention, layer: attention.KVLayer, norm: RMSNorm) -> None:
-        operands = share_tables([_known(operand(module)) for module in part.inputs()])
+        inputs, gathered, gate = part.inputs(), self._attended, part.gate()
+        if gate is not None:
+            gathered, values = self._gate_pair.chunk(2, -1)
+            inputs = tuple(module for module in inputs if module is not gate)
+            self._add_product("qkv", self._x, [_known(operand(gate))], values, norm=_norm(norm))
+        operands = share_tables([_known(operand(module)) for module in inputs])
         self._add_product("qkv", self._x, operands, self._qkv, norm=_norm(norm))
         rotary = None if part.rope_kind is None else model.rotary_tables[part.rope_kind]
         q_norm, k_norm = (_norm(part.q_norm), _norm(part.k_norm)) if part.qk_norm else (None, None)
@@ -192,13 +204,18 @@ class FusedStep:
                 window=part.window,
                 workspace=self._workspace,
                 sinks=sinks,
-                out=self._attended,
+                out=gathered,
             )
 
         def moved(live: int) -> int:
             return attention.attention_decode_bytes(layer, part.heads, min(live, part.window or live))
 
         self._launches.append(Launch("attention", attend, moved))
+        if gate is not None:
+            pair, out = self._gate_pair, self._attended
+            self._launches.append(
+                Launch("attention", lambda: torch.ops.aten.glu.out(pair, -1, out=out), lambda live: 3 * out.nbytes)
+            )
 
     def _add_mlp(self, part: GatedMLP, norm: RMSNorm) -> None:
         operands = share_tables([_known(operand(module)) for module in part.inputs()])

@@ -232,7 +232,7 @@ def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) 
         return sum(_attention(arch, part, live, machine) for part in kv_bits.split(bits)) / 2
     cost = fit_attention(bits)
     moved = arch.kv_bytes_per_token(bits) / arch.layers * live
-    norms = measurements.load().qk_norm_us if arch.traits.qk_norm else 0.0
+    norms = measurements.load().qk_norm_us if arch.traits.qk_norm or arch.traits.constant_norms else 0.0
     return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
 
 

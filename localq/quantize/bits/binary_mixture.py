@@ -107,7 +107,7 @@ def _choose_schemes(
 
     def rows() -> list[Tensor]:
         dtype = stream_dtype(len(windows), len(windows[0]), model.model.config.hidden)
-        return [(each * model.model.embed_scale).to(dtype) for each in model.embeddings(windows)]
+        return [model.model.scale_embedding(each).to(dtype) for each in model.embeddings(windows)]
 
     def before(left: Sequence[int]) -> None:
         on_progress(MEASURING, 2 * model.layers - sum(0 < number <= model.layers for number in left), steps)

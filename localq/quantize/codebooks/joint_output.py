@@ -127,7 +127,7 @@ def train(
     table = written.end(next(iter(model.end_shapes())))
 
     def first(number: int) -> Tensor:
-        return table[torch.tensor(windows[number])].to(device).float() * model.model.embed_scale
+        return model.model.scale_embedding(table[torch.tensor(windows[number])].to(device).float())
 
     def aim(number: int) -> Tensor:
         return streams.full[number].to(device).float()

@@ -7,7 +7,7 @@ stream   Q [hidden, hidden] of the residual stream: the embedding and everything
          rotated basis, everything that reads it is multiplied with Q. RMSNorm commutes with a rotation once its own
          weights are folded into the matrices after it.
 values   one of a head's width for every key/value head: the rows of v and the columns of o; attention mixes tokens,
-         not channels.
+         not channels. Not where a gate multiplies the channels in between.
 inputs   of the down projection: after a nonlinearity, so it is applied at run time (formats/codebooks/rotation.py).
 
 The first needs norms only in front of matrices: families with norms after them (gemma) keep their stream, and rotate
@@ -54,7 +54,8 @@ def minus_signs(columns: int, seed: int) -> Tensor:
 def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
     """Rotate the weights of a block of plain linears in place; turn: Q of the stream on its device, or None."""
     attention, mlp, norms = block.self_attn, block.mlp, block.norms()
-    _fold_values(attention, seed)
+    if not attention.is_gated:
+        _fold_values(attention, seed)
     if turn is None:
         return
     readers_of_mlp, writers = _ends_of(mlp)

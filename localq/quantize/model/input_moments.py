@@ -101,7 +101,7 @@ def open_streams(text: CalibrationText, source: ModelFiles, checkpoint: Checkpoi
     model = SourceModel(source, checkpoint, family, text.device, seed=0, rotated=False)
     model.model.make_tables(len(text.windows[0]), text.device)
     dtype = stream_dtype(len(text.windows), len(text.windows[0]), model.model.config.hidden)
-    rows = [(each * model.model.embed_scale).to(dtype) for each in model.embeddings(text.windows)]
+    rows = [model.model.scale_embedding(each).to(dtype) for each in model.embeddings(text.windows)]
     return model, Streams(model.model, rows, text.device)
 
 

@@ -17,6 +17,7 @@ from localq.engine.step.state import StepState
 from localq.formats import nf4
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
+from localq.models.layers import OffsetRMSNorm
 from tests.support.models.tiny_models import BY_NAME
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 8, "num_hidden_layers": 3, "head_dim": 24}
@@ -25,7 +26,9 @@ LISTS = {"short_factor": [1.0 + 0.05 * i for i in range(12)], "long_factor": [1.
 CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed besides
     "llama-biases": SHAPE,
     "llama-llama3-tied": SHAPE,
+    "ministral3": SHAPE,
     "mistral-window": SHAPE,
+    "muse-glimmer-tied": SHAPE,
     "qwen2-upper-windows": SHAPE,
     "qwen3": SHAPE,
     "gemma2": SHAPE,
@@ -55,7 +58,7 @@ def pair(
     module = ARCHITECTURES[BY_NAME[name].config["model_type"]]
     with torch.device("meta"):
         ours, exact = module.Model(config_of(name, changes)), module.Model(config_of(name, changes))
-    weights = _weights(ours, dtype, gemma="gemma" in name)
+    weights = _weights(ours, dtype)
     packed = {
         path: nf4.quantize(weights[f"{path}.weight"])
         for path, linear in ours.named_modules()
@@ -76,13 +79,14 @@ def pair(
     return ours.eval(), exact.eval()
 
 
-def _weights(model: Decoder, dtype: torch.dtype, gemma: bool) -> dict[str, Tensor]:
+def _weights(model: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
     """f32, rounded to `dtype`: norms around their neutral value, matrices that make attention far from uniform."""
     generator, found = torch.Generator().manual_seed(11), {}
+    from_zero = {name for name, module in model.named_modules() if isinstance(module, OffsetRMSNorm)}
     for name, parameter in model.named_parameters():
         weights = torch.randn(parameter.shape, generator=generator)
         if "norm" in name:
-            weights = (0.0 if gemma else 1.0) + 0.3 * weights
+            weights = (0.0 if name.removesuffix(".weight") in from_zero else 1.0) + 0.3 * weights
         elif "embed" in name:
             weights *= 0.2
         elif parameter.ndim > 1:

@@ -60,7 +60,17 @@ VISION = {
 }
 
 
-WITH_IMAGES = ("mistral3",)  # transformers has no class of their text models alone
+MUSE_LAST = "model.language_model.norm.weight"
+MUSE_VISION = {
+    "hidden_size": 12,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "patch_size": 4,
+    "pos_emb_height": 2,
+    "pos_emb_width": 2,
+}
+WITH_IMAGES = ("mistral3", "muse_glimmer")  # transformers has no class for their text alone
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,22 @@ CASES = (
           sliding_window=9, rope_parameters=_GROWING),
     _wrapped("mistral3-ministral3", "ministral3", _plain_ropes, tie_word_embeddings=False, rope_parameters=_GROWING),
     _wrapped("mistral3-mistral", "mistral", _no_windows, tie_word_embeddings=True, sliding_window=11, rope_theta=500.0),
+    Case("muse-glimmer", {
+        "model_type": "muse_glimmer", "vision_config": MUSE_VISION, "text_config": {
+            "model_type": "muse_glimmer_text", **SHAPE, **HEAD, "sliding_window": 9, "qk_scale_factor": 1.7,
+            "output_multiplier": 0.4, "final_logit_softcapping": 3.0, "post_norm_eps": 0.3}},
+         lambda c: {"query_factor": 1.0}),
+    _case("muse-glimmer-tied", "muse_glimmer_text", lambda c: {"logit_factor": 1.0}, **HEAD, sliding_window=7,
+          tie_word_embeddings=True, attention_bias=True, output_multiplier=0.5, rope_parameters={
+              "rope_type": "default", "rope_theta": 300.0}),
+    _case("muse-glimmer-windows", "muse_glimmer_text", _no_windows, **HEAD, sliding_window=11, num_hidden_layers=6,
+          output_multiplier=0.6, final_logit_softcapping=5.0),
+    _case("muse-glimmer-eps", "muse_glimmer_text", lambda c: {"post_eps": c.eps}, **HEAD, sliding_window=5,
+          output_multiplier=0.6, post_norm_eps=0.5),
+    _case("muse-glimmer-turns", "muse_glimmer_text", lambda c: {"ropes": (c.rope_kinds[0],) * c.layers}, **HEAD,
+          sliding_window=8, output_multiplier=0.6, layer_rope_theta=[0, 700.0, 0, 700.0, 700.0], layer_types=[
+              "sliding_attention", "full_attention", "full_attention", "sliding_attention", "sliding_attention"],
+          rope_parameters={"rope_type": "default", "rope_theta": 700.0}),
     _case("mixtral-window", "mixtral", _no_windows, sliding_window=9, num_local_experts=5, num_experts_per_tok=2),
     _case("mixtral-tied", "mixtral", lambda c: {"experts_active": 1}, **HEAD, tie_word_embeddings=True,
           num_local_experts=3, num_experts_per_tok=2, rope_theta=500.0),
@@ -240,21 +266,32 @@ def reference_config(case: Case) -> Any:
     return AutoConfig.for_model(**copy.deepcopy(case.config))  # it writes into the dicts that it is given
 
 
+def _wrapped_reference(config: Any) -> Any:
+    """`config`, in the wrapper without which transformers does not run it."""
+    from transformers import AutoConfig
+
+    if config.model_type != "muse_glimmer_text":
+        return config
+    tied = config.tie_word_embeddings
+    text = config.to_dict()
+    return AutoConfig.for_model("muse_glimmer", text_config=text, vision_config=MUSE_VISION, tie_word_embeddings=tied)
+
+
 def reference(case: Case, dtype: torch.dtype = torch.float32) -> Any:
     """The transformers model of `case`, with the same weights at every call, rounded to bf16."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = reference_config(case)
+    config = _wrapped_reference(reference_config(case))
     config._experts_implementation = "eager"  # the others want rows of whole 16 bytes
-    auto_class = AutoModelForImageTextToText if case.config["model_type"] in WITH_IMAGES else AutoModelForCausalLM
+    auto_class = AutoModelForImageTextToText if config.model_type in WITH_IMAGES else AutoModelForCausalLM
     model = auto_class.from_config(config, attn_implementation="eager", dtype=dtype).eval()
     generator = torch.Generator().manual_seed(11)
-    from_zero = case.config["model_type"].startswith(("gemma", "qwen3_5"))  # norms multiply by 1 + weight
+    from_zero = case.config["model_type"].startswith(("gemma", "qwen3_5", "muse"))  # norms multiply by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             weights = torch.randn(parameter.shape, generator=generator)
             if "norm" in name:
-                plain = not from_zero or name.endswith("linear_attn.norm.weight")
+                plain = not from_zero or name.endswith(("linear_attn.norm.weight", MUSE_LAST))
                 weights = (1.0 if plain else 0.0) + 0.3 * weights
             elif "embed" in name:
                 weights *= 0.2
