@@ -12,6 +12,7 @@ from localq import disk, places
 from localq.errors import ExitCode, LocalqError
 from localq.files import checked_files
 from localq.files.hub import cache as hub_cache
+from localq.files.hub import connection
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
 from localq.files.local_models import LocalModel, files_along, list_local, unfinished_downloads
@@ -101,10 +102,8 @@ def _delete_revision(model: LocalModel) -> int:
 
     Content outside the repository's folder stays: a file of the snapshot may be a link of the user's.
     """
-    import huggingface_hub  # start-up cost: 0.4 s
-
     try:
-        cache = huggingface_hub.scan_cache_dir(places.hub_cache())
+        cache = connection.library().scan_cache_dir(places.hub_cache())
     except (OSError, RuntimeError):  # of another repository, or a loop of links: the client reads them all
         return _delete_files(model)
     repos = frozenset(each for each in cache.repos if each.repo_type == "model" and each.repo_id == model.repo)
@@ -115,7 +114,7 @@ def _delete_revision(model: LocalModel) -> int:
     inside = frozenset(path for path in strategy.blobs if any(path.is_relative_to(each.repo_path) for each in repos))
     staying = sum(path.stat().st_size for path in found if not disk.resolve(path).is_relative_to(whole))
     dataclasses.replace(strategy, blobs=inside).execute()
-    return max(strategy.expected_freed_size - staying, 0)
+    return max(int(strategy.expected_freed_size) - staying, 0)
 
 
 def _delete_files(model: LocalModel) -> int:

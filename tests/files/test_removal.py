@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from localq import cli, places
+from localq.errors import ExitCode
 from localq.files import local_models, removal
 from localq.files.hub import cache as hub_cache
+from tests.support.common.privileges import bound_by_rights
 from tests.support.files import cached_models, fake_hub
 
+ROOT = Path(__file__).parents[2]
 FILES = fake_hub.model_files(shards=2)
 REPO, COMMIT, OTHER = "maker/tiny", fake_hub.COMMIT, "b" * 40
 
@@ -119,3 +125,39 @@ def test_an_unpacked_folder_goes_whole_but_not_what_links_in_it_lead_to(elsewher
     removal.remove(local_models.matching(name))
     assert not link.exists()
     assert contents(elsewhere) == before
+
+
+def test_a_cache_that_cannot_be_written_is_one_error_without_what_the_client_logs(capfd):
+    """As in a cache that many users share: its files are readable, and its folders not writable."""
+    cached_models.put(REPO, FILES)
+    folder = hub_cache.repo_folder(REPO)
+    folders = [each for each in (folder, *folder.rglob("*")) if each.is_dir()]
+    before = sorted(folder.rglob("*"))
+    for each in folders:
+        each.chmod(0o555)
+    try:
+        with bound_by_rights():
+            code = cli.execute(["rm", REPO, "--yes"])
+    finally:
+        for each in folders:
+            each.chmod(0o755)
+    shown = capfd.readouterr()
+    assert (code, shown.out, shown.err.count("\n")) == (ExitCode.DISK, "", 1)
+    assert "cannot write (Permission denied)" in shown.err
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"])
+def test_a_variable_that_the_client_does_not_accept_is_named(name):
+    """In another process: the client reads its variables when it is imported."""
+    cached_models.put(REPO, FILES)
+    command = [sys.executable, "-m", "localq", "rm", REPO, "--yes"]
+    done = subprocess.run(command, env={**os.environ, name: "soon"}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (ExitCode.NETWORK, 1)
+    assert "start with HF_" in done.stderr
+
+
+def test_the_client_is_loaded_in_one_place_that_silences_it():
+    loads = re.compile(r"^\s*(import|from) huggingface_hub", re.MULTILINE)
+    found = [path for path in (ROOT / "localq").rglob("*.py") if loads.search(path.read_text())]
+    assert [path.relative_to(ROOT).as_posix() for path in found] == ["localq/files/hub/connection.py"]
