@@ -114,7 +114,8 @@ def _delete_revision(model: LocalModel) -> int:
     inside = frozenset(path for path in strategy.blobs if any(path.is_relative_to(each.repo_path) for each in repos))
     staying = sum(path.stat().st_size for path in found if not disk.resolve(path).is_relative_to(whole))
     dataclasses.replace(strategy, blobs=inside).execute()
-    return max(int(strategy.expected_freed_size) - staying, 0)
+    freed: int = strategy.expected_freed_size - staying
+    return max(freed, 0)
 
 
 def _delete_files(model: LocalModel) -> int:

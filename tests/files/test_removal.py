@@ -1,4 +1,4 @@
-"""`rm` of a model that is a link: the link goes, what it leads to stays, and no bytes are said to be freed."""
+"""`rm` of a model that is a link, or in a cache that cannot be written: what stays, and what is said."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from localq import cli, places
 from localq.errors import ExitCode
 from localq.files import local_models, removal
 from localq.files.hub import cache as hub_cache
-from tests.support.common.privileges import bound_by_rights
 from tests.support.files import cached_models, fake_hub
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +126,24 @@ def test_an_unpacked_folder_goes_whole_but_not_what_links_in_it_lead_to(elsewher
     assert contents(elsewhere) == before
 
 
-def test_a_cache_that_cannot_be_written_is_one_error_without_what_the_client_logs(capfd):
+WITHOUT_RIGHTS = """
+import sys
+from localq.cli import execute
+from tests.support.common.privileges import bound_by_rights
+with bound_by_rights():
+    sys.exit(execute(["rm", sys.argv[1], "--yes"]))
+"""
+
+
+def removed(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`rm` in another process: the client reads its variables, and opens its log, when it is imported."""
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, *command], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_cache_that_cannot_be_written_is_one_error_without_what_the_client_logs():
     """As in a cache that many users share: its files are readable, and its folders not writable."""
     cached_models.put(REPO, FILES)
     folder = hub_cache.repo_folder(REPO)
@@ -136,23 +152,19 @@ def test_a_cache_that_cannot_be_written_is_one_error_without_what_the_client_log
     for each in folders:
         each.chmod(0o555)
     try:
-        with bound_by_rights():
-            code = cli.execute(["rm", REPO, "--yes"])
+        done = removed("-c", WITHOUT_RIGHTS, REPO)
     finally:
         for each in folders:
             each.chmod(0o755)
-    shown = capfd.readouterr()
-    assert (code, shown.out, shown.err.count("\n")) == (ExitCode.DISK, "", 1)
-    assert "cannot write (Permission denied)" in shown.err
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (ExitCode.DISK, "", 1)
+    assert "cannot write (Permission denied)" in done.stderr
     assert sorted(folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"])
 def test_a_variable_that_the_client_does_not_accept_is_named(name):
-    """In another process: the client reads its variables when it is imported."""
     cached_models.put(REPO, FILES)
-    command = [sys.executable, "-m", "localq", "rm", REPO, "--yes"]
-    done = subprocess.run(command, env={**os.environ, name: "soon"}, capture_output=True, text=True, timeout=60)
+    done = removed("-m", "localq", "rm", REPO, "--yes", **{name: "soon"})
     assert (done.returncode, done.stderr.count("\n")) == (ExitCode.NETWORK, 1)
     assert "start with HF_" in done.stderr
 
