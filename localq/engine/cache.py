@@ -1,8 +1,9 @@
 """The cache: static buffers for what each layer keeps (`files.layer_caches`). Knows no tokens.
 
-Keys and values are in the type of the model or in 8 or 4 bit. Slot s holds position s. Nothing is ever removed: a
-shorter conversation overwrites, and the attention masks hide the slots behind the current position. Buffers start as
-zeros because a masked slot still enters the product with weight 0, and 0 times an uninitialised NaN is NaN.
+Keys and values are in the type of the model or in 8 or 4 bit. Slot s holds position s, or base + s in a layer whose
+window slides (`engine/sliding.py`). Nothing else is ever removed: a shorter conversation overwrites, and the attention
+masks hide the slots behind the current position. Buffers start as zeros because a masked slot still enters the product
+with weight 0, and 0 times an uninitialised NaN is NaN.
 
 A quantized cache (defined by `engine/kv_codec.py`) gives passes of many tokens a dequantized copy of one layer at a
 time, in a scratch buffer shared by all layers. Decode kernels read the codes themselves (`layer`).
@@ -21,6 +22,7 @@ from torch import Tensor
 from localq import kv_bits
 from localq.engine import kv_codec
 from localq.engine.arena import Arena, arena_bytes
+from localq.engine.sliding import SlidingWindow
 from localq.errors import usage_error
 from localq.files import layer_caches
 from localq.files.layer_caches import KeysAndValues, LayerCache, RecurrentState, SharedCache
@@ -42,25 +44,35 @@ class KVCache:
     """
 
     def __init__(
-        self, layout: Layout, capacity: int, dtype: torch.dtype, device: torch.device | str, bits: KvBits = 16
+        self,
+        layout: Layout,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        bits: KvBits = 16,
+        chunk: int | None = None,
     ) -> None:
         """Allocate the cache for `layout` (`Decoder.cache_layout`); bits 16 = the dtype of the model.
 
-        Raises LocalqError (exit 2) for heads that 8 and 4 bits do not support.
+        chunk: tokens of the longest pass, so that windows slide; None: they do not. Raises LocalqError (exit 2) for
+        heads that 8 and 4 bits do not support.
         """
-        self.layout, self.capacity, self.bits, self.dtype = layout, capacity, bits, dtype
+        self.layout, self.capacity, self.bits, self.dtype, self.chunk = layout, capacity, bits, dtype, chunk
         _check(layout, bits)
-        shapes = [_shapes(each, capacity, dtype, bits) for each in layout]
-        copied = 0 if bits == 16 else layer_caches.widest(layout) * capacity
+        shapes = [_shapes(each, capacity, dtype, bits, chunk) for each in layout]
+        copied = 0 if bits == 16 else layer_caches.most_copied(layout, capacity, chunk)
         copies: Shape = ((2, copied), dtype)  # k, v of a layer, dequantized
         sizes = [math.prod(shape) * kind.itemsize for shape, kind in [copies, *(part for of in shapes for part in of)]]
         arena = Arena(arena_bytes(sizes), device)
         self.kv_layers: dict[int, KVLayer] = {}
         self.states: dict[int, LayerState] = {}
+        self._windows: dict[int, SlidingWindow] = {}
         for index, (kept, parts) in enumerate(zip(layout, shapes, strict=True)):
             buffers = [arena.empty(shape, kind).zero_() for shape, kind in parts]
             if isinstance(kept, KeysAndValues):
                 self.kv_layers[index] = _kv_layer(buffers, bits, kept.head_dim)
+                if kept.window and chunk is not None:
+                    self._slide(kept, chunk, buffers)
             elif isinstance(kept, RecurrentState):
                 self.states[index] = LayerState(*buffers)
         self._scratch = arena.empty(*copies).zero_()
@@ -80,17 +92,58 @@ class KVCache:
         kept = self.layout[index]
         return self.layer(kept.layer) if isinstance(kept, SharedCache) else self.kv_layers[index]
 
+    def window_of(self, layer: int) -> SlidingWindow | None:
+        """Return the window of a layer, if it slides."""
+        kept = self.layout[layer]
+        if isinstance(kept, SharedCache):
+            return self.window_of(kept.layer)
+        return self._windows.get(kept.window) if isinstance(kept, KeysAndValues) else None
+
     def state(self, layer: int) -> LayerState:
         """Return the state of a recurrent layer, which passes change in place."""
         return self.states[layer]
 
-    def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
-        """Store k, v [T, kv_heads, head_dim] at `positions` int64 [T]; returns both as [kv_heads, live, head_dim].
+    @property
+    def is_cuda(self) -> bool:
+        """True where it lies on a GPU."""
+        return self._scratch.is_cuda
 
-        The results are views: of the cache, or of the scratch of a quantized one, which the next call overwrites. No
-        host synchronization: works under CUDA graph capture.
+    @property
+    def longest_pass(self) -> int:
+        """The number of tokens that fit in one pass."""
+        slides = (window.chunk for window in self._windows.values() if window.capacity < self.capacity)
+        return min(slides, default=self.capacity)
+
+    def make_room(self, first: int, count: int) -> None:
+        """Make room for a pass of `count` tokens at positions from `first` on, at most `longest_pass`.
+
+        Call before each pass, in order with it on the stream of a GPU.
         """
-        stored = self.kv_layers[layer]
+        for window in self._windows.values():
+            window.make_room(first, count)
+
+    def keeps(self, tokens: int) -> bool:
+        """True if windows still hold what follows the first `tokens` tokens sees of them."""
+        return all(window.keeps(tokens) for window in self._windows.values())
+
+    def view(self, window: int, live: int) -> tuple[int, int]:
+        """Return what slots of layers with `window` are for a pass that looks at positions below `live`.
+
+        The position of the first slot, and how many slots the pass looks at.
+        """
+        sliding = self._windows.get(window)
+        return (0, live) if sliding is None else (sliding.base, min(live - sliding.base, sliding.capacity))
+
+    def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
+        """Store k, v [T, kv_heads, head_dim] at `positions` int64 [T]; returns both as [kv_heads, slots, head_dim].
+
+        The slots are those of `view`. The results are views: of the cache, or of the scratch of a quantized one, which
+        the next call overwrites. No host synchronization: works under CUDA graph capture.
+        """
+        stored, window = self.kv_layers[layer], self.window_of(layer)
+        if window is not None:
+            base, live = self.view(window.window, live)
+            positions = positions - base if base else positions
         if self.bits == 16:
             stored.k.index_copy_(1, positions, k.transpose(0, 1))
             stored.v.index_copy_(1, positions, v.transpose(0, 1))
@@ -110,14 +163,79 @@ class KVCache:
             values.copy_(_restore(stored.v, stored.v_scales, live, value_bits, self.dtype))
         return keys, values
 
+    # ---- what follows a text needs of it, to copy and to store
+
+    def part_shapes(self, tokens: int) -> list[Shape]:
+        """Return the shapes of `parts`."""
+        found: list[Shape] = []
+        for index, kept in enumerate(self.layout):
+            if isinstance(kept, RecurrentState):
+                found += [(tuple(part.shape), part.dtype) for part in self.states[index]]
+            elif isinstance(kept, KeysAndValues):
+                slots = tokens if self.window_of(index) is None else min(tokens, kept.window - 1)
+                for part in stored_parts(self.kv_layers[index]):
+                    found.append(((part.shape[0], slots, part.shape[2]), part.dtype))
+        return found
+
+    def parts(self, tokens: int) -> list[Tensor]:
+        """Return what tokens behind the first `tokens` need of these, layer by layer, as views.
+
+        k, v and, of codes, the scales of k and v, of all positions or of those that a window reaches back to; the parts
+        of a state, whatever `tokens`.
+        """
+        found: list[Tensor] = []
+        for index in range(len(self.layout)):
+            if index in self.states:
+                found += self.states[index]
+            elif index in self.kv_layers:
+                window = self.window_of(index)
+                slots = slice(tokens) if window is None else window.slots_of(tokens)
+                found += [part[:, slots] for part in stored_parts(self.kv_layers[index])]
+        return found
+
+    def passing_parts(self, tokens: int) -> list[Tensor]:
+        """Return those of `parts` that going on overwrites for good: of windows and states."""
+        found: list[Tensor] = []
+        for index, layer in self.kv_layers.items():
+            window = self.window_of(index)
+            if window is not None and window.capacity < self.capacity:
+                found += [part[:, window.slots_of(tokens)] for part in stored_parts(layer)]
+        return [*found, *(part for state in self.states.values() for part in state)]
+
+    def passing_sizes(self) -> list[int]:
+        """Return the bytes of `passing_parts` of a long text."""
+        found = [part.nbytes for state in self.states.values() for part in state]
+        for index, layer in self.kv_layers.items():
+            window = self.window_of(index)
+            if window is not None and window.capacity < self.capacity:
+                found += [part.nbytes // part.shape[1] * (window.window - 1) for part in stored_parts(layer)]
+        return found
+
+    def begin(self) -> None:
+        """Begin a text: windows from position 0 on, states of zeros."""
+        for window in self._windows.values():
+            window.restart()
+        for state in self.states.values():
+            state.matrix.zero_()
+            state.columns.zero_()
+
+    def place(self, tokens: int) -> list[Tensor]:
+        """Return `parts` to be written: windows hold nothing but those of `tokens` tokens from now on."""
+        for window in self._windows.values():
+            window.restart(max(0, tokens - window.window + 1))
+        return self.parts(tokens)
+
     def clear(self, first: int = 0) -> None:
-        """Zero every slot from `first` on, and all states: those of a text that has not begun.
+        """Zero every position from `first` on, and all states: those of a text that has not begun.
 
         Needed after non-finite values, which masking does not hide.
         """
-        for layer in self.kv_layers.values():
+        for index, layer in self.kv_layers.items():
+            window = self.window_of(index)
             for stored in stored_parts(layer):
-                stored[:, first:].zero_()
+                stored[:, max(0, first - (window.base if window else 0)) :].zero_()
+        for window in self._windows.values():
+            window.restart(min(window.base, first))
         for state in self.states.values():
             state.matrix.zero_()
             state.columns.zero_()
@@ -128,12 +246,23 @@ class KVCache:
         return sum(buffer.nbytes for buffer in self._buffers())
 
     @staticmethod
-    def bytes_for(layout: Layout, capacity: int, dtype: torch.dtype, bits: KvBits = 16) -> int:
+    def bytes_for(
+        layout: Layout, capacity: int, dtype: torch.dtype, bits: KvBits = 16, chunk: int | None = None
+    ) -> int:
         """Return the bytes that a cache of this shape allocates, with the scratch of a quantized one."""
         stored: KvBits = 8 * dtype.itemsize if bits == 16 else bits
-        scratch = 0 if bits == 16 else 2 * layer_caches.widest(layout) * dtype.itemsize
-        slot = sum(each.slot_bytes(stored) for each in layer_caches.keys_and_values(layout))
-        return capacity * (scratch + slot) + layer_caches.state_bytes(layout, dtype.itemsize)
+        copied = 0 if bits == 16 else 2 * dtype.itemsize * layer_caches.most_copied(layout, capacity, chunk)
+        slots = sum(
+            each.slots(capacity, chunk) * each.slot_bytes(stored) for each in layer_caches.keys_and_values(layout)
+        )
+        return copied + slots + layer_caches.state_bytes(layout, dtype.itemsize)
+
+    def _slide(self, kept: KeysAndValues, chunk: int, buffers: list[Tensor]) -> None:
+        """Add the buffers of a layer to its window."""
+        if kept.window not in self._windows:
+            slots = kept.slots(self.capacity, chunk)
+            self._windows[kept.window] = SlidingWindow(kept.window, chunk, slots, buffers[0].device)
+        self._windows[kept.window].add(buffers)
 
     def _buffers(self) -> list[Tensor]:
         stored = (part for layer in self.kv_layers.values() for part in stored_parts(layer))
@@ -154,20 +283,21 @@ def _check(layout: Layout, bits: KvBits) -> None:
             raise usage_error("--kv", why, "Use --kv 16.")
 
 
-def _shapes(kept: LayerCache, capacity: int, dtype: torch.dtype, bits: KvBits) -> list[Shape]:
+def _shapes(kept: LayerCache, capacity: int, dtype: torch.dtype, bits: KvBits, chunk: int | None) -> list[Shape]:
     """Return the shapes of k and v, and of their scales where they are codes; or those of a state."""
     if isinstance(kept, RecurrentState):
         matrix: Shape = ((kept.heads, kept.key_dim, kept.value_dim), torch.float32)
         return [matrix, ((kept.channels, kept.columns), dtype)]
     if isinstance(kept, SharedCache):
         return []
-    plain: Shape = ((kept.kv_heads, capacity, kept.head_dim), dtype)
+    slots = kept.slots(capacity, chunk)
+    plain: Shape = ((kept.kv_heads, slots, kept.head_dim), dtype)
     if bits == 16:
         return [plain, plain]
     codes: list[Shape] = [
-        ((kept.kv_heads, capacity, kept.head_dim * part // 8), torch.uint8) for part in kv_bits.split(bits)
+        ((kept.kv_heads, slots, kept.head_dim * part // 8), torch.uint8) for part in kv_bits.split(bits)
     ]
-    scales: Shape = ((kept.kv_heads, capacity, kv_bits.scale_count(kept.head_dim)), torch.float16)
+    scales: Shape = ((kept.kv_heads, slots, kv_bits.scale_count(kept.head_dim)), torch.float16)
     return [*codes, scales, scales]
 
 

@@ -1,4 +1,4 @@
-"""The used slots of a KV cache as blocks of bytes, copied to and from the host. Knows neither ids nor files."""
+"""The used parts of a cache as blocks of bytes, copied to and from the host. Knows neither ids nor files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.engine.cache import KVCache, stored_parts
-
 BLOCK = 2**24  # part of the format of `snapshot`
 WORKERS = 4  # blocks in flight, which is the host memory used
 
@@ -28,12 +26,11 @@ class _BlockPiece:
 
 
 class CacheBlocks:
-    """The first `positions` slots of a cache, at least one: its parts joined, cut every BLOCK bytes."""
+    """Parts of a cache (`KVCache.parts`), which are not all empty: joined, and cut every BLOCK bytes."""
 
-    def __init__(self, cache: KVCache, positions: int) -> None:
-        parts = [part for layer in cache.kv_layers.values() for part in stored_parts(layer)]
-        heads = [part[head, :positions] for part in parts for head in range(part.shape[0])]
-        self._runs = [head.flatten().view(torch.uint8) for head in heads]  # views: slots of a head lie together
+    def __init__(self, parts: list[Tensor]) -> None:
+        runs = [run for part in parts if part.numel() for run in ([part] if part.is_contiguous() else part)]
+        self._runs = [run.flatten().view(torch.uint8) for run in runs]  # views: slots of a head lie together
         self._starts = [0, *itertools.accumulate(len(run) for run in self._runs)]
         self._on_cuda = parts[0].is_cuda
 
@@ -45,7 +42,7 @@ class CacheBlocks:
     @property
     def count(self) -> int:
         """The number of blocks."""
-        return -(-self.bytes // BLOCK)
+        return block_count(self.bytes)
 
     def size(self, block: int) -> int:
         """Return the bytes of a block."""
@@ -105,3 +102,8 @@ class CacheBlocks:
     def _finish(self) -> None:
         if self._on_cuda:
             torch.cuda.current_stream().synchronize()
+
+
+def block_count(size: int) -> int:
+    """Return the number of blocks of `size` bytes."""
+    return -(-size // BLOCK)

@@ -1,8 +1,8 @@
 """Prefill and decode: token ids in, token ids out. Knows neither text nor processes.
 
-The engine remembers the ids in the cache, so that the next prompt computes only its new part. They are shortened before
-anything is overwritten and extended only after a pass has run, so they are right whatever interrupts a reply: an error,
-a cancel, or a consumer that stops iterating.
+The engine remembers the text in the cache (`cached_text`), so that the next prompt computes only its new part. Where
+the cache cannot be cut, checkpoints are kept: at lengths of the prompt that the front end names, and at the end of a
+reply.
 
 A model with longrope has other rotary tables for long texts than for short ones (`models.rope.LengthSwitch`). A pass
 uses those of the whole text up to its last token. Keys cached with other tables are not shared: a prompt on the other
@@ -12,13 +12,13 @@ conversation is computed again.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from localq.engine import profile, snapshot
+from localq.engine.cached_text import CachedText
 from localq.engine.constraint import Constraint
 from localq.engine.load.load import LoadedModel, free_memory, out_of_memory
 from localq.engine.reply import ReplyStats, Step
@@ -30,9 +30,6 @@ from localq.planner import footprint
 from localq.sampling import Sampling
 from localq.stats import Stats, StepProfile
 from localq.wording import OnProgress
-
-CUDA_CHUNK = footprint.PREFILL_CHUNK  # tokens of one prefill pass
-CPU_CHUNK = 128  # 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
 
 
 class Engine:
@@ -47,13 +44,16 @@ class Engine:
     ) -> None:
         """Allocate buffers and, on a GPU, run everything once and capture the graphs; chunk: tokens of a prefill pass.
 
+        At most those that the cache has room for.
+
         use_graphs False: the launches of the graphs one by one, with the same results bit for bit.
         """
         self.model = model
         on_cuda = model.device.type == "cuda"
-        self.chunk = chunk or (CUDA_CHUNK if on_cuda else CPU_CHUNK)
+        self.chunk = min(chunk or footprint.prefill_chunk(on_cuda), model.cache.longest_pass)
         self._steps = Steps(model)
-        self._cached: list[int] = []
+        self._text = CachedText(model.cache, model.checkpoint_bytes)
+        self._unread: int | None = None  # the last token of the reply, which need not be in the text
         self._ledger = {**model.ledger, "sampler": self._steps.state.bytes()}
         self.notes = model.notes
         if on_cuda:
@@ -70,7 +70,7 @@ class Engine:
     @property
     def cached_tokens(self) -> int:
         """The number of positions in the cache that the next prompt may share."""
-        return len(self._cached)
+        return len(self._text)
 
     def ledger(self) -> dict[str, int]:
         """Return component -> bytes allocated on the device."""
@@ -113,7 +113,7 @@ class Engine:
         for first in (0, self.model.ctx - rows):
             logits = self._pass([0] * rows, first)
         self._steps.warm_up(logits[0])
-        self.model.cache.clear()
+        self._invalidate()
 
     # ---- a reply
 
@@ -126,16 +126,19 @@ class Engine:
         cancelled: Callable[[], bool] = lambda: False,
         constraint: Constraint | None = None,
         breakers: frozenset[int] = frozenset(),
+        marks: Sequence[int] = (),
     ) -> Iterator[Step]:
         """Continue `prompt` until a stop id, `max_tokens`, a full context, or `cancelled()` (asked at every step).
 
-        constraint: of the reply, which ends when that has stopped; breakers: ids that end a repetition, for DRY.
+        constraint: of the reply, which ends when that has stopped; breakers: ids that end a repetition, for DRY; marks:
+        lengths of the prompt that a later one may go back to.
 
         Raises LocalqError at once for a prompt that is empty or has unknown ids (exit 2), or is longer than the context
         (exit 2), and while decoding for a non-finite logit.
         """
         self._check(prompt, max_tokens)
-        return self._reply(prompt, sampling, stop_ids, max_tokens, cancelled, constraint, breakers)
+        reply = self._reply(prompt, sampling, stop_ids, max_tokens, cancelled, constraint, breakers, marks)
+        return self._settled(reply)
 
     def _check(self, prompt: list[int], max_tokens: int | None) -> None:
         if not prompt:
@@ -159,12 +162,13 @@ class Engine:
         cancelled: Callable[[], bool],
         constraint: Constraint | None,
         breakers: frozenset[int],
+        marks: Sequence[int],
     ) -> Iterator[Step]:
         room = self.model.ctx - len(prompt) + 1  # the last token of a reply needs no slot
         limit = room if max_tokens is None else min(max_tokens, room)
         at_limit = "context" if limit == room and max_tokens != room else "length"
         self._choose_length(len(prompt))
-        reply = ReplyStats(prompt, sampling.greedy, limit, self._shared_prefix(prompt), self.model.ctx)
+        reply = ReplyStats(prompt, sampling.greedy, limit, self._text.reuse(prompt), self.model.ctx)
         self._steps.readback.forget()
         self._steps.sampler.reset(sampling, torch.tensor(prompt), limit, breakers)
         if constraint is not None:
@@ -172,12 +176,14 @@ class Engine:
                 yield reply.end("stop")
                 return
             self._steps.obey(constraint)
-        for first in range(reply.kept, len(prompt), self.chunk):
+        for first, stop in self._passes(reply.kept, len(prompt), marks):
             if cancelled():
                 yield reply.end("cancelled")
                 return
-            self._prefill(reply, first)
-            yield Step((), reply.record_prefill(len(self._cached)))
+            self._prefill(reply, first, stop)
+            yield Step((), reply.record_prefill(len(self._text)))
+            if stop in marks:
+                self._text.checkpoint()
         for token in self._decode(reply, constraint):
             if isinstance(token, Stats):  # the conversation is computed again
                 yield Step((), token)
@@ -202,56 +208,72 @@ class Engine:
                 yield reply.end(at_limit if reply.count == limit else "cancelled")
                 return
 
-    def _shared_prefix(self, prompt: list[int]) -> int:
-        """Truncate the cache to the prefix that `prompt` shares; its last token is computed again, for the logits."""
-        pairs = zip(self._cached, prompt[:-1], strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        del self._cached[shared:]
-        return shared
+    def _settled(self, reply: Iterator[Step]) -> Iterator[Step]:
+        """Yield the steps of a reply, at whose end the text is what the model has read, with a checkpoint there."""
+        self._unread = None
+        try:
+            yield from reply
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take the last token into the text if states have read it: a step was launched ahead."""
+        if self.model.cache.states and self._unread is not None and self._text.read == len(self._text) + 1:
+            self._text.ids.append(self._unread)
+        self._text.checkpoint()
+
+    def _passes(self, first: int, end: int, marks: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield start and end of the passes from `first` on, which end at `marks` where a checkpoint can be kept."""
+        ends = sorted({*marks, end}) if self._text.checkpoints.are_worth() else [end]
+        while first < end:
+            stop = min(first + self.chunk, next(mark for mark in ends if mark > first))
+            yield first, stop
+            first = stop
 
     @torch.inference_mode()
     def _choose_length(self, length: int) -> None:
         """Adapt the model to a text of `length` tokens; empties the cache where it holds other keys."""
         if self.model.model.choose_length(length):
-            self._cached.clear()
+            self._text.clear()
 
     def _recompute(self, reply: ReplyStats, length: int) -> Iterator[Stats]:
         """Adapt the model to a text of `length` tokens, and compute all cached tokens again; yields progress."""
-        ids = list(self._cached)
+        ids = list(self._text.ids)
         self._choose_length(length)
         for first in range(0, len(ids), self.chunk):
             part = ids[first : first + self.chunk]
             self._recompute_pass(part, first)
-            yield reply.recomputing(len(self._cached), len(ids))
+            yield reply.recomputing(len(self._text), len(ids))
 
     @torch.inference_mode()
     def _recompute_pass(self, part: list[int], first: int) -> None:
         self._pass(part, first)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()
-        self._cached.extend(part)
+        self._text.ids.extend(part)
 
     @torch.inference_mode()
-    def _prefill(self, reply: ReplyStats, first: int) -> None:
-        """Run one chunk of the prompt, from position `first`; the last chunk samples the first token."""
-        part = reply.prompt[first : first + self.chunk]
+    def _prefill(self, reply: ReplyStats, first: int, stop: int) -> None:
+        """Run one pass of the prompt, over positions first..stop; the last pass samples the first token."""
+        part = reply.prompt[first:stop]
         logits = self._pass(part, first)
-        if first + len(part) == len(reply.prompt):
+        if stop == len(reply.prompt):
             self._steps.begin(logits[0], len(reply.prompt) - 1, reply.greedy)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()  # for correct progress, and so that Cancel does not wait for queued passes
-        self._cached.extend(part)
+        self._text.ids.extend(part)
 
     def _pass(self, ids: list[int], first: int) -> torch.Tensor:
         """Run ids at positions from `first`; returns logits f32 [1, vocab] of the last."""
         device, end = self.model.device, first + len(ids)
         tokens = torch.tensor(ids, dtype=torch.int64).to(device)
         positions = torch.arange(first, end, dtype=torch.int64, device=device)
-        logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
+        with self._text.passing(first, len(ids)):
+            logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
         return logits
 
     def _decode(self, reply: ReplyStats, constraint: Constraint | None) -> Iterator[int | Stats]:
-        """Yield tokens, at most `reply.limit`, the first from the prefill. Keeps `_cached` in step.
+        """Yield tokens, at most `reply.limit`, the first from the prefill. Keeps the ids of the text in step.
 
         Yields progress where the cache is computed again (`_recompute`). A constraint must accept a token before the
         next one is requested. On a GPU the mask after a token is computed while the device runs that token's pass.
@@ -269,7 +291,8 @@ class Engine:
                 if crosses:
                     yield from self._recompute(reply, position + 1)
                     same_until = self.model.model.same_tables_until(position + 1)
-                self._steps.launch(position, reply.greedy)
+                with self._text.passing(position, 1):
+                    self._steps.launch(position, reply.greedy)
                 launched += 1
                 continue
             if masked and lookahead:
@@ -290,7 +313,8 @@ class Engine:
         """Return the next token; `previous` is the input of the step that produced it."""
         token = self._steps.readback.take()
         if previous is not None:
-            self._cached.append(previous)
+            self._text.ids.append(previous)
+        self._unread = token
         reply.count += 1
         return token
 
@@ -298,18 +322,18 @@ class Engine:
 
     def save_cache(self, path: Path, weights: str) -> int:
         """Write the cache to a file; returns its bytes. weights: `snapshot.weights_id`; raises as `snapshot.save`."""
-        if not self._cached:
+        if not self._text.ids:
             raise usage_error("snapshot", "the cache is empty", "Send a message first.")
-        return snapshot.save(path, self.model, weights, self._cached)
+        return snapshot.save(path, self.model, weights, self._text.ids)
 
     def restore_cache(self, path: Path, weights: str) -> int:
         """Restore the cache from a file; returns its tokens. A refused file leaves the old content, or none."""
         with snapshot.Snapshot(path, self.model, weights) as found:
-            self._cached.clear()
+            self._text.clear()
             self.model.model.choose_length(len(found.ids))
             found.restore()
-            self._cached.extend(found.ids)
-        return len(self._cached)
+            self._text.restored(found.ids)
+        return len(self._text)
 
     # ---- measuring
 
@@ -324,17 +348,19 @@ class Engine:
         if steps.fused is None:
             why = "profiling needs the fused decode step, which this device or model does not support"
             raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
-        first = profile.clamp_position(len(self._cached) if position is None else position, self.model.ctx)
+        first = profile.clamp_position(len(self._text) if position is None else position, self.model.ctx)
+        kept = self._text.before(first) if keep else 0
         steps.readback.forget()
         steps.state.rewind()  # measure plain sampling, whatever the last reply used
         try:
-            return profile.profile_step(steps.fused, steps.readback, self.model.ctx, first, greedy)
+            with self._text.passing(first, min(profile.REPEATED, self.model.ctx - first)):
+                return profile.profile_step(steps.fused, steps.readback, self.model.ctx, first, greedy)
         finally:
             steps.state.rewind()
-            del self._cached[first if keep else 0 :]
-            self.model.cache.clear(len(self._cached))
+            self.model.cache.clear(kept)
+            self._text.back_to(kept)
 
     def _invalidate(self) -> None:
         """Clear the cache: NaN in a slot reaches later replies even through a mask."""
-        self._cached.clear()
+        self._text.clear()
         self.model.cache.clear()

@@ -27,6 +27,7 @@ from localq.stats import Operation, StepProfile
 
 REPLAYS = 20  # the result is their median
 STEADY = 64  # tokens of steady decoding, to measure the host gap
+REPEATED = STEADY + REPLAYS  # positions that a profile takes
 _MARKER = "FillFunctor"  # in the name of the kernel that `Tensor.zero_` runs; no operation of a step has it
 _COPIES = ("Memcpy", "Memset")
 
@@ -70,7 +71,7 @@ def clamp_position(position: int, ctx: int) -> int:
     if ctx < REPLAYS:
         why = f"a context length of {ctx} is too short for {REPLAYS} steps"
         raise LocalqError("profile", why, "Load with a larger --ctx.", ExitCode.USAGE)
-    return max(0, min(position, ctx - STEADY - REPLAYS))
+    return max(0, min(position, ctx - REPEATED))
 
 
 def group_by_operation(launches: Sequence[Launch], times_us: Sequence[float], live: int) -> tuple[Operation, ...]:

@@ -39,7 +39,7 @@ def rows_at_a_time(vocab: int) -> int:
 
 
 class Prefill:
-    """Passes of many tokens, as for a prompt. Uses the cache of the model."""
+    """Passes of many tokens, as for a prompt: as many as the cache has room for. Uses the cache of the model."""
 
     def __init__(self, model: LoadedModel, length: int | None = None) -> None:
         """Feed texts of `length` tokens; None: as long as the context."""
@@ -47,9 +47,17 @@ class Prefill:
 
     @torch.inference_mode()
     def logits(self, ids: list[int], first: int) -> Tensor:
-        """Run one prefill pass."""
-        model, end = self._model, first + len(ids)
+        """Run prefill passes."""
+        model, most = self._model, self._model.cache.longest_pass
         model.model.choose_length(self._length)
+        if first == 0:
+            model.cache.begin()
+        passes = [self._pass(ids[at : at + most], first + at) for at in range(0, len(ids), most)]
+        return passes[0] if len(passes) == 1 else torch.cat(passes)
+
+    def _pass(self, ids: list[int], first: int) -> Tensor:
+        model, end = self._model, first + len(ids)
+        model.cache.make_room(first, len(ids))
         tokens = torch.tensor(ids, dtype=torch.int64).to(model.device)
         positions = torch.arange(first, end, dtype=torch.int64, device=model.device)
         logits: Tensor = model.model(tokens, positions, model.cache, end, last_only=False)
@@ -65,7 +73,8 @@ class Decode:
     def __init__(self, model: LoadedModel, length: int | None = None) -> None:
         """Allocate a cache and the buffers of a step. length: as for `Prefill`."""
         self._model, self._length = model, length or model.ctx
-        self._cache = KVCache(model.model.cache_layout(), model.ctx, model.dtype, model.device, model.kv_bits)
+        cache = model.cache
+        self._cache = KVCache(cache.layout, model.ctx, model.dtype, model.device, cache.bits, cache.chunk)
         self._state = StepState(SamplerState(model.vocab, model.ctx, model.device), model.device)
         runs_fused = model.device.type == "cuda" and not fused.why_not(model.model)
         self._fused = FusedStep(model.model, self._cache, self._state) if runs_fused else None
@@ -75,7 +84,10 @@ class Decode:
         """Run one step per token."""
         self._model.model.choose_length(self._length)
         out = torch.empty(len(ids), self._model.vocab, dtype=torch.float32, device=self._model.device)
+        if first == 0:
+            self._cache.begin()
         for row, id in enumerate(ids):
+            self._cache.make_room(first + row, 1)
             self._state.rewind(first + row)
             self._state.token.fill_(id)
             out[row] = self._step(first + row)

@@ -1,15 +1,17 @@
-"""Snapshots: the KV cache of a conversation on disk, so that it resumes without a prefill. Knows ids, no text.
+"""Snapshots: the cache of a conversation on disk, so that it resumes without a prefill. Knows ids, no text.
 
-A snapshot stores the bytes of the cache as they are, in the dtype of the model or as codes and scales, for positions
-0..n-1: a cache of any capacity from n on can restore it. Integers are little endian.
+A snapshot stores the bytes of the cache as they are, in the dtype of the model or as codes and scales: of positions
+0..n-1, where a window slides of the last window - 1 of them, and states after position n-1. A cache of any capacity
+from n on can restore it. Integers are little endian.
 
     0       8   b"localqKV"
     8       8   u64 H: bytes of the header, at most MAX_HEADER
     16      H   the header, a JSON object in UTF-8:
-                  "version"      1
+                  "version"      2 (1: before windows slid)
                   "fingerprint"  name -> text: everything the bytes depend on (`fingerprint`)
                   "ids"          the n token ids
-                  "parts"        k, v and, of codes, the scales of k and v, layer by layer: [dtype, kv_heads, n, width]
+                  "parts"        layer by layer k, v and, of codes, the scales of k and v: [dtype, kv_heads, slots,
+                                 width]; of a recurrent layer its matrix and columns: [dtype, *shape]
     16 + H  32  sha256 of everything before
     blocks      the parts joined, each in C order as the device holds it, cut every BLOCK bytes; behind each block 32
                 bytes: sha256 of (the header's sha256, the number of the block from 0 as u64, the block)
@@ -26,6 +28,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -37,8 +40,8 @@ import torch
 from torch import Tensor
 
 from localq import disk
-from localq.engine.cache import KVCache, stored_parts
-from localq.engine.cache_blocks import BLOCK, CacheBlocks
+from localq.engine.cache import KVCache
+from localq.engine.cache_blocks import BLOCK, CacheBlocks, block_count
 from localq.engine.load.load import LoadedModel
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.json_files import inside, parse_object
@@ -46,7 +49,7 @@ from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import INDEX_NAME, shard_paths
 
 NUMERICS = 1  # raise it when the same ids give other bits of keys and values
-VERSION, MAGIC = 1, b"localqKV"
+VERSION, MAGIC = 2, b"localqKV"
 MAX_HEADER = 2**25  # a million ids are 8 MB
 NOT_USED = "snapshot not used"
 _HASH = 32
@@ -100,7 +103,7 @@ def save(path: Path, model: LoadedModel, weights: str, ids: list[int]) -> int:
     Raises LocalqError (exit 9) where it cannot be written; an earlier file then stays.
     """
     header = _header(model, weights, ids)
-    data = CacheBlocks(model.cache, len(ids))
+    data = CacheBlocks(model.cache.parts(len(ids)))
     with disk.disk_errors(path):
         disk.make_folder(path.parent)
         name = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
@@ -118,7 +121,7 @@ def save(path: Path, model: LoadedModel, weights: str, ids: list[int]) -> int:
             os.fsync(part)
             os.replace(name, path)
         disk.sync_folder(path.parent)
-    return len(header) + _stored_bytes(data)
+    return len(header) + _stored_bytes(data.bytes)
 
 
 def _header(model: LoadedModel, weights: str, ids: list[int]) -> bytes:
@@ -166,8 +169,8 @@ class Snapshot:
         os.close(self._file)
 
     def restore(self) -> None:
-        """Restore all slots. Raises LocalqError as above; some slots are then overwritten, with valid bytes."""
-        data = CacheBlocks(self._cache, len(self.ids))
+        """Restore all parts. Raises LocalqError as above; the cache then holds no conversation, but valid bytes."""
+        data = CacheBlocks(self._cache.place(len(self.ids)))
 
         def read(block: int, buffer: Tensor) -> None:
             size, offset = data.size(block), self._start + block * (BLOCK + _HASH)
@@ -197,7 +200,8 @@ class Snapshot:
         if hashlib.sha256(head + text).digest() != digest:
             raise _damaged_error("the header does not match its hash")
         ids = _matching_ids(_parse(text), model, weights)
-        if status.st_size != 16 + len(rest) + _stored_bytes(CacheBlocks(model.cache, len(ids))):
+        shapes = model.cache.part_shapes(len(ids))
+        if status.st_size != 16 + len(rest) + _stored_bytes(sum(math.prod(each) * of.itemsize for each, of in shapes)):
             raise _damaged_error("wrong file size")
         return ids, 16 + len(rest), digest
 
@@ -252,14 +256,13 @@ def _damaged_error(why: str) -> LocalqError:
 # ---- both
 
 
-def _shapes(cache: KVCache, positions: int) -> list[list[str | int]]:
-    parts = [part for layer in cache.kv_layers.values() for part in stored_parts(layer)]
-    return [[str(part.dtype), part.shape[0], positions, part.shape[2]] for part in parts]
+def _shapes(cache: KVCache, tokens: int) -> list[list[str | int]]:
+    return [[str(dtype), *shape] for shape, dtype in cache.part_shapes(tokens)]
 
 
-def _stored_bytes(data: CacheBlocks) -> int:
-    """Return the bytes of all blocks with their hashes."""
-    return data.bytes + data.count * _HASH
+def _stored_bytes(size: int) -> int:
+    """Return the bytes of all blocks with their hashes; size: of the blocks."""
+    return size + block_count(size) * _HASH
 
 
 def _hash(header: bytes, block: int, content: bytes | memoryview) -> bytes:

@@ -96,6 +96,6 @@ def state_bytes(caches: Iterable[LayerCache], itemsize: int) -> int:
     return sum(each.bytes(itemsize) for each in caches if isinstance(each, RecurrentState))
 
 
-def widest(caches: Iterable[LayerCache]) -> int:
-    """Elements of the keys of one position in the layer that has most; 0 if none has any."""
-    return max((each.width for each in keys_and_values(caches)), default=0)
+def most_copied(caches: Iterable[LayerCache], context: int, chunk: int | None) -> int:
+    """Elements of the keys of the layer that has most, with the slots of `KeysAndValues.slots`; 0 if none has any."""
+    return max((each.width * each.slots(context, chunk) for each in keys_and_values(caches)), default=0)

@@ -196,6 +196,10 @@ class Decoder(nn.Module):
             rotary.append((turns[:, :1], turns[:, 1:]))
         start = host_start(positions)
         dtype = self.norm.weight.dtype
-        spans = {window: visible(positions, start, self.slots, live, window, dtype) for window in self.windows}
+        spans = {}
+        for window in self.windows:
+            base, slots = cache.view(window, live)  # a span is in slots
+            shifted, begun = (positions - base if base else positions), (None if start is None else start - base)
+            spans[window] = visible(shifted, begun, self.slots, slots, window, dtype)
         scales = None if self.query_scales is None else self.query_scales.index_select(0, positions).view(-1, 1, 1)
         return Pass(positions, live, cache, rotary, spans, scales)

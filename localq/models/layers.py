@@ -45,10 +45,17 @@ class Cache(Protocol):
     """What the layers keep of the positions seen so far (`files.layer_caches`); `engine.cache.KVCache` is one."""
 
     def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
-        """Stores k, v [T, kv_heads, head_dim] at the slots `positions` int64 [T].
+        """Stores k, v [T, kv_heads, head_dim] of the positions `positions` int64 [T].
 
-        Returns the first `live` slots of both, each [kv_heads, live, head_dim]. `live` is a host integer that no
+        Returns both for the slots that `view` tells, each [kv_heads, slots, head_dim]. `live` is a host integer that no
         position reaches.
+        """
+        ...
+
+    def view(self, window: int, live: int) -> tuple[int, int]:
+        """Return what the slots of layers with `window` are, in a pass that looks at positions below `live`.
+
+        The position of the first slot (0, unless the window has slid), and how many slots the pass looks at.
         """
         ...
 

@@ -8,9 +8,12 @@ amount. Memory of CUDA itself is an assumption until a load measures it (`engine
 
 from __future__ import annotations
 
-from localq.files import format_facts
+from collections.abc import Sequence
+
+from localq.files import format_facts, layer_caches
 from localq.files.architecture import Architecture, Linears
 from localq.files.format_facts import Format
+from localq.files.layer_caches import KeysAndValues
 from localq.planner.placement import Placement
 
 MIB = 2**20
@@ -22,6 +25,8 @@ MORE_KERNELS_BYTES = 16 * MIB  # the same for a later model in the same process
 CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere less
 LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size
+CPU_CHUNK = 128  # the same on the CPU: 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
+SLIDES_ON_GPU = False  # whether windows slide there: where not, their layers keep every position
 PREFILL_SCRATCH = 256 * MIB  # limit of weights dequantized for prefill
 SPARE_BYTES = 32 * MIB  # unused parts of the allocator's blocks of 20 and 2 MiB
 # Without fused attention (soft cap): scores of a block of queries, and copies, in 16 bit.
@@ -98,6 +103,7 @@ def fixed_bytes(
         "weights": weights,
         "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
         "head": head_bytes(arch, placement.head, itemsize),
+        "kv_cache": layer_caches.state_bytes(arch.layer_caches, itemsize),
         "tables": _fixed_tables(arch, format, scheme),
         "scratch": _scratch(arch, format, itemsize),
         "step_buffers": _step_buffers(arch, itemsize),
@@ -108,17 +114,60 @@ def fixed_bytes(
     }
 
 
-def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> dict[str, int]:
-    """Component -> bytes per position of the context."""
-    plain = placement.kv_bits == 16
-    bits = 8 * itemsize if plain else placement.kv_bits
-    layer = 2 * arch.kv_heads * arch.head_dim * itemsize  # the dequantized copy of one layer for prefill
+def prefill_chunk(on_gpu: bool) -> int:
+    """Tokens of a pass of a prompt."""
+    return PREFILL_CHUNK if on_gpu else CPU_CHUNK
+
+
+def window_chunk(on_gpu: bool) -> int | None:
+    """Tokens of the longest pass that a window makes room for; None where windows do not slide."""
+    return None if on_gpu and not SLIDES_ON_GPU else prefill_chunk(on_gpu)
+
+
+def per_token_bytes(
+    arch: Architecture, placement: Placement, itemsize: int, chunk: int | None = None
+) -> dict[str, int]:
+    """Component -> bytes per position of the context. chunk: of windows that slide, which `windowed_bytes` counts."""
+    growing = _kept_bytes(arch, placement, itemsize, [each for each in _attention(arch) if not _slides(each, chunk)])
+    return {**growing, "tables": (_rotary(arch) + arch.traits.growing_queries) * itemsize + 8, "sampler": 13}
+
+
+def windowed_bytes(arch: Architecture, placement: Placement, itemsize: int, chunk: int | None) -> dict[str, int]:
+    """Component -> bytes per position of the first arch.window + chunk, in windows that slide."""
+    sliding = [each for each in _attention(arch) if _slides(each, chunk)]
+    found = _kept_bytes(arch, placement, itemsize, sliding)
+    if len(sliding) < len(_attention(arch)):  # what all layers share has the size of those that grow
+        found["scratch"] -= PREFILL_CHUNK if sliding else 0
+        found["kv_cache"] -= _copy_bytes(placement, itemsize, sliding)
+    return found
+
+
+def _kept_bytes(
+    arch: Architecture, placement: Placement, itemsize: int, layers: Sequence[KeysAndValues]
+) -> dict[str, int]:
+    """Component -> bytes per position in these layers: keys and values, and masks of a pass.
+
+    Masks: those that attention adds, one per kind of layer, and one of bools.
+    """
+    bits = 8 * itemsize if placement.kv_bits == 16 else placement.kv_bits
+    kinds = len({each.window for each in layers})
     return {
-        "kv_cache": arch.kv_bytes_per_token(bits) + (0 if plain else layer),
-        "tables": (_rotary(arch) + arch.traits.growing_queries) * itemsize + 8,
-        "scratch": (_kinds(arch) * itemsize + 1) * PREFILL_CHUNK,  # masks that attention adds, and one mask of bools
-        "sampler": 13,
+        "kv_cache": sum(each.slot_bytes(bits) for each in layers) + _copy_bytes(placement, itemsize, layers),
+        "scratch": (kinds * itemsize + 1) * PREFILL_CHUNK if layers else 0,
     }
+
+
+def _copy_bytes(placement: Placement, itemsize: int, layers: Sequence[KeysAndValues]) -> int:
+    """Bytes per position of the dequantized copy of one layer for prefill; heads of all layers are alike."""
+    return 0 if placement.kv_bits == 16 else 2 * itemsize * max((each.width for each in layers), default=0)
+
+
+def _attention(arch: Architecture) -> list[KeysAndValues]:
+    return layer_caches.keys_and_values(arch.layer_caches)
+
+
+def _slides(layer: KeysAndValues, chunk: int | None) -> bool:
+    return chunk is not None and layer.window > 0
 
 
 def _launches(arch: Architecture) -> int:

@@ -2,8 +2,8 @@
 
 The engine allocates by this plan, made at load with the exact bytes of the weights. `localq fit` calls the same
 functions for models that are not on this machine, and this is the only check whether a model fits: `chat`, `run`,
-`pull`, the screens and the engine all call it, for a GPU and for the CPU. Windowed layers count like others, because
-the engine's cache keeps every position of every layer.
+`pull`, the screens and the engine all call it, for a GPU and for the CPU. What a layer keeps of the context counts by
+its kind (`files.layer_caches`): windows that slide keep a fixed number of positions, states a fixed amount.
 
 Choices that the user leaves open are made here. The embedding moves to host memory where that gives more context, as
 this changes neither replies nor speed. The other steps of `placement.STEPS` are taken in their order, each only until
@@ -108,11 +108,6 @@ def _sold_sizes() -> set[int]:
     return {*cards.TYPICAL, *(card.gib for card in cards.CARDS), *_OLDER_SIZES}
 
 
-def largest_context(free_bytes: int, bytes_per_token: int) -> int:
-    """Tokens whose keys and values fit in `free_bytes`."""
-    return max(free_bytes, 0) // bytes_per_token
-
-
 def comfortable_context(arch: Architecture) -> int:
     """The context that memory is saved for: 16k tokens, 32k for a model that thinks, at most the model's own."""
     return min(THINKING_CONTEXT if arch.thinks else COMFORTABLE_CONTEXT, arch.max_context)
@@ -145,7 +140,8 @@ def assess(
         weights = budget_bytes.weights or itemsize * (arch.linear_parameters + arch.other_parameters)
         wishes = replace(wishes, embed="device")  # there both places are RAM
     open_wishes = wishes if ctx is None else replace(wishes, ctx=None)
-    tried = costs.of_placements(arch, format, scheme, weights, open_wishes, itemsize)
+    chunk = footprint.window_chunk(isinstance(budget_bytes, int))
+    tried = costs.of_placements(arch, format, scheme, weights, open_wishes, itemsize, chunk)
     if isinstance(budget_bytes, int):
         cost, chosen = _choose(tried, budget_bytes - context_bytes, arch, ctx)
     else:
@@ -232,7 +228,7 @@ def _choose(
 
 
 def _ledger(cost: PlacementCost, ctx: int, context_bytes: int) -> Ledger:
-    sizes = {part: fixed + ctx * per_token for part, fixed, per_token in cost.components}
+    sizes = {part: fixed + growth.bytes(ctx) for part, fixed, growth in cost.components}
     sizes["cuda_context"] = context_bytes
     return Ledger(sizes)
 
@@ -255,8 +251,9 @@ def _ways_out(made: Plan, arch: Architecture, budget: int | Ram, other: str | No
     larger = "a machine with more RAM" if on_cpu else "a GPU with more memory"
     smaller = f"use {other}, which fits{first}" if other else f"use {larger}"
     itemsize, available = (budget.itemsize, budget.bytes) if isinstance(budget, Ram) else (itemsize, budget)
-    per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
-    largest = largest_context(available - made.ledger.total + made.ctx * per_token, per_token)
+    chunk = footprint.window_chunk(not on_cpu)
+    growth = costs.total(costs.growths(arch, made.placement, itemsize, chunk).values())
+    largest = growth.context(available - made.ledger.total + growth.bytes(made.ctx))
     if MIN_CONTEXT <= largest < made.ctx:
         return smaller, f"use a shorter context: --ctx {largest}"
     if isinstance(budget, Ram):

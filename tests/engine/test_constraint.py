@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from localq.engine.constraint import next_mask, only, unpack_mask
-from localq.engine.generate import CPU_CHUNK
 from localq.errors import LocalqError
+from localq.planner.footprint import CPU_CHUNK
 from localq.sampling import Sampling
 from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of, steps_of
 from tests.support.engine.scripted_constraint import VOCAB, Script, mask_of

@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 
-from localq.engine.generate import CPU_CHUNK, Engine
+from localq.engine.generate import Engine
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
+from localq.planner.footprint import CPU_CHUNK
 from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from tests.support.engine.engine_runs import GREEDY, greedy_of, ids_of, prompt_of, steps_of

@@ -72,7 +72,7 @@ def test_what_lies_before_the_step_stays_and_nothing_else(fused, cached, positio
     prompt = prompt_of(cached + 1, seed=4)
     ids_of(fused, prompt, max_tokens=1)
     before = [buffer.clone() for buffer in slots(fused)]
-    fused._cached = prompt[:cached]
+    fused._text.ids = prompt[:cached]
     found = fused.profile_step(position, keep=keep)
     assert (found.position, found.timer, fused.cached_tokens) == (at, "events", left)
     for buffer, was in zip(slots(fused), before, strict=True):

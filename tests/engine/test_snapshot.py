@@ -132,7 +132,7 @@ def test_an_empty_cache_is_not_written(engine, tmp_path):
 
 def test_a_system_that_pins_no_memory_is_no_hindrance(loaded, tmp_path, monkeypatch):
     """As WSL2 may: the copies are slower then."""
-    blocks = cache_blocks.CacheBlocks(loaded.cache, TOKENS)
+    blocks = cache_blocks.CacheBlocks(loaded.cache.parts(TOKENS))
     monkeypatch.setattr(cache_blocks, "BLOCK", 2**10)
     monkeypatch.setattr(blocks, "_on_cuda", True)
     plain = torch.empty

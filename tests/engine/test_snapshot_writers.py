@@ -43,12 +43,12 @@ WRITER = """
 
     for point in sys.argv[3:]:
         folder = Path(sys.argv[2]) / point
-        engine._cached = list(range(1, 31))
+        engine._text.ids = list(range(1, 31))
         engine.save_cache(folder / "7.kv", "w" * 64)
         child = os.fork()
         if child == 0:
             die_at(point.split()[0], int(point.split()[1]))
-            engine._cached = list(range(1, 200))
+            engine._text.ids = list(range(1, 200))
             engine.save_cache(folder / "7.kv", "w" * 64)
         print(os.WTERMSIG(os.waitpid(child, 0)[1]))
 """

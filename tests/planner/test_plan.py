@@ -12,6 +12,7 @@ from localq.files import format_facts
 from localq.files.architecture import Linears
 from localq.planner import costs, footprint
 from localq.planner import plan as memory_plan
+from localq.planner.costs import Growth
 from localq.planner.footprint import head_bytes, per_token_bytes
 from localq.planner.placement import Placement, Wishes
 from tests.support.planner.catalogue_models import arch
@@ -183,7 +184,7 @@ def test_contexts_of_the_70b_on_24_gb(taken_mib, contexts):
     shape = arch("llama-3.1-70b")
     free = (24_564 - 500 - 250 - taken_mib) * MIB - total("llama-3.1-70b", "aqlm", "1x16g8")
     for bits, thousands in zip((16, 8, 4), contexts, strict=True):
-        context = memory_plan.largest_context(free, shape.kv_bytes_per_token(bits))
+        context = Growth(shape.kv_bytes_per_token(bits)).context(free)
         assert context / 1000 == pytest.approx(thousands, rel=0.02)  # printed with two digits
 
 

@@ -48,6 +48,7 @@ class LoadedModel:
     notes    for the user
     kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the dtype of the model
     vram     memory budget of this load on a GPU, None on the CPU
+    checkpoint_bytes  host memory for checkpoints of the conversation (`engine.checkpoints`)
     """
 
     model: Decoder
@@ -64,6 +65,7 @@ class LoadedModel:
     embed: str = "device"
     head_bits: str = "16"
     vram: vram.VramBudget | None = None
+    checkpoint_bytes: int = 0
 
 
 def load(
@@ -134,7 +136,8 @@ def _load(
     free_memory()  # temporaries of reading
     model.make_tables(plan.ctx, device)
     model.eval()
-    cache = KVCache(model.cache_layout(), plan.ctx, dtype, device, plan.kv_bits)
+    chunk = footprint.window_chunk(device.type == "cuda")
+    cache = KVCache(model.cache_layout(), plan.ctx, dtype, device, plan.kv_bits, chunk)
     tables = model.table_bytes(plan.ctx, dtype) + codebook_linear.table_bytes(model)
     tables += expert_linears.table_bytes(model) + weights.padding_bytes(model)
     ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}

@@ -40,6 +40,10 @@ class NoCache:
         """Return the keys and values of this pass."""
         return k.transpose(0, 1), v.transpose(0, 1)
 
+    def view(self, window: int, live: int) -> tuple[int, int]:
+        """Return 0 and `live`: slot s is position s."""
+        return 0, live
+
     def state(self, layer: int) -> LayerState:
         """Return the state at the start of a text, in f32."""
         kept = self._layout[layer]
