@@ -96,9 +96,11 @@ class Projected(NamedTuple):
 class Attention(nn.Module):
     """Causal attention of one layer, with separate projections (llama and most others).
 
+    unfused    what of it no kernel of a decode step does, in words for users; "" where they do all of it
     is_gated   a gate multiplies what the heads gather, so that a rotation of the values cannot be undone behind it
     """
 
+    unfused = ""
     is_gated = False
 
     def __init__(self, config: DecoderConfig, layer: int, norm: type[RMSNorm]) -> None:

@@ -69,7 +69,8 @@ class Decoder(nn.Module):
 
     A tied model has no `lm_head` parameter (`self.lm_head` is None, and the embedding is the head); a head put there
     later, quantized say, is used. `redundant` names checkpoint tensors that such a model leaves unread, and
-    `transposed` parameters that files hold, where they are not quantized, with their last two dimensions exchanged.
+    `transposed` parameters that files hold, where they are not quantized, with their last two dimensions exchanged,
+    `in_f32` those that are f32 whatever the dtype of the model.
     """
 
     block_class: type[Block] = Block
@@ -86,6 +87,7 @@ class Decoder(nn.Module):
         self.lm_head: nn.Module | None = None if config.tied else Linear(config.hidden, config.vocab_size, bias=False)
         self.redundant = frozenset({"lm_head.weight"}) if config.tied else frozenset()
         self.transposed: frozenset[str] = frozenset()
+        self.in_f32: frozenset[str] = frozenset()
         self.windows = tuple(dict.fromkeys(config.windows))
         self.rotary_tables: list[Tensor] = []
         self.length_switches: dict[int, LengthSwitch] = {}  # index in `rotary_tables` -> its switch

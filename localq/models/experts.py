@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from localq.models.config import DecoderConfig
-from localq.models.layers import ACTIVATIONS, GatedMLP, Linear, product
+from localq.models.layers import ACTIVATIONS, GatedMLP, PlainLinear, product
 
 
 class PackedStack(Protocol):
@@ -26,7 +26,7 @@ class PackedStack(Protocol):
         ...
 
 
-class Router(nn.Linear):
+class Router(PlainLinear):
     """Logits of all experts, of which the k largest are chosen. In f32, whatever the dtype of the model.
 
     how   what weighs the chosen: "softmax_of_chosen", over their logits alone; "softmax_of_all", over all of them
@@ -104,7 +104,9 @@ def _product(x: Tensor, stack: nn.Parameter | PackedStack, biases: Tensor | None
 
 
 class Mixture(nn.Module):
-    """The MLP of a layer with experts."""
+    """The MLP of a layer with experts; `unfused` as of `Attention`."""
+
+    unfused = ""
 
     def __init__(self, router: Router, experts: Experts) -> None:
         super().__init__()
@@ -120,10 +122,12 @@ class Mixture(nn.Module):
 class SharedExpertMixture(Mixture):
     """A mixture beside one expert that every token goes through, times the sigmoid of a gate."""
 
+    unfused = "shared experts"
+
     def __init__(self, router: Router, experts: Experts, shared: GatedMLP, hidden: int) -> None:
         super().__init__(router, experts)
         self.shared_expert = shared
-        self.shared_expert_gate = Linear(hidden, 1, bias=False)
+        self.shared_expert_gate = PlainLinear(hidden, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""

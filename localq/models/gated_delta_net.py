@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from localq.files.layer_caches import RecurrentState
 from localq.models.attention import Pass
-from localq.models.layers import LayerState, Linear, RMSNorm
+from localq.models.layers import LayerState, Linear, PlainLinear, RMSNorm
 
 CHUNK = 64  # tokens whose recurrence is solved at once
 GROUP_BYTES = 64 * 2**20  # limit of the f32 temporaries of a group of heads
@@ -82,14 +82,16 @@ class ShortConvolution(nn.Module):
 class GatedDeltaNet(nn.Module):
     """A layer with such heads: x -> o of every head, normed, times silu(z), and projected."""
 
+    unfused = "gated delta nets"  # as of `Attention`
+
     def __init__(self, shape: DeltaShape, hidden: int, layer: int, eps: float) -> None:
         super().__init__()
         self.shape, self.layer = shape, layer
         width = shape.value_heads * shape.value_dim
         self.in_proj_qkv = Linear(hidden, shape.channels, bias=False)
         self.in_proj_z = Linear(hidden, width, bias=False)
-        self.in_proj_b = Linear(hidden, shape.value_heads, bias=False)
-        self.in_proj_a = Linear(hidden, shape.value_heads, bias=False)
+        self.in_proj_b = PlainLinear(hidden, shape.value_heads, bias=False)
+        self.in_proj_a = PlainLinear(hidden, shape.value_heads, bias=False)
         self.conv1d = ShortConvolution(shape.channels, shape.kernel)
         self.dt_bias = nn.Parameter(torch.empty(shape.value_heads))
         self.A_log = nn.Parameter(torch.empty(shape.value_heads))

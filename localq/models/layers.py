@@ -83,6 +83,10 @@ class Linear(nn.Linear):
         return product(x, self.weight, self.bias)
 
 
+class PlainLinear(Linear):
+    """A Linear of few rows that is never quantized: routers, gates, rates; dequantized where a checkpoint did."""
+
+
 class RMSNorm(nn.Module):
     """weight * x / rms(x): the quotient in f32, rounded to the type of x, then scaled (llama's order of rounding)."""
 

@@ -21,7 +21,7 @@ from localq.files import format_facts
 from localq.formats import FORMATS
 from localq.formats.codebooks.vq2 import Packed
 from localq.models.decoder import Block, Decoder
-from localq.models.experts import Router
+from localq.models.layers import PlainLinear
 from localq.models.unstacked_experts import unstack
 from localq.quantize.codebooks.initial_codebooks import load_initial
 from localq.quantize.model.fold import can_rotate_stream
@@ -38,7 +38,7 @@ def linears(model: Decoder, format: str) -> dict[str, nn.Linear]:
     if format not in FORMATS or (facts.experts_only and model.config.experts):
         return {}
     found = model.layers.named_modules(prefix="layers")
-    matrices = {path: each for path, each in found if isinstance(each, nn.Linear) and not isinstance(each, Router)}
+    matrices = {path: each for path, each in found if isinstance(each, nn.Linear) and not isinstance(each, PlainLinear)}
     return {path: each for path, each in matrices.items() if each.in_features % FORMATS[format].BLOCK == 0}
 
 

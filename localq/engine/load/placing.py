@@ -23,17 +23,15 @@ class Destinations:
         self._sizes = sizes
         self._arena: Arena | None = None
 
-    def dense(self, target: str, stored: Tensor) -> Tensor:
-        """Place a tensor of the checkpoint as the parameter `target`, in the dtype of the model."""
+    def dense(self, target: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        """Place a tensor of the checkpoint as the parameter `target`, in `dtype`."""
         if not self.packed:
-            return stored.to(
-                self.dtype, copy=True, memory_format=torch.contiguous_format
-            )  # it may be a view of the file
+            return stored.to(dtype, copy=True, memory_format=torch.contiguous_format)  # it may be a view of the file
         if target == TABLE and self.placement.embed == "host":
-            return _pin(stored.to(device="cpu", dtype=self.dtype))
+            return _pin(stored.to(device="cpu", dtype=dtype))
         if target in LARGE:
-            return stored.to(self.dtype).to(self.device)
-        return self.block(stored.to(self.dtype))
+            return stored.to(dtype).to(self.device)
+        return self.block(stored.to(dtype))
 
     def block(self, tensor: Tensor) -> Tensor:
         """Copy into the arena."""

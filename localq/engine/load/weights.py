@@ -24,7 +24,7 @@ from localq.formats import FORMATS, owner, shared_names
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.linear import SlabLinear
 from localq.models.decoder import Decoder
-from localq.models.experts import Router
+from localq.models.layers import PlainLinear
 
 HEAD_FORMATS = ("nf4",)  # a head in another format is dequantized: `placement` plans for no other
 _AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
@@ -151,24 +151,29 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
             raise bad_file(name, why, _AGAIN)
 
 
+def dtype_of(model: Decoder, target: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the parameter `target` in a model of `dtype`."""
+    return torch.float32 if target in model.in_f32 else dtype
+
+
 def block_sizes(
-    assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, dtype: torch.dtype, packed: bool
+    assignment: Assignment, checkpoint: Checkpoint, model: Decoder, dtype: torch.dtype, packed: bool
 ) -> list[int]:
     """Return the device bytes of every weight but embedding and head; packed: quantized ones stay quantized."""
     shapes = dict(model.named_parameters())
     kept = {target for target, stack in assignment.stacks.items() if packed and stack.format}
     dense = [target for target in (*assignment.dense, *assignment.stacks) if target not in (*LARGE, *kept)]
-    sizes = [shapes[target].numel() * dtype.itemsize for target in dense]
+    sizes = [shapes[target].numel() * dtype_of(model, target, dtype).itemsize for target in dense]
     sizes += [size for target in kept for size in assignment.stacks[target].placed_bytes(checkpoint)]
     for path, entry in assignment.quantized.items():
         if path == HEAD:
             continue
-        if packed and not _is_router(model, path):
+        if packed and not _is_plain(model, path):
             sizes += entry.module.placed_bytes(checkpoint.tensors, entry.prefix)
         else:
             sizes.append(shapes[f"{path}.weight"].numel() * dtype.itemsize)
     if packed:
-        blocks = [entry for path, entry in assignment.quantized.items() if path != HEAD and not _is_router(model, path)]
+        blocks = [entry for path, entry in assignment.quantized.items() if path != HEAD and not _is_plain(model, path)]
         held = (*blocks, *(assignment.stacks[target] for target in kept))
         sizes += [checkpoint.tensors[key].nbytes for key in {key: None for entry in held for key in entry.shared}]
     return sizes
@@ -224,7 +229,7 @@ def fill(
         done += sizes[made_head]
         on_progress(done, total)
     for target, key in sorted(sources.items(), key=lambda each: each[0] not in LARGE):
-        tensor = _dense(checkpoint, key, target, target in model.transposed, places)
+        tensor = _dense(checkpoint, key, target, model, places)
         _note_non_finite(tensor, key, non_finite)
         _put(model, target, tensor)
         done += sizes[key]
@@ -247,13 +252,15 @@ def fill(
     return list(dict.fromkeys(non_finite))
 
 
-def _dense(checkpoint: Checkpoint, key: str, target: str, is_transposed: bool, places: Destinations) -> Tensor:
+def _dense(checkpoint: Checkpoint, key: str, target: str, model: Decoder, places: Destinations) -> Tensor:
     """Read a dense weight into its place."""
-    if is_transposed:
-        return places.dense(target, checkpoint.read(key).mT)
+    dtype = dtype_of(model, target, places.dtype)
+    if target in model.transposed:
+        return places.dense(target, checkpoint.read(key).mT, dtype)
     if not places.packed:
-        return checkpoint.read_as(key, places.dtype)
-    return places.dense(target, checkpoint.read_as(key, places.dtype) if checkpoint.converts else checkpoint.read(key))
+        return checkpoint.read_as(key, dtype)
+    stored = checkpoint.read_as(key, dtype) if checkpoint.converts else checkpoint.read(key)
+    return places.dense(target, stored, dtype)
 
 
 def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Destinations, non_finite: list[str]) -> None:
@@ -281,9 +288,9 @@ def _replace(model: nn.Module, target: str, by: nn.Parameter | nn.Module) -> Non
     setattr(parent, leaf, by)
 
 
-def _is_router(model: nn.Module, path: str) -> bool:
-    """True for a router: bitsandbytes quantizes it by default, here it computes in f32."""
-    return isinstance(model.get_submodule(path), Router)
+def _is_plain(model: nn.Module, path: str) -> bool:
+    """True for a router, which computes in f32, and its like: bitsandbytes quantizes them by default."""
+    return isinstance(model.get_submodule(path), PlainLinear)
 
 
 def _put_quantized(
@@ -296,7 +303,7 @@ def _put_quantized(
     if not places.packed or (path == HEAD and entry.format not in HEAD_FORMATS):
         _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype).to(places.device))
         return
-    if _is_router(model, path):
+    if _is_plain(model, path):
         _put(model, f"{path}.weight", places.block(entry.module.dequantize(packed, places.dtype)))
         return
     bias = None if plain.bias is None else plain.bias.data

@@ -61,6 +61,8 @@ def why_not(model: Decoder) -> str:
     for block in model.layers:
         assert isinstance(block, Block)
         part: nn.Module = block.mlp
+        if what := unsupported(block):
+            return f"no kernel supports {what}"
         of_mlp = () if isinstance(part, Mixture) else (*block.mlp.inputs(), block.mlp.down_proj)
         if isinstance(part, Mixture) and (reason := why_no_experts(part, dtype)):
             return reason
@@ -68,6 +70,11 @@ def why_not(model: Decoder) -> str:
             if not _readable(operand(module), dtype):
                 return f"no kernel supports a Linear{_format_of(module)} with {module.in_features} columns"
     return ""
+
+
+def unsupported(block: Block) -> str:
+    """The first part of `block` that no kernel of a step does; "" where they do all of it."""
+    return next(filter(None, (getattr(each, "unfused", "") for each in (block.mixer(), block.mlp))), "")
 
 
 def head_operand(model: Decoder) -> Operand | None:

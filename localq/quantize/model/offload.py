@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from localq.models.decoder import Block
-from localq.models.experts import Router
+from localq.models.layers import PlainLinear
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def on_device(block: Block, linears: Collection[str], device: torch.device) -> I
     """Hold the parameters of `block` on `device`, except those of linears that are not named; routers always count."""
     held = []
     for name, module in block.named_modules():
-        if isinstance(module, nn.Linear) and name not in linears and not isinstance(module, Router):
+        if isinstance(module, nn.Linear) and name not in linears and not isinstance(module, PlainLinear):
             continue
         held += [(parameter, parameter.data) for parameter in module.parameters(recurse=False)]
     try:

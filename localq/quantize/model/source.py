@@ -18,7 +18,8 @@ from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint, TensorInfo, info
 from localq.formats.codebooks import vq2
 from localq.models.decoder import Block, Decoder
-from localq.models.experts import Mixture, Router
+from localq.models.experts import Mixture
+from localq.models.layers import PlainLinear
 from localq.models.unstacked_experts import unstack
 from localq.quantize.model import expert_source, fold
 from localq.quantize.model.linear_algebra import pieces
@@ -305,4 +306,4 @@ class SourceModel:
 def _linears_of(block: Block) -> list[str]:
     """Return the names of a block's quantized linears: all but a router."""
     found = block.named_modules()
-    return [name for name, module in found if isinstance(module, nn.Linear) and not isinstance(module, Router)]
+    return [name for name, module in found if isinstance(module, nn.Linear) and not isinstance(module, PlainLinear)]
