@@ -36,7 +36,7 @@ class _Commands(Mapping[str, TyperCommand | TyperGroup]):
 
     def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
         verb = ALIASES.get(name, name)
-        if verb not in VERBS:
+        if name not in self:
             raise KeyError(name)
         module = importlib.import_module(f"localq.cli.verbs.{verb}")
         implementation = getattr(module, verb)
@@ -53,6 +53,15 @@ class _Commands(Mapping[str, TyperCommand | TyperGroup]):
             parse = command.parse_args
             command.parse_args = lambda context, args: parse(context, [*args, "--json"])  # type: ignore[method-assign, assignment]
         return command
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The command, or `default` for no verb: a KeyError of a verb's module is no unknown verb."""
+        if name in self:
+            return self[name]
+        return default
+
+    def __contains__(self, name: object) -> bool:
+        return ALIASES.get(name, name) in VERBS if isinstance(name, str) else False
 
     def __iter__(self) -> Iterator[str]:
         return iter(VERBS)

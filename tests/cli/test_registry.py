@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from localq import cli
 from localq.cli import registry
 from localq.cli.registry import ALIASES, VERBS
 
@@ -88,3 +89,16 @@ def test_completion_can_be_installed(tmp_path):
     done = localq("--install-completion", "bash", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0, done.stderr
     assert "_LOCALQ_COMPLETE" in (tmp_path / ".bash_completions" / "localq.sh").read_text()
+
+
+@pytest.mark.parametrize("name", [*VERBS, *ALIASES])
+@pytest.mark.parametrize("kind", [KeyError, LookupError, AttributeError])
+def test_an_error_of_a_verbs_module_is_not_taken_for_an_unknown_verb(monkeypatch, capsys, name, kind):
+    def fail(module: str) -> None:
+        raise kind(module)
+
+    monkeypatch.setattr(registry.importlib, "import_module", fail)
+    assert cli.execute([name]) == 1
+    shown = capsys.readouterr().err
+    assert f"unexpected error ({kind.__name__})" in shown
+    assert "No such command" not in shown
