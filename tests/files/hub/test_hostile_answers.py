@@ -185,7 +185,6 @@ def test_a_small_file_that_drips_ends(homes, monkeypatch):
         listing = hub_client.list_files(REPO, "main")
         error = refused(hub_client.first_bytes, listing, listing.files["config.json"], 100_000)
     assert error.exit_code == ExitCode.NETWORK
-    assert "does not respond" in str(error)
     assert "responds too slowly" in str(error)  # bytes did arrive
 
 
