@@ -308,7 +308,7 @@ class _LayerwiseConversion:
         cast = tensor.to(getattr(torch, dtype))
         if cast.is_floating_point() and not bool(torch.isfinite(cast).all()):
             why = f"some values are outside the range of {dtype}, the dtype that {self._request.format} uses"
-            raise LocalqError(name, why, "If the source is undamaged, use another --format.", ExitCode.BAD_FILE)
+            raise LocalqError(name, why, "If the source is intact, use a different --format.", ExitCode.BAD_FILE)
         return cast
 
     def _streams(self) -> Streams:

@@ -107,7 +107,7 @@ def place(
         if found.peak <= budget:
             return tried
     needed, allowed = (f"{each / 2**30:.1f} GiB" for each in (found.peak, budget))
-    why = f"quantizing needs {needed} of GPU memory at its peak ({found.widest}), but only {allowed} is allowed"
+    why = f"quantization needs up to {needed} of GPU memory ({found.widest}), but only {allowed} is allowed"
     step = "Close other programs, raise --vram, omit --best, or use --device cpu."
     raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)
 
@@ -142,7 +142,7 @@ def check_ram(name: str, needed: int, step: str = "use fewer --windows, or use -
     """
     free = min(ram.free_ram().bytes, _address_space())
     if needed > free:
-        why = f"quantizing needs {human_bytes(needed)} of RAM at its peak, but only {human_bytes(free)} is free"
+        why = f"quantization needs up to {human_bytes(needed)} of RAM, but only {human_bytes(free)} is free"
         raise LocalqError(name, why, _freed(step), ExitCode.DOES_NOT_FIT)
 
 
@@ -207,7 +207,7 @@ class _LayerBytes:
         return {
             f"statistics of {name}": self._lent_bytes(group) + 2 * metric + owed + self._read_by(group),
             f"target of {name}": kept + 2 * weight + metric + max(metric, factor + max(factoring, solving)),
-            f"search of {name}": kept + weight + metric + max(finding, metric + codes + left),
+            f"codes of {name}": kept + weight + metric + max(finding, metric + codes + left),
             f"codebooks of {name}": kept + weight + metric + again + codes + GATHERED * piece,
             f"weights of {name}": kept + weight + metric + codes + DECODED * self._widest(group),
         }

@@ -59,7 +59,7 @@ def check(ready: PrequantizedLayers, source: ModelFiles, shards: Shards | None =
     Raises LocalqError: exit 2 unless the layers belong to `source`, 8 where they differ from their record.
     """
     if sha256_of(ready.folder / TENSORS) != ready.sha256:
-        raise bad_file(str(ready.folder / TENSORS), "its sha256 differs from the recorded one", AGAIN)
+        raise bad_file(str(ready.folder / TENSORS), "its SHA-256 does not match the recorded hash", AGAIN)
     if source_sha256(source, shards) != ready.source_sha256:
         why = f"the layers were made from a different model, not from {source.name}"
         raise usage_error(f"--layers {ready.folder}", why, "Remove --layers.")

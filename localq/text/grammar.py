@@ -153,7 +153,7 @@ def _in_time(wanted: Grammar, work: Callable[[], T]) -> T:
     try:
         return run_with_timeout(MAX_SECONDS, work)
     except TimeoutError:
-        why = f"compiling takes more than {MAX_SECONDS:.0f} s"
+        why = f"takes more than {MAX_SECONDS:.0f} s to compile"
         raise usage_error(wanted.label, why, f"Simplify {wanted.label}.") from None
 
 

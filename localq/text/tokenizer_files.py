@@ -63,7 +63,7 @@ def encode_within(
     try:
         return run_with_timeout(seconds, work)
     except TimeoutError:
-        why = f"it takes more than {seconds:.0f} s for a text of {len(text)} characters"
+        why = f"it takes more than {seconds:.0f} s to process {len(text)} characters"
         raise bad_file(TOKENIZER, why, FETCH_AGAIN) from None
 
 

@@ -122,7 +122,7 @@ class GrammarConstraint:
         known = self._vocabulary.known if self._matcher.is_accepting() else self._vocabulary.inside
         words = words[: len(known)] & known
         if not words.any():
-            why = f"no token of the model is allowed after token {self._count} of the reply"
+            why = f"it allows none of the model's tokens after token {self._count} of the reply"
             raise usage_error(self._wanted.label, why, "Relax the grammar.")
         return words if self._keys is None else self._without_repeats(words, self._keys)
 

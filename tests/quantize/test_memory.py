@@ -81,7 +81,7 @@ class Stages(LiveMemory):
         self.peaks: dict[str, int] = {}
         self.group, self._stage = "", "before"
         patch.setattr(codebook_layer, "_quantize", self._group(codebook_layer._quantize))
-        marks = [(statistics.Statistics, "finish", "target"), (codebook_layer, "encode", "search")]
+        marks = [(statistics.Statistics, "finish", "target"), (codebook_layer, "encode", "codes")]
         marks += [(encode, "fit_codebooks", "codebooks"), (codebook_layer, "set_weights", "weights")]
         for owner, name, stage in marks:
             patch.setattr(owner, name, self._marked(getattr(owner, name), stage))
@@ -225,7 +225,7 @@ def test_weights_go_to_the_host_where_they_do_not_fit_else_and_what_does_not_fit
     assert memory.place("tiny", counted, given, 113) is given
     for budget in (112, 60):
         assert memory.place("tiny", counted, given, budget) == replace(given, on_host=True)
-    with pytest.raises(LocalqError, match="at its peak \\(a pass\\)") as caught:
+    with pytest.raises(LocalqError, match=r"needs up to .* of GPU memory \(a pass\)") as caught:
         memory.place("tiny", counted, given, 59)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
 

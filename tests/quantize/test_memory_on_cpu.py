@@ -36,7 +36,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(convert: Callable[[], object], out: Path, free: str) -> LocalqError:
-    with pytest.raises(LocalqError, match=f"of RAM at its peak, but only {free} is free") as caught:
+    with pytest.raises(LocalqError, match=f"of RAM, but only {free} is free") as caught:
         convert()
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
     assert not out.exists()
@@ -93,7 +93,7 @@ def test_a_limit_of_the_address_space_counts_as_memory(llama: Path, tmp_path: Pa
         "memory.check_ram('large', 2**28)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
-    assert "LocalqError: large: quantizing needs 268.4 MB of RAM at its peak, but only" in run.stderr
+    assert "LocalqError: large: quantization needs up to 268.4 MB of RAM, but only" in run.stderr
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 

@@ -130,7 +130,7 @@ def test_a_place_where_no_token_can_follow_is_an_error(tiny):
     vocabulary = Vocabulary(tiny, tiny.token_to_id("z"), [256])  # a model that has no z
     constraint = GrammarConstraint(regex("az"), vocabulary)
     constraint.accept(tiny.token_to_id("a"))
-    with pytest.raises(LocalqError, match="the regular expression: no token of the model is allowed after token 1"):
+    with pytest.raises(LocalqError, match="the regular expression: it allows none of the model's tokens after token 1"):
         constraint.mask()
 
 

@@ -27,7 +27,7 @@ _ONLY = (
     "Kernel families: nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
     "search, step."
 )
-_AGAINST = "Other libraries to time: transformers (default), bitsandbytes, none."
+_AGAINST = "Compare: transformers (default), bitsandbytes, none."
 _PLOT = "Plot bandwidth use to NAME.png; - = terminal."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[

@@ -100,7 +100,7 @@ def eval(
 ) -> None:
     """Measure perplexity and KL divergence from a reference.
 
-    Several models are shown in a table; `--against reference` then compares all with the first.
+    Tabulates several models; `--against reference` compares with the first.
     """
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(

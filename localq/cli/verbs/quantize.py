@@ -70,8 +70,8 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder.
 
-    nf4 and mxfp4 need no calibration text; bcq and squeezellm use one to weight errors. vq2 and aqlm2x8 calibrate on
-    one, which takes minutes to hours. To resume, run the same command again.
+    nf4 and mxfp4 need no text; bcq and squeezellm use one to weight errors; vq2 and aqlm2x8 calibrate on one for
+    minutes to hours. Rerun to resume.
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""

@@ -102,7 +102,7 @@ def test_what_a_mixture_takes_of_the_device_is_counted_by_its_first_expert(sourc
         model = ARCHITECTURES["mixtral"].Model(ARCHITECTURES["mixtral"].Config.from_dict(files.config))
     settings = ConversionSettings(Effort(), (), on_host=True)
     found = memory.count(unstack(model.layers[0]), 128, 64, settings, device="cpu", rotated=True)
-    groups = {stage.removeprefix("search of ") for stage in found.stages if stage.startswith("search of ")}
+    groups = {stage.removeprefix("codes of ") for stage in found.stages if stage.startswith("codes of ")}
     assert groups == {"self_attn.q_proj", "self_attn.o_proj", "mlp.experts.0.gate_proj", "mlp.experts.0.down_proj"}
     all_experts = 4 * 3 * 128 * 192
     assert found.stages["a forward pass"] == 2 * 4 * all_experts + 4 * 64 * (4 * 128 + 2 * 192)
