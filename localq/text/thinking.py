@@ -264,7 +264,7 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
     if think in levels:
         return {thinking_levels.variable(text): think} | ({SWITCH: True} if switch else {})
     if think in THINK_LEVELS and levels:
-        why = f"this model's levels are {listing(levels, 'and')}"
+        why = f"this model supports only {listing(levels, 'and')}"
         raise usage_error(f"think {think}", why, f"Use --think {listing(levels, 'or')}.")
     if think in THINK_LEVELS:
         step = "Use --think or --no-think." if switch else "Remove --think."
@@ -290,7 +290,7 @@ def preservation(template: str | None, choice: str) -> dict[str, Any]:
     if choice == "auto":
         return {}
     if _PRESERVE not in (template or ""):
-        why = "this model's chat template decides by itself which thoughts the prompt keeps"
+        why = "this model's chat template always decides which thinking to keep"
         raise usage_error(f"{_PRESERVE} {choice}", why, "Use auto.")
     return {_PRESERVE: choice == "on"}
 

@@ -100,7 +100,7 @@ def eval(
 ) -> None:
     """Measure perplexity and KL divergence from a reference.
 
-    Tabulates several models; `--against reference` compares with the first.
+    With several models, prints a table; `reference` then means the first.
     """
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
