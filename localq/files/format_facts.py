@@ -38,7 +38,7 @@ class Format:
     matrix_bytes    (linear, scheme) -> bytes of one matrix in files; raises LocalqError for another format's scheme
     quant_method    its name in config.json; "" for weights in 16 bit
     full_precision  other formats are quantized from it
-    imported        a load makes 16-bit weights of it; file_bits: per weight in files, if every such file has the same
+    imported        a load makes 16-bit weights of it
 
     Schemes ("" for formats without):
     scheme_of_tensors   (shapes of all tensors, config.json) -> the scheme; None if config.json states it
@@ -82,7 +82,6 @@ class Format:
     quant_method: str = ""
     full_precision: bool = False
     imported: bool = False
-    file_bits: float = 0.0
 
     scheme_of_tensors: Callable[[Shapes, dict[str, Any]], str] | None = None
     scheme_of_config: Callable[[Mapping[str, Any]], str] = _no_scheme
@@ -123,6 +122,8 @@ class Format:
 
     def placed_bytes(self, linear: Linears, scheme: str = "") -> int:
         """Bytes of one matrix in memory, without `tables`."""
+        if self.imported:
+            return format_sizes.plain(linear, scheme)
         in_memory = self.expert_bytes if linear.expert and self.expert_bytes is not None else self.matrix_bytes
         return in_memory(linear, scheme)
 
@@ -260,7 +261,7 @@ _RECORDS = (
     ),
     Format("awq", format_sizes.awq, "awq", **_INT4),
     Format("gptq", format_sizes.gptq, "gptq", copies_inputs=True, **_INT4),
-    Format("fp8", imported=True, file_bits=8.0, experts="together", **_PLAIN),  # a f32 scale per 16,384 weights
+    Format("fp8", format_sizes.fp8, imported=True, experts="together", speed_key=_key("16 bit")),
     Format("gguf", imported=True, experts="no", **_PLAIN),
 )
 FORMATS: dict[str, Format] = {each.name: each for each in _RECORDS}

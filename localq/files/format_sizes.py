@@ -38,6 +38,11 @@ def plain(linear: Linears, scheme: str) -> int:
     return 2 * linear.rows * linear.columns
 
 
+def fp8(linear: Linears, scheme: str) -> int:
+    """Codes of a byte, and an f32 scale per block of 128 x 128."""
+    return linear.rows * linear.columns + 4 * -(-linear.rows // 128) * -(-linear.columns // 128)
+
+
 def nf4(linear: Linears, scheme: str) -> int:
     """Codes, an 8-bit absmax per 64 weights, an f32 absmax per 256 of these, two f32 maps of 16 and 256."""
     n = linear.rows * linear.columns

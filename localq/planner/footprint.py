@@ -75,9 +75,8 @@ def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
 
 def placed_weights(arch: Architecture, format: str, scheme: str = "") -> int:
     """Bytes of the blocks' weights in memory."""
-    of = format_facts.of_experts(arch, format)
-    more = (each.count * (of.placed_bytes(each, scheme) - of.matrix_bytes(each, scheme))
-            for each in arch.linears if each.expert)  # fmt: skip
+    formats = ((each, format_facts.of_linear(arch, each, format)) for each in arch.linears)
+    more = (each.count * (of.placed_bytes(each, scheme) - of.matrix_bytes(each, scheme)) for each, of in formats)
     return weights_bytes(arch, format, scheme)["weights"] + sum(more)
 
 

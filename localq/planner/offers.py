@@ -96,14 +96,13 @@ class Offer:
     @functools.cached_property
     def bits(self) -> float:
         """Bits per weight of the block matrices in memory."""
-        return footprint.bits_per_weight(self.arch, self.format, self.scheme)
+        is_imported = format_facts.of(self.format).imported
+        return 16.0 if is_imported else footprint.bits_per_weight(self.arch, self.format, self.scheme)
 
     @property
     def stored_bits(self) -> float:
-        """Bits per weight of the block matrices in the files, which decide the quality; GGUF and FP8 take 16 in memory."""
-        if self.file_bits is not None:
-            return self.file_bits
-        return file_bits(self.format, self.scheme) or self.bits
+        """Bits per weight of the block matrices in the files, which decide the quality."""
+        return format_bits(self.arch, self.format, self.scheme) if self.file_bits is None else self.file_bits
 
     @property
     def remark(self) -> str:
@@ -126,9 +125,9 @@ def gguf_bits(scheme: str) -> float:
     return _GGUF_BITS.get(scheme, 16.0)
 
 
-def file_bits(format: str, scheme: str) -> float:
-    """Bits per weight in the files of a format that is imported; 0 for other formats."""
-    return gguf_bits(scheme) if format == "gguf" else format_facts.of(format).file_bits
+def format_bits(arch: Architecture, format: str, scheme: str) -> float:
+    """Bits per weight of the block matrices in files of a format."""
+    return gguf_bits(scheme) if format == "gguf" else footprint.bits_per_weight(arch, format, scheme)
 
 
 def of_catalogue() -> list[Offer]:

@@ -12,7 +12,7 @@ from localq.files.architecture import Architecture
 from localq.kv_bits import K8V4, KvBits
 from localq.planner import footprint
 from localq.planner import plan as memory_plan
-from localq.planner.offers import Offer, file_bits
+from localq.planner.offers import Offer, format_bits
 from localq.planner.placement import Placement
 
 # Least bits per weight, and the size of a 16-bit model of equal quality, relative to that of the model. 2 bits: VPTQ's
@@ -51,7 +51,8 @@ def loss(offer: Offer) -> float:
     """Points that the bits of an offer cost; weights that are quantized twice lose twice."""
     worth = _worth(offer.stored_bits)
     if offer.quantized_before:
-        worth *= _worth(format_bits(offer.quantized_before, offer))
+        scheme = offer.base.scheme if offer.base else ""
+        worth *= _worth(format_bits(offer.arch, offer.quantized_before, scheme))
     size = _size(offer.arch)
     return _points(size) - _points(worth * size)
 
@@ -72,12 +73,6 @@ def value(offer: Offer, placement: Placement, ctx: int, tok_s: float | None, *, 
     if offer.is_made_here and not is_made:
         worth -= MADE_POINTS
     return worth
-
-
-def format_bits(format: str, offer: Offer) -> float:
-    """Bits per weight of a model in another format than that of its offer."""
-    scheme = offer.base.scheme if offer.base else ""
-    return file_bits(format, scheme) or footprint.bits_per_weight(offer.arch, format, scheme)
 
 
 def _worth(bits: float) -> float:

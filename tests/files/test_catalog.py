@@ -301,7 +301,9 @@ def test_what_runs_is_what_the_engine_has():
     assert set(ARCHITECTURES) == {*MODEL_TYPES, *WRAPPERS}
     assert {kind for kinds in WRAPPERS.values() for kind in kinds} <= set(MODEL_TYPES)
     assert set(mistral3.FAMILIES) == set(WRAPPERS["mistral3"])
-    assert {*FORMAT_MODULES, *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
+    imported = {name for name, each in format_facts.FORMATS.items() if each.imported}
+    assert imported == {"fp8", "gguf"}
+    assert {*FORMAT_MODULES, *format_facts.full_precision(), *imported} == set(format_facts.FORMATS)
     for name, module in FORMAT_MODULES.items():
         assert module.quant_method == format_facts.FORMATS[name].quant_method
         assert hasattr(module, "quantize") == (format_facts.FORMATS[name].made_from == "tensors"), name
