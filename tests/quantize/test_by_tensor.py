@@ -46,6 +46,14 @@ def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("model.layers.7.block_sparse_moe.experts.1.w2.weight", (64, 64), True),  # mixtral
         ("language_model.model.layers.2.self_attn.o_proj.weight", (64, 64), True),  # gemma3, older files
         ("model.language_model.layers.2.self_attn.o_proj.weight", (64, 64), True),  # gemma3, newer files
+        ("model.language_model.layers.0.linear_attn.in_proj_qkv.weight", (64, 64), True),  # qwen3_5
+        ("model.layers.0.linear_attn.in_proj_z.weight", (64, 64), True),
+        ("model.layers.0.linear_attn.out_proj.weight", (64, 64), True),
+        ("model.layers.0.linear_attn.in_proj_a.weight", (6, 64), False),
+        ("model.layers.0.linear_attn.in_proj_b.weight", (6, 64), False),
+        ("model.layers.0.linear_attn.conv1d.weight", (64, 1, 4), False),
+        ("model.layers.0.mlp.shared_expert.gate_proj.weight", (64, 64), True),
+        ("model.layers.0.mlp.shared_expert_gate.weight", (1, 64), False),
         ("model.layers.0.self_attn.q_proj.bias", (64,), False),
         ("model.layers.0.input_layernorm.weight", (64,), False),
         ("model.layers.0.self_attn.q_norm.weight", (32,), False),

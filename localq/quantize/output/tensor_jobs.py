@@ -21,8 +21,17 @@ from localq.formats.checkpoint import TensorInfo, info
 
 _BLOCK_LINEAR = re.compile(
     r"(?:(?:model|language_model|text_model)\.)*layers\.\d+\.(?:\w+\.)*"
-    r"(?:q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3)\.weight"
+    r"(?:q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3"
+    r"|linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj))\.weight"
 )
+# Parts of layers with a gated delta net that no format takes -> what they are, for users.
+_KEPT = {
+    "linear_attn.in_proj_a": "rates of gated delta nets",
+    "linear_attn.in_proj_b": "rates of gated delta nets",
+    "linear_attn.conv1d": "convolutions",
+    "mlp.gate": "routers",
+    "mlp.shared_expert_gate": "gates of shared experts",
+}
 _STACK = re.compile(r"((?:(?:model|language_model)\.)*layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")
 _TOWER = re.compile(r"(?:model\.)?(\w*(?:vision|visual|audio|projector)\w*)\.")
 
@@ -131,4 +140,16 @@ def notes(jobs: list[TensorJob], block: int) -> list[str]:
         )
     if whole := [job for job in stacks if job not in uneven]:
         found.append(f"{len(whole)} expert tensors are left unquantized because they cannot be split into matrices.")
+    if (small := [_kept(job.name) for job in copied]) and any("linear_attn" in each for each in small):
+        kinds: dict[str, list[str]] = {}
+        for name in (name for name in _KEPT if name in small):
+            kinds.setdefault(_KEPT[name], []).append(name.rpartition(".")[2])
+        parts = ", ".join(f"{what} ({', '.join(names)})" for what, names in kinds.items())
+        found.append(f"Kept in 16 bit, because they are small and their errors reach every later token: {parts}.")
     return found
+
+
+def _kept(name: str) -> str:
+    """The key of `_KEPT` of a tensor in a block; "" for others."""
+    match = re.fullmatch(r".*layers\.\d+\.(\w+\.\w+)\.weight", name)
+    return match[1] if match and match[1] in _KEPT else ""

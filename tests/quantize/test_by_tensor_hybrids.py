@@ -1,0 +1,62 @@
+"""Hybrids and their mixtures in NF4: which tensors are quantized, which stay in 16 bit, and that users are told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from localq.engine.load.load import load
+from localq.files.model_folder import open_model
+from localq.formats import nf4
+from localq.formats.checkpoint import open_checkpoint
+from localq.planner.load_options import LoadOptions
+from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
+from tests.support.formats import expert_checkpoints, hybrid_checkpoints
+from tests.support.formats.expert_checkpoints import read
+from tests.support.formats.hybrid_checkpoints import LINEAR, PREFIXES
+
+CPU = LoadOptions(device="cpu", dtype="float32")
+KEPT = ("in_proj_a.weight", "in_proj_b.weight", "mlp.gate.weight", "mlp.shared_expert_gate.weight")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_5_moe, experts in one tensor"])
+def test_matrices_are_quantized_and_rates_and_gates_are_not(kind, tmp_path):
+    kind, _, is_fused = kind.partition(", ")
+    text = hybrid_checkpoints.source(tmp_path / "text", kind)
+    plain = expert_checkpoints.fused(tmp_path / "fused", text) if is_fused else text
+    folder = hybrid_checkpoints.wrapped(tmp_path / "wrapped", plain, PREFIXES[0])
+    notes: list[str] = []
+    out = by_tensor.convert(TensorwiseRequest(open_model(folder), "nf4", tmp_path / "nf4"), say=notes.append)
+
+    made, source = open_checkpoint(open_model(out)), open_checkpoint(open_model(folder))
+    names = [name.replace("model.", PREFIXES[0], 1) for name in read(text) if LINEAR.fullmatch(name)]
+    packed = [name for name in names if not name.endswith(KEPT)]
+    assert packed
+    assert all(nf4.is_quantized(made.tensors, name.removesuffix(".weight")) for name in packed)
+    others = [name for name in source.tensors if name not in packed and ".experts." not in name]
+    assert any(name.endswith(KEPT) for name in others)
+    assert all(made.read(name).equal(source.read(name)) for name in others)
+    assert not any("visual" in name or name.startswith("mtp") for name in made.tensors)
+
+    skipped = json.loads((out / "config.json").read_text())["quantization_config"]["llm_int8_skip_modules"]
+    assert {"lm_head", "layers.0.linear_attn.in_proj_a", "layers.2.linear_attn.in_proj_b"} <= {*skipped}
+    (told,) = [line for line in notes if line.startswith("Kept in 16 bit")]
+    assert "rates of gated delta nets (in_proj_a, in_proj_b), convolutions (conv1d)" in told
+    assert ("routers (gate), gates of shared experts (shared_expert_gate)" in told) == (kind == "qwen3_5_moe")
+
+    loaded, exact = load(open_model(out), CPU), load(open_model(folder), CPU)
+    assert loaded.format == "nf4"
+    wanted = dict(exact.model.named_parameters())
+    for path, parameter in loaded.model.named_parameters():
+        error = (parameter - wanted[path]).norm() / wanted[path].norm()
+        is_packed = f"{PREFIXES[0]}{path}" in packed or ".experts." in path
+        assert (0.05 < error < 0.12) if is_packed else error == 0, path
+
+
+def test_other_families_are_told_nothing_of_it(tmp_path):
+    notes: list[str] = []
+    source = expert_checkpoints.source(tmp_path / "moe", "qwen3_moe")
+    by_tensor.convert(TensorwiseRequest(open_model(source), "nf4", tmp_path / "nf4"), say=notes.append)
+    assert not notes
