@@ -70,6 +70,9 @@ def test_replies_are_those_of_transformers_on_both_sides_of_the_limit_and_across
     assert ids_of(engine, ids, max_tokens=count) == expected
     script = Script(*ANY[:count], vocab=VOCAB)
     assert ids_of(engine, ids, constraint=script, max_tokens=count) == expected
+    for step in (2, 3, 7):  # free tokens between those with a mask, on both sides of the limit
+        mixed = Script(*[ANY[0] if at % step == 0 else None for at in range(count)], vocab=VOCAB)
+        assert ids_of(engine, ids, constraint=mixed, max_tokens=count) == expected
 
 
 def test_the_two_lists_give_other_replies(loaded, reference, monkeypatch):

@@ -52,6 +52,22 @@ def as_on_a_gpu(engine, monkeypatch) -> Engine:
     return engine
 
 
+@pytest.mark.parametrize("before", [0, 1, 2, 7])
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_only_tokens_with_a_mask_leave_the_graphs(as_on_a_gpu, loaded, kind, before):
+    """As at the end of a thinking budget: free tokens, two that are forced, free tokens again."""
+    replies = []
+    for engine in (as_on_a_gpu, Engine(loaded)):
+        constraint = Script(*[None] * before, {300}, {7}, *[None] * 9)
+        replies.append(ids_of(engine, PROMPT, KINDS[kind], max_tokens=before + 10, constraint=constraint))
+    assert replies[0] == replies[1]
+    assert replies[0][before : before + 2] == [300, 7]
+    replays = as_on_a_gpu._steps.graphs.replays
+    # The two and the one behind them, whose pass is launched before the last is taken; the prompt's chooses the first.
+    assert replays.count("forward") == (3 if before else 2)
+    assert set(replays) == {kind, "forward"}
+
+
 def script() -> Script:
     return Script(*[range(step % 7, VOCAB, 7) for step in range(12)])
 
