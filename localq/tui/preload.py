@@ -6,6 +6,8 @@ import asyncio
 import gc
 import importlib
 
+from textual._styles_cache import StylesCache
+
 # For a reply, then for a slash, a command, and the screens of `keymap.ANYWHERE`.
 MODULES = (
     "markdown_it", "pygments.lexers", "localq.tui.reply.reply_text", "localq.chat.session",
@@ -35,6 +37,10 @@ def tune_garbage_collection() -> None:
 
 
 def collect_garbage() -> None:
-    """Run a full collection, between replies."""
+    """Run a full collection, between replies.
+
+    Textual's cache of colours holds the lines of 1,024 widgets that are gone, 17 kB each: its keys are their caches.
+    """
+    StylesCache.get_inner_outer.cache_clear()
     if gc.isenabled() and gc.get_threshold()[2] == SELDOM:  # only after `tune_garbage_collection`, so not in tests
         gc.collect()

@@ -20,6 +20,7 @@ from localq.chat.open_options import OpenOptions
 from localq.chat.reply import MEASURED, Reply, check_complete
 from localq.chat.terminal import error_log
 from localq.cli.line.command_host import TerminalHost
+from localq.cli.line.garbage import collect_between
 from localq.cli.line.interrupts import Interrupts
 from localq.cli.line.line_input import Reader
 from localq.cli.line.reply_printer import open_printer, print_message
@@ -187,7 +188,8 @@ class LineChat:
             return ExitCode.INTERRUPTED if self.interrupted else ExitCode.OK
         self.session.in_chat = self.takes_commands  # else no notice names a command
         # Without a terminal, Ctrl-C ends the program at any point.
-        with self.interrupts.listen() if sys.stdin.isatty() else contextlib.nullcontext(), self.read:
+        listens = self.interrupts.listen() if sys.stdin.isatty() else contextlib.nullcontext()
+        with listens, self.read, collect_between() as collect:
             if first is not None:
                 with self._report_errors():
                     self.ask(first.words, first.piped)
@@ -195,6 +197,8 @@ class LineChat:
                 outcome = self.turn()
                 if outcome is not None:
                     return outcome
+                if self.session.last is not None:
+                    collect()
 
     def turn(self) -> int | SwitchModel | None:
         """Read one message or command and act on it; None continues the chat."""

@@ -122,8 +122,10 @@ class _Markdown(Markdown):
     }
 
     def __init__(self, tokens: list[Token]) -> None:
-        super().__init__("")
-        self.parsed = tokens
+        # Not that of Rich, which makes a parser of its own: 2 ms and reference cycles of 0.1 MB for each block.
+        self.markup, self.parsed = "", tokens
+        self.code_theme = self.inline_code_theme = "monokai"
+        self.justify, self.style, self.hyperlinks, self.inline_code_lexer = None, "none", True, None
 
 
 class Renderer:

@@ -237,7 +237,7 @@ def look(app: App[Any], language: str) -> Look:
 
 
 async def _parsed(text: str) -> tuple[list[Token], list[ProseOrOther]]:
-    parser = markdown_parser()  # created here: creating several at once in threads is not safe
+    parser = markdown_parser()  # created here: two threads must not make it at once
 
     def parse() -> tuple[list[Token], list[ProseOrOther]]:
         tokens = parser.parse(text)
