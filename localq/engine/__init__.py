@@ -3,7 +3,7 @@
     load/      from files to a model in memory: device, plan, weights, GPU memory
     generate   prefill, decode, snapshots and profiles of the loaded model
     step/      the fused decode step and its CUDA graphs
-    sampler    the next token from the logits; constraint: masks of a grammar
+    sampler    the next token from the logits; constraint: masks of tokens
     cache      the KV cache; kv_codec: 8 and 4 bits; snapshot: the cache on disk
     selftest/  kernels against their references, once per device
     scoring    logits of a text, for evaluation

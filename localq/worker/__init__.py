@@ -3,7 +3,7 @@
 Client side, without torch: `client.py` (start, load, generate), `process.py` and `pipes.py` (the process and its
 pipes), `recovery.py` and `probe.py` (after a death), `messages.py` (both sides).
 Engine side: `server.py` (the process), `backend.py` (the engine behind it), `token_masks.py` (grammars as token masks),
-`faults.py` (fatal errors of a device).
+`thinking_budget.py` (the end of a thought at its budget), `faults.py` (fatal errors of a device).
 Not here: conversations and text (`localq.chat`), the engine itself (`localq.engine`). Called by `chat`, `cli` and
 `tui`. Open `client.py` first.
 """
