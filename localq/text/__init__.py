@@ -4,8 +4,8 @@ tokenizer           text <-> ids, chat prompts, stop tokens; tokenizer_files: re
 tokenizer_like      the protocol that prompts and replies use
 end_of_turn         the tokens that end a reply
 template            chat templates, rendered in a limited child process (template_child)
-thinking, harmony   thought and answer of a reply: tags of thoughts (thought_tags), channels of gpt-oss; thinking_levels:
-                    those that a template takes; thought_state: where a reply stands, for a thinking budget
+thinking, harmony   thought and answer of a reply: tags of thoughts (thought_tags), channels of gpt-oss;
+                    thinking_levels: those of a template; thought_state: where a reply stands, for a budget
 grammar             constraints of answers; gbnf: llama.cpp's notation; schema, schema_objects: JSON schemas;
                     ascii_classes: regular expressions; json_keys: keys that an answer has written
 token_windows       windows of token ids for perplexity
