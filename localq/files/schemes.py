@@ -123,9 +123,11 @@ def _vq2_codebook(shapes: Shapes, prefix: str, suffix: str, columns: int) -> str
 def columns_of(arch: Architecture, prefix: str) -> int | None:
     """Columns of the Linear `prefix` of a checkpoint; None for an unknown name.
 
-    The down projections of experts and of dense layers may differ in width.
+    The down projections of experts, shared experts and dense layers may differ in width.
     """
     name = prefix.rpartition(".")[2]
+    if ".shared_expert." in prefix and name == "down_proj":
+        return arch.shared_intermediate or None
     if ".experts." in prefix and name in ("down_proj", "w2"):
         return arch.expert_intermediate or None
     return arch.columns_of(name)

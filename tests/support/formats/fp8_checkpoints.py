@@ -13,6 +13,7 @@ from torch import Tensor
 from localq.files.safetensors_headers import SINGLE_NAME
 
 LARGEST = 448.0  # of e4m3
+PLAIN = tuple(f"{each}.weight" for each in (".gate", ".conv1d", ".in_proj_a", ".in_proj_b", ".shared_expert_gate"))
 
 
 def quantize(weight: Tensor, block: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,7 @@ def rewrite(folder: Path, block: tuple[int, int] | None = (128, 128), activation
     tensors, plain = load_file(folder / SINGLE_NAME), {}
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if tensor.dim() < 2 or ".layers." not in name or ".gate.weight" in name:
+        if tensor.dim() < 2 or ".layers." not in name or name.endswith(PLAIN):
             stored[name] = plain[name] = tensor
             continue
         codes, scales = quantize(tensor, block)

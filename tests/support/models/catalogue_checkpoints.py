@@ -17,6 +17,8 @@ from tests.support.files.tiny_gguf_models import write_with_tokenizer
 from tests.support.formats import (
     aqlm_checkpoints,
     expert_checkpoints,
+    fp8_checkpoints,
+    hybrid_checkpoints,
     int4_checkpoints,
     vptq_checkpoints,
     vq2_checkpoints,
@@ -35,7 +37,7 @@ def shrunk(arch: Architecture) -> Architecture:
     layers = 6 if arch.model_type.startswith("gemma3") else 2  # one of six is not windowed
     all_windowed = arch.window_layers == arch.layers
     windowed = layers if all_windowed else layers // 2 if arch.model_type in ("gemma2", "gpt_oss") else layers - 1
-    return replace(
+    small = replace(
         arch,
         layers=layers,
         hidden=HEADS * HEAD,
@@ -51,6 +53,24 @@ def shrunk(arch: Architecture) -> Architecture:
         experts_active=min(arch.experts_active, 3),
         expert_intermediate=EXPERT if arch.experts else 0,
     )
+    return replace(small, **_shrunk_hybrid(arch))
+
+
+def _shrunk_hybrid(arch: Architecture) -> dict[str, int]:
+    """Four layers, one of attention; as many value heads share a key head as in the model."""
+    if not arch.recurrent_layers:
+        return {}
+    return {
+        "layers": 4,
+        "recurrent_layers": 3,
+        "head_dim": 2 * HEAD,
+        "rotary": HEAD // 2,
+        "shared_intermediate": 3 * EXPERT if arch.shared_intermediate else 0,
+        "delta_key_heads": 2,
+        "delta_value_heads": 2 * arch.delta_value_heads // arch.delta_key_heads,
+        "delta_key_dim": 16,
+        "delta_value_dim": HEAD,
+    }
 
 
 def config_of(arch: Architecture) -> dict[str, Any]:
@@ -81,6 +101,8 @@ def config_of(arch: Architecture) -> dict[str, Any]:
         }
         fields["mlp_only_layers"] = []
         del fields["num_local_experts"]
+    if arch.traits.hybrid:
+        return _hybrid(arch, fields)
     if arch.model_type == "gemma3":
         text = {**fields, "model_type": "gemma3_text", "query_pre_attn_scalar": 32}
         return {
@@ -92,12 +114,39 @@ def config_of(arch: Architecture) -> dict[str, Any]:
     return fields
 
 
+def _hybrid(arch: Architecture, fields: dict[str, Any]) -> dict[str, Any]:
+    """Of the text model alone: transformers writes no wrapper around it."""
+    changed = {
+        "linear_num_key_heads": arch.delta_key_heads,
+        "linear_num_value_heads": arch.delta_value_heads,
+        "linear_key_head_dim": arch.delta_key_dim,
+        "linear_value_head_dim": arch.delta_value_dim,
+        "linear_conv_kernel_dim": arch.delta_kernel,
+        "full_attention_interval": 4,
+        "layer_types": None,
+        "sliding_window": None,
+        "num_local_experts": None,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": arch.rotary / arch.head_dim,
+        },
+    }  # fmt: skip
+    if arch.experts:
+        changed |= {
+            "num_experts": arch.experts,
+            "moe_intermediate_size": arch.expert_intermediate,
+            "shared_expert_intermediate_size": arch.shared_intermediate,
+        }
+    return {**fields, **changed}
+
+
 def write(folder: Path, arch: Architecture, format: str, scheme: str) -> Path | None:
     """A model of these (shrunk) facts in `format`; None where no tiny writer has that format for this shape."""
     fields = config_of(arch)
     if format == "gguf":
         folder.mkdir(parents=True)
         return write_with_tokenizer(folder / "model.gguf", scheme)
+    if arch.traits.hybrid:
+        return _write_hybrid(folder, arch, format, scheme, fields)
     if format in ("bf16", *format_facts.formats_by_tensor()) or arch.experts:
         plain = make_checkpoint(folder / "plain", arch.model_type, shard_bytes=2**30, initializer_range=0.15, **fields)
         made = plain if format == "bf16" else _made_of(plain, folder, format, scheme)
@@ -107,6 +156,24 @@ def write(folder: Path, arch: Architecture, format: str, scheme: str) -> Path | 
         made = folder / "made"
         _WRITERS[format](made, scheme, model_type=arch.model_type, **fields)
     return _without_window(made) if not arch.window else made
+
+
+def _write_hybrid(folder: Path, arch: Architecture, format: str, scheme: str, fields: dict[str, Any]) -> Path:
+    """In the wrapper around the text model."""
+    model_type, text = f"{arch.model_type}_text", folder / "text"
+    if format == "vq2" and not arch.experts:
+        plain = ("lm_head", "in_proj_a", "in_proj_b")
+        vq2_checkpoints.write(text, scheme or "s4l16", model_type, plain=plain, **fields)
+    else:
+        make_checkpoint(text, model_type, shard_bytes=2**30, initializer_range=0.15, **fields)
+    if format == "fp8":
+        fp8_checkpoints.rewrite(text)
+    elif format == "vq2" and arch.experts:
+        text = expert_checkpoints.quantized(folder, text, f"vq2 {scheme or 's4l16'}")[0]
+    made = hybrid_checkpoints.wrapped(folder / "wrapped", text, hybrid_checkpoints.PREFIXES[0])
+    if format in format_facts.formats_by_tensor():
+        return by_tensor.convert(TensorwiseRequest(open_model(made), format, folder / "made"))
+    return made
 
 
 def _made_of(plain: Path, folder: Path, format: str, scheme: str) -> Path:
