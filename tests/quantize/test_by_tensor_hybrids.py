@@ -42,9 +42,9 @@ def test_matrices_are_quantized_and_rates_and_gates_are_not(kind, tmp_path):
 
     skipped = json.loads((out / "config.json").read_text())["quantization_config"]["llm_int8_skip_modules"]
     assert {"lm_head", "layers.0.linear_attn.in_proj_a", "layers.2.linear_attn.in_proj_b"} <= {*skipped}
-    (told,) = [line for line in notes if line.startswith("Kept in 16 bit")]
-    assert "rates of gated delta nets (in_proj_a, in_proj_b), convolutions (conv1d)" in told
-    assert ("routers (gate), gates of shared experts (shared_expert_gate)" in told) == (kind == "qwen3_5_moe")
+    (told,) = [line for line in notes if line.startswith("Kept at 16 bits")]
+    assert "DeltaNet decay and update rates (in_proj_a, in_proj_b), convolutions (conv1d)" in told
+    assert ("routers (gate), shared-expert gates (shared_expert_gate)" in told) == (kind == "qwen3_5_moe")
 
     loaded, exact = load(open_model(out), CPU), load(open_model(folder), CPU)
     assert loaded.format == "nf4"

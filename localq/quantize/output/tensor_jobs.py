@@ -26,11 +26,11 @@ _BLOCK_LINEAR = re.compile(
 )
 # Parts of layers with a gated delta net that no format takes -> what they are, for users.
 _KEPT = {
-    "linear_attn.in_proj_a": "rates of gated delta nets",
-    "linear_attn.in_proj_b": "rates of gated delta nets",
+    "linear_attn.in_proj_a": "DeltaNet decay and update rates",
+    "linear_attn.in_proj_b": "DeltaNet decay and update rates",
     "linear_attn.conv1d": "convolutions",
     "mlp.gate": "routers",
-    "mlp.shared_expert_gate": "gates of shared experts",
+    "mlp.shared_expert_gate": "shared-expert gates",
 }
 _STACK = re.compile(r"((?:(?:model|language_model)\.)*layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")
 _TOWER = re.compile(r"(?:model\.)?(\w*(?:vision|visual|audio|projector)\w*)\.")
@@ -145,7 +145,7 @@ def notes(jobs: list[TensorJob], block: int) -> list[str]:
         for name in (name for name in _KEPT if name in small):
             kinds.setdefault(_KEPT[name], []).append(name.rpartition(".")[2])
         parts = ", ".join(f"{what} ({', '.join(names)})" for what, names in kinds.items())
-        found.append(f"Kept in 16 bit, because they are small and their errors reach every later token: {parts}.")
+        found.append(f"Kept at 16 bits because they are small and errors in them affect every later token: {parts}.")
     return found
 
 
