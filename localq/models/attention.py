@@ -96,11 +96,11 @@ class Projected(NamedTuple):
 class Attention(nn.Module):
     """Causal attention of one layer, with separate projections (llama and most others).
 
-    unfused    what of it no kernel of a decode step does, in words for users; "" where they do all of it
+    gate_in_q  `q_proj` has, for every head, the rows of q and then those of its gate
     is_gated   a gate multiplies what the heads gather, so that a rotation of the values cannot be undone behind it
     """
 
-    unfused = ""
+    gate_in_q = False
     is_gated = False
 
     def __init__(self, config: DecoderConfig, layer: int, norm: type[RMSNorm]) -> None:

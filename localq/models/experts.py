@@ -104,9 +104,7 @@ def _product(x: Tensor, stack: nn.Parameter | PackedStack, biases: Tensor | None
 
 
 class Mixture(nn.Module):
-    """The MLP of a layer with experts; `unfused` as of `Attention`."""
-
-    unfused = ""
+    """The MLP of a layer with experts."""
 
     def __init__(self, router: Router, experts: Experts) -> None:
         super().__init__()
@@ -121,8 +119,6 @@ class Mixture(nn.Module):
 
 class SharedExpertMixture(Mixture):
     """A mixture beside one expert that every token goes through, times the sigmoid of a gate."""
-
-    unfused = "shared experts"
 
     def __init__(self, router: Router, experts: Experts, shared: GatedMLP, hidden: int) -> None:
         super().__init__(router, experts)

@@ -27,7 +27,7 @@ from localq.formats.mxfp4 import kernel as mxfp4_kernel
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.squeezellm import kernel as squeezellm_kernel
 from localq.formats.vptq import kernel as vptq_kernel
-from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
+from localq.kernels import attention, delta_net, dense, embed, logit_adjust, rmsnorm, sampling
 from tests.support.kernels import reference_experts, reference_kernels
 
 CPU = torch.device("cpu")
@@ -98,6 +98,7 @@ WRONG = {
         lambda *given: ([each + 1 for each in reference_kernels.vq_search(*given)[0]], given[0]),
     ),
     "vq_adjoint": (adjoint_kernel, off(reference_kernels.vq_adjoint)),
+    "delta_decode": (delta_net, off(reference_kernels.delta_decoded)),
     "embed": (embed, off(reference_kernels.embedded)),
     "rmsnorm": (rmsnorm, off(reference_kernels.normed)),
     "dry_match": (logit_adjust, lambda state, token: None),

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.kernels.delta_net import DIM, TAPS, DeltaWeights, DeltaWorkspace, delta_decode
+from localq.kernels import delta_net
+from localq.kernels.delta_net import DIM, TAPS, DeltaWeights, DeltaWorkspace
 
 EPSILON = 1e-6  # beside the squared length of q and k
 ROUNDED = 4  # results may differ by that many roundings: of q, k and v, which go either way at a tie, of o, of its norm
@@ -28,7 +29,7 @@ class DeltaCase:
 
     def run(self, workspace: DeltaWorkspace, out: Tensor | None = None) -> Tensor:
         """Run the kernel: one token, after which columns and matrix have moved on."""
-        return delta_decode(
+        return delta_net.delta_decode(
             self.inputs, self.gates, self.write, self.decay, self.weights, self.columns, self.matrix, workspace, out
         )
 
@@ -68,7 +69,8 @@ def expected(case: DeltaCase) -> tuple[Tensor, Tensor, Tensor]:
 
     window = torch.cat((case.columns, case.inputs.T), 1)
     mixed = rounded((window.double() * weights.taps.double()).sum(1))
-    q, k, v = rounded(F.silu(mixed)).split((weights.key_heads * DIM, weights.key_heads * DIM, heads * DIM))
+    sizes = [weights.key_heads * DIM, weights.key_heads * DIM, heads * DIM]
+    q, k, v = torch.split(rounded(F.silu(mixed)), sizes)
     q, k = (each.view(-1, DIM) for each in (q, k))
     q, k = (each * (each.square().sum(1, keepdim=True) + EPSILON).rsqrt() for each in (q, k))
     q, k = (each.repeat_interleave(shared, 0) for each in (q * DIM**-0.5, k))

@@ -1,12 +1,13 @@
 """One decode step of any `Decoder` as a list of kernel launches on fixed buffers: no modules, no allocation.
 
     embed
-    per layer   qkv        x -> norm -> q, k, v behind each other
+    per layer   qkv        x -> norm -> q, k, v behind each other, and a gate where the family has one
                 attention  norms of q and k, rotary, cache write, attention up to the position
                 o          + residual (or into a norm, where the family has one there, and then + residual)
                 gate_up    x -> norm -> act(gate) * up
                 down       + residual (as o)
                            of a mixture of experts: router, gate_up, down (`fused_experts.py`)
+                           of a gated delta net instead of attention: qkv, delta, o (`fused_delta.py`)
     head        x -> norm -> logits f32
     sample      the soft cap of the logits, and the choice
 
@@ -14,7 +15,7 @@ The list is data: it is run eagerly, captured as a graph, and timed launch by la
 x is updated in place, element by element. Torch computes what no kernel does: act(gate) * up where gate and up lie in
 one matrix that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats; and queries times a number that
 grows with the position, before they are turned (ministral3, where the context has positions that are not times one);
-and what the heads gather times the sigmoid of a gate (muse_glimmer).
+and what heads gather, and a shared expert gives, times the sigmoid of a gate (muse_glimmer, qwen3_5).
 
 Matrices that multiply a rotated x (vq2) rotate it themselves, behind the norm: one launch for all that share their
 signs, which are all that read the same x in what `localq quantize` writes.
@@ -23,15 +24,18 @@ signs, which are all that read the same x in what `localq quantize` writes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from localq.engine.cache import KVCache
+from localq.engine.step import fused_delta
+from localq.engine.step.fused_delta import DeltaLaunches
 from localq.engine.step.fused_experts import ExpertLaunches
 from localq.engine.step.fused_experts import why_not as why_no_experts
 from localq.engine.step.launch import Launch as Launch
-from localq.engine.step.operands import bytes_read, dense_operand, fusable, operand, product
+from localq.engine.step.operands import dense_operand, fusable, known, operand, product_launch
 from localq.engine.step.state import StepState
 from localq.formats.linear import SlabLinear
 from localq.kernels import attention, embed, rmsnorm, sampling
@@ -40,10 +44,11 @@ from localq.kernels.gemv import Norm
 from localq.kernels.operand import Operand, share_tables
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
-from localq.models.experts import Mixture
+from localq.models.experts import Mixture, SharedExpertMixture
+from localq.models.gated_delta_net import GatedDeltaNet
 from localq.models.layers import ACTIVATIONS, GatedMLP, RMSNorm
 
-OPERATIONS = ("embed", "qkv", "attention", "o", "router", "gate_up", "down", "norm", "head", "sample")
+OPERATIONS = ("embed", "qkv", "attention", "delta", "o", "router", "gate_up", "down", "norm", "head", "sample")
 
 
 def why_not(model: Decoder) -> str:
@@ -60,21 +65,25 @@ def why_not(model: Decoder) -> str:
         return "no kernel supports the format of the output head"
     for block in model.layers:
         assert isinstance(block, Block)
-        part: nn.Module = block.mlp
-        if what := unsupported(block):
-            return f"no kernel supports {what}"
-        of_mlp = () if isinstance(part, Mixture) else (*block.mlp.inputs(), block.mlp.down_proj)
+        mixer, part = block.mixer(), cast(nn.Module, block.mlp)
+        if isinstance(mixer, GatedDeltaNet) and (reason := fused_delta.why_not(mixer.shape)):
+            return reason
         if isinstance(part, Mixture) and (reason := why_no_experts(part, dtype)):
             return reason
-        for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *of_mlp):
+        for module in _products(mixer, part):
             if not _readable(operand(module), dtype):
                 return f"no kernel supports a Linear{_format_of(module)} with {module.in_features} columns"
     return ""
 
 
-def unsupported(block: Block) -> str:
-    """The first part of `block` that no kernel of a step does; "" where they do all of it."""
-    return next(filter(None, (getattr(each, "unfused", "") for each in (block.mixer(), block.mlp))), "")
+def _products(mixer: nn.Module, part: nn.Module) -> list[nn.Module]:
+    """The linears of a block that are products of a step."""
+    assert isinstance(mixer, Attention | GatedDeltaNet)
+    found = [*mixer.inputs(), mixer.out_proj if isinstance(mixer, GatedDeltaNet) else mixer.o_proj]
+    if isinstance(part, SharedExpertMixture):
+        found.append(part.shared_expert_gate)
+        part = part.shared_expert
+    return [*found, *part.inputs(), part.down_proj] if isinstance(part, GatedMLP) else found
 
 
 def head_operand(model: Decoder) -> Operand | None:
@@ -96,14 +105,13 @@ class FusedStep:
         self._buffers: list[Tensor] = []
         self._x = self._buffer(config.hidden, dtype, device)
         self._branch = self._buffer(config.hidden, dtype, device)
-        self._qkv = self._buffer((config.heads + 2 * config.kv_heads) * config.head_dim, dtype, device)
-        self._attended = self._buffer(config.heads * config.head_dim, dtype, device)
-        gated = any(isinstance(block, Block) and block.self_attn.gate() is not None for block in model.layers)
-        # What the heads gather, and then the gate.
-        self._gate_pair = self._buffer(2 * config.heads * config.head_dim if gated else 0, dtype, device)
+        self._add_attention_buffers(model, dtype, device)
         dense = any(isinstance(block.mlp, GatedMLP) for block in model.layers)
         self._gated = self._buffer(config.intermediate if dense else 0, dtype, device)
         self._experts = ExpertLaunches(config, dtype, device) if config.experts else None
+        nets = [mixer for mixer in _mixers(model) if isinstance(mixer, GatedDeltaNet)]
+        self._delta = DeltaLaunches(nets[0].shape, dtype, device) if nets else None
+        self._shared: tuple[Tensor, Tensor] | None = None  # of shared experts: their MLP, and the gate
         self._gate_up: Tensor | None = None  # only where they cannot be computed in one launch
         self.logits = self._buffer(config.vocab_size, torch.float32, device)
         self._workspace = attention.AttentionWorkspace(config.heads, config.kv_heads, config.head_dim, device)
@@ -113,16 +121,22 @@ class FusedStep:
         for index, block in enumerate(model.layers):
             assert isinstance(block, Block)
             norms = block.norms()
-            self._add_attention(model, block.self_attn, cache.layer(index), norms.before_attention)
-            self._add_branch("o", self._attended, block.self_attn.o_proj, norms.after_attention)
-            part: nn.Module = block.mlp
+            mixer, part = block.mixer(), cast(nn.Module, block.mlp)
+            if isinstance(mixer, GatedDeltaNet):
+                assert self._delta is not None
+                self._launches += self._delta.of(mixer, self._x, _norm(norms.before_attention), cache.state(index))
+                self._add_branch("o", self._delta.out, mixer.out_proj, norms.after_attention)
+            else:
+                assert isinstance(mixer, Attention)
+                self._add_attention(model, mixer, cache.layer(index), norms.before_attention)
+                self._add_branch("o", self._attended, mixer.o_proj, norms.after_attention)
             if isinstance(part, Mixture):
-                assert self._experts is not None
-                self._launches += self._experts.of(part, self._x, _norm(norms.before_mlp))
+                self._add_mixture(part, norms.before_mlp)
                 continue
-            self._add_mlp(block.mlp, norms.before_mlp)
-            self._add_branch("down", self._gated, block.mlp.down_proj, norms.after_mlp)
-        self._add_product("head", self._x, [_known(head_operand(model))], self.logits, norm=_norm(model.norm))
+            assert isinstance(part, GatedMLP)
+            self._add_mlp(part, norms.before_mlp, self._gated)
+            self._add_branch("down", self._gated, part.down_proj, norms.after_mlp)
+        self._add_product("head", self._x, [known(head_operand(model))], self.logits, norm=_norm(model.norm))
 
     def run(self, greedy: bool) -> None:
         """Feed the token at its position and choose the next. No host synchronisation, no allocation."""
@@ -145,8 +159,8 @@ class FusedStep:
 
     def bytes(self) -> int:
         """Device memory of the buffers (without the workspace of attention)."""
-        routing = 0 if self._experts is None else self._experts.bytes()
-        return sum(buffer.nbytes for buffer in self._buffers) + routing
+        parts = (self._experts, self._delta)
+        return sum(buffer.nbytes for buffer in self._buffers) + sum(each.bytes() for each in parts if each is not None)
 
     def workspace_bytes(self) -> int:
         """Device bytes of the attention workspace."""
@@ -157,6 +171,20 @@ class FusedStep:
     def _buffer(self, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         self._buffers.append(torch.zeros(1, width, dtype=dtype, device=device))
         return self._buffers[-1]
+
+    def _add_attention_buffers(self, model: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+        """q, k and v; what the heads gather, and behind it a gate; q and gate of every head, where one matrix has both.
+
+        With a gate, q, k, v, what is gathered and the gate lie behind each other: one copy takes q and gate there.
+        """
+        config, attentions = model.config, [each for each in _mixers(model) if isinstance(each, Attention)]
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        gated = any(each.gate_in_q or each.gate() is not None for each in attentions)
+        self._together = self._buffer((3 if gated else 1) * queries + 2 * keys, dtype, device)
+        self._qkv, self._gate_pair = torch.split(self._together, [queries + 2 * keys, 2 * queries if gated else 0], 1)
+        self._attended = self._buffer(queries, dtype, device)
+        in_pairs = any(each.gate_in_q for each in attentions)
+        self._query_pairs = self._buffer(2 * queries if in_pairs else 0, dtype, device)
 
     def _add_embedding(self, model: Decoder) -> None:
         table, token, scale, out = model.embed_tokens.weight.detach(), self.state.token, model.embed_scale, self._x
@@ -182,13 +210,18 @@ class FusedStep:
         return scale
 
     def _add_attention(self, model: Decoder, part: Attention, layer: attention.KVLayer, norm: RMSNorm) -> None:
-        inputs, gathered, gate = part.inputs(), self._attended, part.gate()
-        if gate is not None:
+        inputs, gathered, projected, gate = part.inputs(), self._attended, self._qkv, part.gate()
+        is_gated = part.gate_in_q or gate is not None
+        if is_gated:
             gathered, values = self._gate_pair.chunk(2, -1)
+        if gate is not None:
             inputs = tuple(module for module in inputs if module is not gate)
-            self._add_product("qkv", self._x, [_known(operand(gate))], values, norm=_norm(norm))
-        operands = share_tables([_known(operand(module)) for module in inputs])
-        self._add_product("qkv", self._x, operands, self._qkv, norm=_norm(norm))
+            self._add_product("qkv", self._x, [known(operand(gate))], values, norm=_norm(norm))
+        if part.gate_in_q:
+            self._add_query_pairs(part, inputs[0], norm)
+            inputs, projected = inputs[1:], self._qkv[:, part.heads * part.head_dim :]
+        operands = share_tables([known(operand(module)) for module in inputs])
+        self._add_product("qkv", self._x, operands, projected, norm=_norm(norm))
         rotary = None if part.rope_kind is None else model.rotary_tables[part.rope_kind]
         q_norm, k_norm = (_norm(part.q_norm), _norm(part.k_norm)) if part.qk_norm else (None, None)
         sinks = None if part.sinks is None else part.sinks.detach()
@@ -218,21 +251,53 @@ class FusedStep:
             return attention.attention_decode_bytes(layer, part.heads, min(live, part.window or live))
 
         self._launches.append(Launch("attention", attend, moved))
-        if gate is not None:
+        if is_gated:
             pair, out = self._gate_pair, self._attended
             self._launches.append(
                 Launch("attention", lambda: torch.ops.aten.glu.out(pair, -1, out=out), lambda live: 3 * out.nbytes)
             )
 
-    def _add_mlp(self, part: GatedMLP, norm: RMSNorm) -> None:
-        operands = share_tables([_known(operand(module)) for module in part.inputs()])
+    def _add_query_pairs(self, part: Attention, queries: nn.Module, norm: RMSNorm) -> None:
+        """q and gate of every head, which its matrix gives behind each other, each to its place."""
+        pairs, heads, width = self._query_pairs, part.heads, part.head_dim
+        self._add_product("qkv", self._x, [known(operand(queries))], pairs, norm=_norm(norm))
+        apart = self._qkv.shape[1] + heads * width  # from q to the gate
+        places = self._together.as_strided((2, heads, width), (apart, width, 1))
+        found = pairs.view(heads, 2, width).transpose(0, 1)
+        self._launches.append(Launch("qkv", lambda: places.copy_(found), lambda live: 2 * pairs.nbytes))
+
+    def _add_mixture(self, part: Mixture, norm: RMSNorm) -> None:
+        """x of the stream += mixture(norm(x)); a shared expert reads x before it changes."""
+        assert self._experts is not None
+        routed = self._experts.of(part, self._x, _norm(norm))
+        if not isinstance(part, SharedExpertMixture):
+            self._launches += routed
+            return
+        shared, stream, branch = part.shared_expert, self._x, self._branch
+        if self._shared is None:
+            width = shared.down_proj.in_features
+            self._shared = (
+                self._buffer(width, stream.dtype, stream.device),
+                self._buffer(1, stream.dtype, stream.device),
+            )
+        gated, gate = self._shared
+        self._add_mlp(shared, norm, gated)
+        self._add_product("down", gated, [known(operand(shared.down_proj))], branch)
+        self._add_product("router", stream, [known(operand(part.shared_expert_gate))], gate, norm=_norm(norm))
+        self._launches += routed
+        self._launches.append(Launch("down", gate.sigmoid_, lambda live: 2 * gate.nbytes))
+        self._launches.append(Launch("down", lambda: stream.addcmul_(branch, gate), lambda live: 3 * stream.nbytes))
+
+    def _add_mlp(self, part: GatedMLP, norm: RMSNorm, out: Tensor) -> None:
+        """out = act(gate) * up."""
+        operands = share_tables([known(operand(module)) for module in part.inputs()])
         pair = operands[0].halves() if len(operands) == 1 else operands
         if pair is not None and fusable(pair):
-            self._add_product("gate_up", self._x, pair, self._gated, norm=_norm(norm), activation=self._activation)
+            self._add_product("gate_up", self._x, pair, out, norm=_norm(norm), activation=self._activation)
             return
         if self._gate_up is None:
-            self._gate_up = self._buffer(2 * self._gated.shape[1], self._x.dtype, self._x.device)
-        both, out, activate = self._gate_up, self._gated, ACTIVATIONS[self._activation]
+            self._gate_up = self._buffer(2 * out.shape[1], self._x.dtype, self._x.device)
+        both, activate = self._gate_up, ACTIVATIONS[self._activation]
         gate, up = both.chunk(2, -1)
         self._add_product("gate_up", self._x, operands, both, norm=_norm(norm))
         moved = both.nbytes + out.nbytes
@@ -240,7 +305,7 @@ class FusedStep:
 
     def _add_branch(self, operation: str, x: Tensor, module: nn.Module, norm: RMSNorm | None) -> None:
         """x of the stream += module(x), through `norm` where there is one."""
-        operands, stream, branch = [_known(operand(module))], self._x, self._branch
+        operands, stream, branch = [known(operand(module))], self._x, self._branch
         if norm is None:
             self._add_product(operation, x, operands, stream, residual=stream)
             return
@@ -266,13 +331,13 @@ class FusedStep:
         residual: Tensor | None = None,
         activation: str | None = None,
     ) -> None:
-        moved = bytes_read(operands) + x.nbytes + out.nbytes
-        moved += (0 if norm is None else norm.weight.nbytes) + (0 if residual is None else residual.nbytes)
+        self._launches.append(
+            product_launch(operation, x, operands, out, norm=norm, residual=residual, activation=activation)
+        )
 
-        def run() -> None:
-            product(x, operands, norm=norm, residual=residual, activation=activation, out=out)
 
-        self._launches.append(Launch(operation, run, lambda live: moved))
+def _mixers(model: Decoder) -> list[nn.Module]:
+    return [block.mixer() for block in model.layers if isinstance(block, Block)]
 
 
 def _format_of(module: nn.Module) -> str:
@@ -281,11 +346,6 @@ def _format_of(module: nn.Module) -> str:
 
 def _readable(found: Operand | None, dtype: torch.dtype) -> bool:
     return found is not None and found.readable(dtype)
-
-
-def _known(found: Operand | None) -> Operand:
-    assert found is not None  # `why_not` has asked
-    return found
 
 
 def _norm(norm: RMSNorm) -> Norm:

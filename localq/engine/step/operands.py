@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from localq.engine.step.launch import Launch
 from localq.formats.linear import PackedLinear
 from localq.kernels import gemv
 from localq.kernels.dense import DenseOperand
@@ -17,6 +18,12 @@ def operand(module: nn.Module) -> Operand | None:
     if isinstance(module, PackedLinear):
         return module.operand()
     return dense_operand(module.weight, module.bias) if isinstance(module, nn.Linear) else None
+
+
+def known(found: Operand | None) -> Operand:
+    """`found`, where `why_not` has asked whether there is one."""
+    assert found is not None
+    return found
 
 
 def dense_operand(weight: Tensor, bias: Tensor | None = None) -> DenseOperand:
@@ -53,6 +60,26 @@ def product(
     for each in operands:
         each.launch(x, [each], norm=norm, out=out[:, start : start + each.out_features])
         start += each.out_features
+
+
+def product_launch(
+    operation: str,
+    x: Tensor,
+    operands: Sequence[Operand],
+    out: Tensor,
+    *,
+    norm: gemv.Norm | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Launch:
+    """`product` as a part of a step."""
+    moved = bytes_read(operands) + x.nbytes + out.nbytes
+    moved += (0 if norm is None else norm.weight.nbytes) + (0 if residual is None else residual.nbytes)
+
+    def run() -> None:
+        product(x, operands, norm=norm, residual=residual, activation=activation, out=out)
+
+    return Launch(operation, run, lambda live: moved)
 
 
 def bytes_read(operands: Sequence[Operand]) -> int:

@@ -69,6 +69,25 @@ def attention_decode(
     out.copy_(attend(q, keys, values, Span(first, at + 1, None, False), scale, softcap, sinks))
 
 
+def delta_decode(inputs, gates, write, decay, weights, columns, matrix, workspace, out) -> None:
+    """`kernels.delta_net.delta_decode`, for heads of any width."""
+    heads, key_dim, value_dim = matrix.shape
+    window = torch.cat((columns, inputs.T), 1)
+    mixed = F.silu((window * weights.taps).sum(1))
+    keys = weights.key_heads * key_dim
+    q, k, v = mixed.split((keys, keys, heads * value_dim))
+    q, k = (each.view(-1, key_dim) for each in (q, k))
+    q, k = (each * torch.rsqrt(each.square().sum(1, keepdim=True) + 1e-6) for each in (q, k))
+    q, k = (each.repeat_interleave(heads // weights.key_heads, 0) for each in (q, k))
+    matrix.mul_(torch.exp(weights.rates * F.softplus(decay[0] + weights.offsets))[:, None, None])
+    wanted = v.view(heads, value_dim) - (matrix * k[:, :, None]).sum(1)
+    matrix += k[:, :, None] * (torch.sigmoid(write[0])[:, None] * wanted)[:, None]
+    read = (matrix * q[:, :, None]).sum(1) * key_dim**-0.5
+    normed_heads = F.rms_norm(read, (value_dim,), weights.norm, weights.eps)
+    out.copy_((normed_heads * F.silu(gates.view(heads, value_dim))).view(out.shape))
+    columns.copy_(window[:, 1:])
+
+
 def router(x, weight, bias, active, *, norm, how, weights, chosen, workspace) -> None:
     """`formats.experts.kernel.router`."""
     logits = F.linear(normed(x, norm), weight, bias)[0]
@@ -124,13 +143,14 @@ def rmsnorm(x, norm, residual=None, *, out) -> None:
 
 def install(monkeypatch: Any) -> None:
     """Put them in the place of the kernels, for the fused step."""
-    from localq.engine.step import fused, fused_experts
+    from localq.engine.step import fused, fused_delta, fused_experts
     from localq.kernels import dense
 
     workspace = SimpleNamespace(bytes=lambda: 0)
     monkeypatch.setattr(dense, "dense_gemv", dense_gemv)
     monkeypatch.setattr(fused.attention, "attention_decode", attention_decode)
     monkeypatch.setattr(fused.attention, "AttentionWorkspace", lambda *arguments: workspace)
+    monkeypatch.setattr(fused_delta.delta_net, "delta_decode", delta_decode)
     for stand_in in (router, experts_gate_up, experts_down):
         monkeypatch.setattr(fused_experts.expert_kernel, stand_in.__name__, stand_in)
     monkeypatch.setattr(fused.embed, "embed", embed)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.engine import sampler
+from localq.engine.selftest import delta_nets
 from localq.formats import int8 as int8_format
 from localq.formats.bcq import codec as bcq_codec
 from localq.formats.bcq import kernel as bcq_kernel
@@ -38,7 +39,7 @@ from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.vptq import codec as vptq_codec
 from localq.formats.vptq import kernel as vptq_kernel
-from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
+from localq.kernels import attention, delta_net, dense, embed, logit_adjust, rmsnorm, sampling
 from tests.support.kernels import adjoint_operands, reference_experts
 from tests.support.kernels.vq_operands import weights_of
 
@@ -75,6 +76,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(sampling, "sample", sampled)
     monkeypatch.setattr(attention, "attention_decode", attention_decode)
     monkeypatch.setattr(attention, "AttentionWorkspace", lambda heads, kv_heads, head_dim, device: None)
+    monkeypatch.setattr(delta_net, "delta_decode", delta_decoded)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
 
 
@@ -288,3 +290,13 @@ def vq_search(targets, feedback, white, books, tails, beam):
         rest[:, later] -= errors[:, here] @ feedback[here, later]
     tails.copy_(-rest[:, targets.shape[1] :])
     return [torch.stack(codes, 1)], errors
+
+
+def delta_decoded(inputs, gates, write, decay, weights, columns, matrix, workspace, out=None):
+    """`kernels.delta_net.delta_decode`."""
+    case = delta_nets.DeltaCase(weights, inputs, gates, write, decay, columns, matrix)
+    result, moved, state = delta_nets.expected(case)
+    columns.copy_(moved)
+    matrix.copy_(state)
+    out = torch.empty_like(gates) if out is None else out
+    return out.copy_(result)
