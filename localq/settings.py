@@ -48,7 +48,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "atom-one-light", "ansi-dark", "ansi-light",
     ),
 }  # fmt: skip
-_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve", "desktop", "snapshots")  # config.toml may hold these as numbers
+# config.toml may hold these as numbers
+_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve", "desktop", "snapshots", "checkpoints")
 
 NO_LIMIT = 2**30  # of max_tokens and think_budget, "max": more than any context holds
 _WITHOUT_LIMIT = ("max_tokens", "think_budget")
@@ -91,6 +92,7 @@ class Settings:
     markdown: bool = True
     save: bool = True
     snapshots: str = "4GiB"
+    checkpoints: str = "auto"
     ui: str = "auto"
     theme: str = "textual-dark"
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -165,6 +167,8 @@ DESCRIPTIONS: dict[str, str] = {
     "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
     "save": "save conversations of `localq chat` for --continue and --resume",
     "snapshots": "disk space for saved KV caches, such as 4GiB, to resume long conversations instantly; off = none",
+    "checkpoints": "RAM to go back in conversations with models that have recurrent layers or sliding windows, such as "
+    "1GiB; off = none, auto = up to 8 checkpoints",
     "ui": "what `localq chat` opens: auto = full-screen mode if possible, tui = always, plain = line mode",
     "theme": "colour theme of full-screen mode",
     "keys": "key bindings of full-screen mode, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",

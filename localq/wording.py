@@ -66,6 +66,7 @@ def _host_lines(host: dict[str, int]) -> list[str]:
         "embedding": "{} for the embedding table",
         "snapshots": "up to {} for copying snapshots",
         "reading": "up to {} during prefill",
+        "checkpoints": "up to {} for checkpoints of the conversation",
     }
     parts = [
         words.get(part, "{} for " + part).format(f"{size / 2**20:,.1f} MiB") for part, size in host.items() if size

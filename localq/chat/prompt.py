@@ -61,6 +61,17 @@ def fit(
     return Prompt(ids, exchanges)
 
 
+def marks(tokenizer: TokenizerLike, prompt: Sequence[int]) -> list[int]:
+    """Lengths of a prompt that a later one is likely to share: behind its first message, and before the reply.
+
+    Where the template writes no end of a message of the user, behind the last reply.
+    """
+    framing = {id for id, mark in tokenizer.mark_ids.items() if mark in (harmony.END, harmony.MUSE_END)}
+    ends = framing | tokenizer.stop_ids
+    found = [place for place, id in enumerate(prompt, 1) if id in ends]
+    return sorted({found[0], found[-1]}) if found else []
+
+
 def omission_notice(prompt: Prompt, left_out: int, in_chat: bool = True) -> str:
     """A notice where `prompt` leaves out more or fewer exchanges than `left_out`, the number before; else empty.
 

@@ -19,7 +19,7 @@ from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.record import ChatSettings, Record
 from localq.chat.history.snapshot_keeper import SnapshotKeeper
 from localq.chat.history.store import ConversationStore
-from localq.chat.prompt import WARNING, ExactIds, PromptBuilder, messages_of
+from localq.chat.prompt import WARNING, ExactIds, PromptBuilder, marks, messages_of
 from localq.chat.reply import Replies, Reply, ReplyPiece
 from localq.chat.reply_limits import ANSWER_TOKENS, NO_LIMITS, ReplyLimits
 from localq.chat.reply_stream import ReplyDecoder
@@ -340,6 +340,7 @@ class ChatSession:
             breaker_ids=breakers, grammar=self.grammar, grammar_begun=incoming.answer if self.grammar else "",
             grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
             think_budget=self.think_budget, begun=begun if self.think_budget is not None else "",
+            marks=marks(self.tokenizer, prompt),
         )  # fmt: skip
 
     def stream(self, generate: Generate, incoming: ReplyDecoder, limits: ReplyLimits = NO_LIMITS) -> Replies:

@@ -221,6 +221,13 @@ Reserve = Annotated[
         "--reserve", metavar="SIZE", help="GPU memory to leave free, such as 300MiB.", rich_help_panel=help_page.MEMORY
     ),
 ]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoints", metavar="SIZE", help="RAM to undo turns of hybrid models.",
+        rich_help_panel=help_page.MEMORY,
+    ),
+]  # fmt: skip
 Desktop = Annotated[
     str | None,
     typer.Option(

@@ -322,6 +322,7 @@ class Engine:
 
     def save_cache(self, path: Path, weights: str) -> int:
         """Write the cache to a file; returns its bytes. weights: `snapshot.weights_id`; raises as `snapshot.save`."""
+        self._text.back_to(len(self._text))
         if not self._text.ids:
             raise usage_error("snapshot", "the cache is empty", "Send a message first.")
         return snapshot.save(path, self.model, weights, self._text.ids)

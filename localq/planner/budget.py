@@ -32,6 +32,13 @@ def reserve_bytes(settings: Settings) -> int:
     return 0 if settings.reserve is None else wording.parse_bytes(settings.reserve)
 
 
+def checkpoint_bytes(settings: Settings) -> int | None:
+    """Bytes of the setting `checkpoints`: None = auto, 0 = off. Raises LocalqError (exit 2) for no size."""
+    if settings.checkpoints == "auto":
+        return None
+    return 0 if settings.checkpoints in ("off", "0") else wording.parse_bytes(settings.checkpoints)
+
+
 def load_options(settings: Settings, name: str, *, force: bool = False, thinks: bool = False) -> LoadOptions:
     """The options of a load from the settings; `thinks` as in `LoadOptions`.
 
@@ -49,4 +56,5 @@ def load_options(settings: Settings, name: str, *, force: bool = False, thinks: 
         reserve_bytes=reserve_bytes(settings),
         force=force,
         thinks=thinks,
+        checkpoint_bytes=checkpoint_bytes(settings),
     )

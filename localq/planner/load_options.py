@@ -25,6 +25,7 @@ class LoadOptions:
     head           "auto", "16", "8" or "nf4"
     reserve_bytes  GPU memory that stays free in addition
     force          load even if the plan does not fit
+    checkpoint_bytes  host memory for checkpoints (`planner.checkpoints`); None = as many as are useful
     thinks         replies may begin with a thought: `Architecture.thinks`, which the configuration does not state
     """
 
@@ -39,6 +40,7 @@ class LoadOptions:
     reserve_bytes: int = 0
     force: bool = False
     thinks: bool = False
+    checkpoint_bytes: int | None = None
 
     @property
     def wishes(self) -> Wishes:

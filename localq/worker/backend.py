@@ -164,7 +164,7 @@ class TorchBackend:
         )
         steps = engine.generate(
             request.prompt, request.sampling, stop_ids, request.max_tokens, cancelled,
-            breakers=frozenset(request.breaker_ids), constraint=budget or constraint,
+            breakers=frozenset(request.breaker_ids), constraint=budget or constraint, marks=request.marks,
         )  # fmt: skip
         return steps if budget is None else budget.count(steps)
 
@@ -230,8 +230,8 @@ def _host(model: LoadedModel) -> dict[str, int]:
     from localq.engine.cache_blocks import BLOCK, WORKERS  # torch: only where a model was loaded
 
     if model.device.type != "cuda":
-        return {"reading": model.plan.ledger.components["scratch"]}
-    arch, found = model.plan.arch, {"snapshots": WORKERS * BLOCK}
+        return {"reading": model.plan.ledger.components["scratch"], "checkpoints": model.checkpoint_bytes}
+    arch, found = model.plan.arch, {"snapshots": WORKERS * BLOCK, "checkpoints": model.checkpoint_bytes}
     if model.embed == "host" and arch is not None:
         found["embedding"] = model.dtype.itemsize * arch.embedding_parameters
     return found

@@ -53,6 +53,7 @@ class Generate:
     breaker_ids: list[int] = field(default_factory=list)  # end a repetition, for DRY
     think_budget: int | None = None  # tokens of the thought, which is then ended; None = as many as the model takes
     begun: str = ""  # start of the reply that the prompt contains, with its thought; only read with `think_budget`
+    marks: list[int] = field(default_factory=list)  # lengths of the prompt that a later one may go back to
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Loaded:
 
     ledger, predicted  component -> bytes allocated on the device, and as planned
     host     bytes of host memory. With a GPU "embedding", where it lies there, and "snapshots", pinned from the first
-             large one on; on the CPU "reading", temporary memory of a prefill pass
+             large one on; on the CPU "reading", temporary memory of a prefill pass. On both "checkpoints", at most
     kv_bits, embed, head  the values in use
     gpu_uuid  empty on the CPU; reads: the fields of `roofline.Reads`, empty where the roofline is unknown
     stages   stage in words -> seconds, in order: start and imports of a new engine process, then those of the load

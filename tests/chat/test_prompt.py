@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from localq.chat import prompt
 from localq.chat.history.conversation import Message
 from localq.chat.history.store import ConversationStore
 from localq.errors import ExitCode, LocalqError
+from localq.text import harmony
 from tests.support.chat.scripted_client import session_over, streamed
 
 
@@ -120,3 +123,23 @@ def test_a_conversation_longer_than_any_template_takes_goes_on(store):
         streamed(session.ask("x" * 10**6))
     streamed(session.ask("again"))
     assert len(store.find(None).conversation.turns) == 10_005
+
+
+class Ends:
+    """A tokenizer whose turns end with 7, and its messages within one with 9."""
+
+    stop_ids = frozenset({7})
+    mark_ids: ClassVar[dict[int, str]] = {9: harmony.END, 8: harmony.START}
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ([1, 2, 7, 3, 7, 4, 5], [3, 5]),  # a system prompt, a message, the start of the reply
+        ([1, 2, 7, 3, 7, 8, 4, 9, 8], [3, 8]),
+        ([1, 7, 2], [2]),
+        ([1, 2], []),
+    ],
+)
+def test_a_prompt_is_marked_behind_its_first_message_and_before_the_reply(ids, found):
+    assert prompt.marks(Ends(), ids) == found

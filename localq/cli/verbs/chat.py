@@ -64,6 +64,7 @@ def chat(
     head: options.Head = None,
     format: options.Format = None,
     reserve: options.Reserve = None,
+    checkpoints: options.Checkpoints = None,
     desktop: options.Desktop = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,

@@ -144,6 +144,7 @@ def _load(
     if held is not None:
         ledger["scratch"] = share_scratch(model, dtype)
         ledger["cublas_workspace"] = vram.cublas_workspace(device, dtype)
+    kept = load_plan.checkpoint_bytes(plan, dtype, options, held is not None)
     return LoadedModel(
         model=model,
         cache=cache,
@@ -159,6 +160,7 @@ def _load(
         embed=plan.embed,
         head_bits=plan.head,
         vram=held,
+        checkpoint_bytes=kept,
     )
 
 

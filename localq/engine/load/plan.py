@@ -13,7 +13,7 @@ from localq.engine.load.placing import HEAD
 from localq.errors import usage_error
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
-from localq.planner import footprint, placement, ram
+from localq.planner import checkpoints, footprint, placement, ram
 from localq.planner import plan as memory_plan
 from localq.planner.load_options import LoadOptions
 
@@ -55,6 +55,20 @@ def plan_load(
     else:
         held = replace(held, hard=False)
     return plan, held
+
+
+def checkpoint_bytes(plan: memory_plan.Plan, dtype: torch.dtype, options: LoadOptions, on_gpu: bool) -> int:
+    """Return the host memory for checkpoints, beside the model, which lies in memory already.
+
+    Raises LocalqError (exit 3) where the RAM is too small for a wish.
+    """
+    assert plan.arch is not None
+    chunk = footprint.window_chunk(on_gpu)
+    one = checkpoints.bytes_of_one(plan.arch, plan.kv_bits, dtype.itemsize, plan.ctx, chunk)
+    if not one:
+        return 0
+    most = 2 * one if on_gpu else one  # pinned memory is rounded up (`engine.checkpoints.held_bytes`)
+    return checkpoints.budget(most, options.checkpoint_bytes, ram.free_ram().bytes)
 
 
 def _ram(dtype: torch.dtype, block_bytes: int) -> ram.Ram:

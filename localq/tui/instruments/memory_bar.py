@@ -234,7 +234,7 @@ def _plan(memory: MemoryUse, width: int) -> list[Content]:
 
 def _host(host: dict[str, int], width: int) -> list[Content]:
     """Host memory, which is not in the ledger; copies of snapshots and of a prompt are there for a time only."""
-    steady = sum(size for name, size in host.items() if name not in ("snapshots", "reading"))
+    steady = sum(size for name, size in host.items() if name not in ("snapshots", "reading", "checkpoints"))
     most = sum(host.values())
     return [meter(width, "host RAM", None, "", f"{'up to ' if most > steady else ''}{_mib(most)} MiB")] if most else []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from localq.chat.history.store import ConversationStore
 from localq.chat.reply import Reply, ReplyPiece
@@ -25,6 +25,7 @@ class CharTokenizer:
     stop_ids = frozenset({0})
     chat_template: str | None = "scripted"
     turn_marks = NO_MARKS
+    mark_ids: ClassVar[dict[int, str]] = {}
     over = False
 
     def chat_text(self, messages: list[dict[str, str]], **variables: Any) -> str:
