@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from localq.files import delta_memory
+from localq.files.delta_memory import CHUNK
 from localq.files.layer_caches import RecurrentState
 from localq.models.attention import Pass
 from localq.models.layers import LayerState, Linear, PlainLinear, RMSNorm
 
-CHUNK = 64  # tokens whose recurrence is solved at once
-GROUP_BYTES = 64 * 2**20  # limit of the f32 temporaries of a group of heads
 EPSILON = 1e-6  # beside the squared length of q and k
 
 
@@ -54,12 +54,10 @@ class DeltaShape:
         """What a layer keeps of a text."""
         return RecurrentState(self.value_heads, self.key_dim, self.value_dim, self.channels, self.kernel - 1)
 
-    def head_bytes(self, tokens: int) -> int:
-        """Most bytes of the temporaries of one key head and its value heads in a pass of `tokens`."""
+    def group_heads(self, tokens: int) -> int:
+        """Key heads that go through the rule together in a pass of `tokens`."""
         shared = self.value_heads // self.key_heads
-        convolved = 3 * (2 * self.key_dim + shared * self.value_dim)
-        solved = 2 * shared * (self.key_dim + 2 * self.value_dim)
-        return 4 * tokens * (convolved + solved + CHUNK * (2 + 3 * shared))
+        return delta_memory.group_heads(tokens, self.key_heads, shared, self.key_dim, self.value_dim)
 
 
 class ShortConvolution(nn.Module):
@@ -81,8 +79,6 @@ class ShortConvolution(nn.Module):
 
 class GatedDeltaNet(nn.Module):
     """A layer with such heads: x -> o of every head, normed, times silu(z), and projected."""
-
-    unfused = "gated delta nets"  # as of `Attention`
 
     def __init__(self, shape: DeltaShape, hidden: int, layer: int, eps: float) -> None:
         super().__init__()
@@ -121,7 +117,7 @@ class GatedDeltaNet(nn.Module):
         inputs = torch.cat((state.columns.T, self.in_proj_qkv(x)))
         tokens, shared = x.shape[0], shape.value_heads // shape.key_heads
         out = x.new_empty(tokens, shape.value_heads, shape.value_dim)
-        count = shape.key_heads if tokens == 1 else max(1, GROUP_BYTES // shape.head_bytes(tokens))
+        count = shape.key_heads if tokens == 1 else shape.group_heads(tokens)
         for first in range(0, shape.key_heads, count):
             last = min(first + count, shape.key_heads)
             values = slice(first * shared, last * shared)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localq.files import format_facts, layer_caches
+from localq.files import delta_memory, format_facts, layer_caches
 from localq.files.architecture import Architecture, Linears
 from localq.files.format_facts import Format
 from localq.files.layer_caches import KeysAndValues
@@ -227,9 +227,23 @@ def _chunk(arch: Architecture, itemsize: int) -> int:
     normed = 8 * arch.hidden  # gemma's norms compute in f32
     rows = itemsize * PREFILL_CHUNK
     widest = rows * max(turning, gated, normed)
+    if arch.recurrent_layers:
+        widest = max(widest, _delta_pass(arch, itemsize))
     if arch.traits.soft_cap:
         widest = max(widest, rows * (2 * arch.hidden + 2 * kv + 3 * q) + SCORES_BYTES * itemsize // 2)
     return widest + rows * _rotary(arch) + LOGITS_BYTES * arch.vocab
+
+
+def _delta_pass(arch: Architecture, itemsize: int) -> int:
+    """Peak bytes of the activations of a prefill chunk in a gated delta net."""
+    shared, heads = arch.delta_value_heads // arch.delta_key_heads, arch.delta_key_heads
+    rule = delta_memory.rule_bytes(PREFILL_CHUNK, heads, shared, arch.delta_key_dim, arch.delta_value_dim)
+    rates = 16 * PREFILL_CHUNK * arch.delta_value_heads  # f32, with temporaries
+    gathered, around = arch.delta_columns, 2 * arch.hidden  # the residual and its norm
+    # q, k and v, and what they are convolved from; then with what is gathered; then the gate in f32
+    mixing = itemsize * PREFILL_CHUNK * (around + arch.delta_channels + gathered) + rule
+    gating = PREFILL_CHUNK * (itemsize * (around + 3 * gathered) + 2 * 4 * gathered)
+    return max(mixing, gating, itemsize * PREFILL_CHUNK * (around + 2 * arch.delta_channels)) + rates
 
 
 def slab_bytes(largest: int, itemsize: int) -> int:
@@ -260,6 +274,18 @@ def _step_buffers(arch: Architecture, itemsize: int) -> int:
     """Bytes of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
     width = arch.intermediate + arch.expert_intermediate * arch.experts_active
     row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width + arch.traits.growing_queries
-    row += 2 * arch.query_columns if arch.traits.attention_gate else 0  # it, behind what the heads gather
+    if arch.traits.attention_gate or arch.traits.hybrid:  # it, behind what the heads gather
+        row += 2 * arch.query_columns
+    if arch.traits.hybrid:  # q and gate as their matrix gives them; shared experts and their gate
+        row += 2 * arch.query_columns + (arch.shared_intermediate + 1 if arch.shared_intermediate else 0)
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
-    return itemsize * row + routing + 4 * arch.vocab
+    return itemsize * row + routing + _delta_buffers(arch, itemsize) + 4 * arch.vocab
+
+
+def _delta_buffers(arch: Architecture, itemsize: int) -> int:
+    """Bytes of a decode step of gated delta nets: operands, workspace, and rates and offsets of every layer in f32."""
+    if not arch.recurrent_layers:
+        return 0
+    operands = arch.delta_channels + 2 * arch.delta_columns + 2 * arch.delta_value_heads
+    workspace = arch.delta_columns + arch.delta_key_heads + 2 * arch.delta_value_heads * arch.recurrent_layers
+    return itemsize * operands + 4 * workspace

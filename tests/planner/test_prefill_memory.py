@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localq.bench.synthetic.checkpoint import config_of
+from localq.bench.synthetic.checkpoint import config_of, with_layers
 from localq.engine.cache import KVCache
 from localq.files import catalog
 from localq.files.architecture import Architecture
@@ -14,12 +14,13 @@ from localq.planner import footprint
 from localq.planner.placement import Placement
 from tests.support.engine.live_memory import Block, LiveMemory
 
-ROUTED = {32: 4, 128: 8, 8: 2}  # experts of a layer -> those of a token
+ROUTED = {32: 4, 128: 8, 256: 8, 8: 2}  # experts of a layer -> those of a token
 ROWS, CONTEXT = footprint.PREFILL_CHUNK, 3200
 PASSES = ((0, ROWS), (CONTEXT - ROWS, ROWS), (0, 700), (700, 333), (1033, ROWS), (0, 9), (9, ROWS), (0, ROWS))
 SHAPES = (
     *("llama-3.1-8b", "llama-3.3-70b", "qwen3-8b", "smollm2-135m", "phi-3-medium", "phi-4-mini"),
     *("gemma-2-9b", "gemma-3-1b", "gemma-3-12b", "gpt-oss-20b", "qwen3-30b-a3b", "mixtral-8x7b"),
+    *("qwen3.8-27b", "qwen3.6-35b-a3b", "qwen3.5-0.8b"),
 )
 
 
@@ -49,13 +50,13 @@ def with_sinks(q, keys, values, span, scale, sinks):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Name -> what passes over the first three layers hold."""
+    """Name -> what passes over the first layers hold: three, or, of hybrids, four, so that one has attention."""
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", fused_attention)
     monkeypatch.setattr(attention, "_with_sinks", with_sinks)
     monkeypatch.setattr(torch.Tensor, "bincount", all_alike)
 
     def trace(arch: Architecture) -> LiveMemory:
-        family = architecture(config := {**config_of(arch), "num_hidden_layers": 3})
+        family = architecture(config := with_layers(config_of(arch), 4 if arch.recurrent_layers else 3))
         with torch.device("meta"):
             model = family.Model(family.Config.from_dict(config)).half().requires_grad_(False)
         model.make_tables(CONTEXT, "meta")
