@@ -109,7 +109,7 @@ def _architecture(arch: Architecture | None) -> dict[str, Any] | None:
         "active_linear_parameters": arch.active_linear_parameters,
         "kv_cache_bytes_per_token": arch.kv_bytes_per_token(16),
     }
-    fields = {name: value for name, value in dataclasses.asdict(arch).items() if name != "windowed"}
+    fields = {name: value for name, value in dataclasses.asdict(arch).items() if name not in ("windowed", "recurrent")}
     return {**fields, **counts}
 
 
@@ -175,13 +175,19 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
 def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
     heads = f"{arch['heads']} heads of {arch['head_dim']}, {arch['kv_heads']} KV heads"
     window = f"; {arch['window_layers']} layers with a window of {arch['window']:,} tokens" if arch["window"] else ""
-    experts = f", {arch['experts_active']} of {arch['experts']} experts per token" if arch["experts"] else ""
+    recurrent = (
+        f"; {arch['recurrent_layers']} of {arch['layers']} layers have a gated delta net instead"
+        if arch["recurrent_layers"]
+        else ""
+    )
+    shared = " and a shared one" if arch["shared_intermediate"] else ""
+    experts = f", {arch['experts_active']} of {arch['experts']} experts{shared} per token" if arch["experts"] else ""
     width = arch["intermediate"] or arch["expert_intermediate"]
     return [
         ["architecture", f"{arch['model_type']}, {arch['layers']} layers{experts}"],
         ["parameters", _count(arch["parameters"])],
         ["sizes", f"hidden {arch['hidden']:,}, MLP {width:,}, vocabulary {arch['vocab']:,}"],
-        ["attention", heads + window],
+        ["attention", heads + window + recurrent],
         ["context", f"{arch['max_context']:,} tokens, {arch['kv_cache_bytes_per_token']:,} bytes each in 16-bit"],
     ]
 
