@@ -98,10 +98,14 @@ def _folder(listing: Listing, folder: Path) -> Path:
 
 
 def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
+    """Write whole files to `folder`. Raises LocalqError (exit 8) for one that is not what the hub lists."""
     for file in files:
         content = hub_client.first_bytes(listing, file, file.size)
         with disk.part_file(folder / file.name) as small:
             small.write(content)
+        if not disk.has_content(folder / file.name, file.content_id):
+            why = f"the hash of {file.name} differs from the one on the hub"
+            raise bad_file(listing.repo, why, "Try again later, or use another revision.")
 
 
 def _shards(listing: Listing, folder: Path) -> list[str]:
