@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# config.json as the hub has it, without what does not matter here; what is missing is missing there too.
+# config.json as the hub has it, without what does not matter here; what is missing is missing there too. Of Ministral and
+# Muse it is what transformers documents.
 HUB: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -62,6 +63,26 @@ HUB: dict[str, dict[str, Any]] = {
         "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
         "max_position_embeddings": 32768, "sliding_window": 512, "sliding_window_pattern": 6,
+    },
+    "ministral-3-8b": {
+        "model_type": "mistral3", "tie_word_embeddings": False, "vision_config": {"model_type": "pixtral"},
+        "text_config": {
+            "model_type": "ministral3", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+            "max_position_embeddings": 262144, "sliding_window": None, "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "type": "yarn", "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0,
+                "beta_slow": 1.0, "original_max_position_embeddings": 16384, "mscale": 1.0, "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    },
+    "muse-glimmer-30b": {
+        "model_type": "muse_glimmer", "vision_config": {"model_type": "muse_glimmer_vision"},
+        "text_config": {
+            "model_type": "muse_glimmer_text", "hidden_size": 6656, "num_hidden_layers": 52,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 13,
+        },
     },
     "phi-3-mini": {
         "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 32,

@@ -11,6 +11,7 @@ from typing import Any
 from localq.files import format_facts
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
+from localq.files.model_types import WRAPPERS
 from localq.quantize import by_tensor
 from localq.quantize.request import TensorwiseRequest
 from tests.support.files.tiny_gguf_models import write_with_tokenizer
@@ -25,7 +26,7 @@ from tests.support.formats import (
 )
 from tests.support.formats.int4_checkpoints import Int4
 from tests.support.models.tiny_checkpoints import make_checkpoint
-from tests.support.models.tiny_models import VISION
+from tests.support.models.tiny_models import MUSE_VISION, PIXTRAL, VISION
 
 HEAD, HEADS, WIDTH, EXPERT, WINDOW = 32, 4, 256, 64, 16
 
@@ -103,6 +104,10 @@ def config_of(arch: Architecture) -> dict[str, Any]:
         del fields["num_local_experts"]
     if arch.traits.hybrid:
         return _hybrid(arch, fields)
+    if arch.model_type == "ministral3":
+        period = arch.max_context // 16
+        fields["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+                                     "original_max_position_embeddings": period, "llama_4_scaling_beta": 0.1}  # fmt: skip
     if arch.model_type == "gemma3":
         text = {**fields, "model_type": "gemma3_text", "query_pre_attn_scalar": 32}
         return {
@@ -139,22 +144,32 @@ def _hybrid(arch: Architecture, fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **changed}
 
 
+def published(arch: Architecture) -> tuple[str, dict[str, Any]]:
+    """The model type of published files of these facts, and `config_of` in the form of their configuration."""
+    fields = config_of(arch)
+    for wrapper, vision in (("mistral3", PIXTRAL), ("muse_glimmer", MUSE_VISION)):
+        if arch.model_type in WRAPPERS[wrapper] and arch.model_type != "mistral":  # of which most files are flat
+            text = {**fields, "model_type": arch.model_type}
+            return wrapper, {"text_config": text, "vision_config": vision, "tie_word_embeddings": arch.tied}
+    return arch.model_type, fields
+
+
 def write(folder: Path, arch: Architecture, format: str, scheme: str) -> Path | None:
     """A model of these (shrunk) facts in `format`; None where no tiny writer has that format for this shape."""
-    fields = config_of(arch)
     if format == "gguf":
         folder.mkdir(parents=True)
         return write_with_tokenizer(folder / "model.gguf", scheme)
     if arch.traits.hybrid:
-        return _write_hybrid(folder, arch, format, scheme, fields)
-    if format in ("bf16", *format_facts.formats_by_tensor()) or arch.experts:
-        plain = make_checkpoint(folder / "plain", arch.model_type, shard_bytes=2**30, initializer_range=0.15, **fields)
+        return _write_hybrid(folder, arch, format, scheme, config_of(arch))
+    if format in ("bf16", "fp8", *format_facts.formats_by_tensor()) or arch.experts:
+        model_type, fields = published(arch)
+        plain = make_checkpoint(folder / "plain", model_type, shard_bytes=2**30, initializer_range=0.15, **fields)
         made = plain if format == "bf16" else _made_of(plain, folder, format, scheme)
-    elif arch.model_type == "gemma3":  # writers below would take the Linears of its vision tower as well
+    elif arch.model_type in ("gemma3", "muse_glimmer_text"):  # writers below would take Linears of the vision tower too
         return None
     else:
         made = folder / "made"
-        _WRITERS[format](made, scheme, model_type=arch.model_type, **fields)
+        _WRITERS[format](made, scheme, model_type=arch.model_type, **config_of(arch))
     return _without_window(made) if not arch.window else made
 
 
@@ -181,6 +196,10 @@ def _made_of(plain: Path, folder: Path, format: str, scheme: str) -> Path:
         plain = expert_checkpoints.gpt_oss_published(folder / "published", plain)
         if format == "mxfp4":
             return plain
+    if format == "fp8":
+        of_mistral = json.loads((plain / "config.json").read_text())["model_type"] == "mistral3"
+        fp8_checkpoints.rewrite(plain, None if of_mistral else (128, 128), activations=of_mistral)
+        return plain
     if format in format_facts.formats_by_tensor():
         return by_tensor.convert(TensorwiseRequest(open_model(plain), format, folder / "made"))
     scheme = scheme or ("s4l16" if format == "vq2" else "")

@@ -19,6 +19,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+WITH_IMAGES = ("mistral3", "muse_glimmer")  # transformers has no class for their text alone
+
 # All sizes differ from each other; every Linear has a multiple of 64 columns, so that NF4 applies.
 TINY: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -82,10 +84,11 @@ def make_config(model_type: str = "llama", **overrides: Any) -> Any:
 
 def make_model(model_type: str = "llama", *, seed: int = 0, **overrides: Any) -> Any:
     """The transformers model with random float32 weights, in eval mode."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(make_config(model_type, **overrides))
+    auto_class = AutoModelForImageTextToText if model_type in WITH_IMAGES else AutoModelForCausalLM
+    model = auto_class.from_config(make_config(model_type, **overrides))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):  # of heads that forget at once transformers sums decays with an error of 1e-4

@@ -20,6 +20,7 @@ from localq.engine.cache import KVCache
 from localq.models import ARCHITECTURES
 from localq.models.config import DecoderConfig
 from localq.models.decoder import Decoder
+from tests.support.models.tiny_checkpoints import WITH_IMAGES
 
 CONTEXT = 64  # slots of the cache and of the tables
 PREFILL = (16, 7)  # the uneven pieces of the prompt
@@ -70,7 +71,6 @@ MUSE_VISION = {
     "pos_emb_height": 2,
     "pos_emb_width": 2,
 }
-WITH_IMAGES = ("mistral3", "muse_glimmer")  # transformers has no class for their text alone
 
 
 @dataclass(frozen=True)
