@@ -63,7 +63,7 @@ class ModelEntry:
     score           how people rate its answers (source: head of models.toml); 0 = unknown
     estimated       the score is derived from that of a related model
     base            a base model without a chat template
-    side_parameters 16-bit weights outside the text model (a vision tower): downloaded, not loaded
+    side_parameters 16-bit weights outside the text model (a vision tower) in its files: not loaded
     settings        sampling and max_tokens: override generation_config.json, overridden by the user's settings
     """
 

@@ -55,6 +55,11 @@ def extra_tensors(names: Iterable[str], layers: object) -> dict[str, list[str]]:
     return found
 
 
+def is_of_tower(name: str) -> bool:
+    """True for a tensor of a vision or audio tower, told by its name alone."""
+    return _KINDS[TOWERS].fullmatch(name) is not None
+
+
 def is_beside_text(name: str) -> bool:
     """True for a tensor of a tower or of multi-token prediction, told by its name alone."""
     return any(_KINDS[kind].fullmatch(name) for kind in (TOWERS, MORE_TOKENS))
@@ -62,5 +67,9 @@ def is_beside_text(name: str) -> bool:
 
 def note(found: dict[str, list[str]]) -> str:
     """One line that lists what `extra_tensors` found; empty without any."""
-    kinds = [f"{kind} ({len(names)} tensors)" for kind, names in found.items() if kind != TABLES]
-    return f"skipped, not needed for text: {', '.join(kinds)}" if kinds else ""
+    return f"skipped, not needed for text: {kinds}" if (kinds := in_words(found)) else ""
+
+
+def in_words(found: dict[str, list[str]]) -> str:
+    """The kinds that `extra_tensors` found, and how many tensors each has; empty without any."""
+    return ", ".join(f"{kind} ({len(names)} tensors)" for kind, names in found.items() if kind != TABLES)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from localq.errors import bad_file
+from localq.files.extra_tensors import is_of_tower
 from localq.files.json_files import DAMAGED, inside, parse_object, read_object
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -180,10 +181,21 @@ def shard_paths(folder: Path) -> dict[str, Path]:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Tensor name -> shard name from the index of `folder`; empty without an index.
+    """Tensor name -> shard name from the index of `folder`, but for shards of towers alone; empty without an index.
 
-    Shard names contain no path.
+    Such shards are neither fetched nor read: they hold nothing of the text model. Shard names contain no path.
     """
+    everything = _weight_map(folder)
+    needed = {shard for tensor, shard in everything.items() if not is_of_tower(tensor)}
+    return {tensor: shard for tensor, shard in everything.items() if shard in needed or not needed}
+
+
+def unread_tensors(folder: Path) -> list[str]:
+    """The tensors that the index of `folder` names and `read_index` leaves out."""
+    return [*(_weight_map(folder).keys() - read_index(folder).keys())]
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
     path = inside(folder, INDEX_NAME)
     if path is None:
         return {}

@@ -19,7 +19,15 @@ from localq.errors import bad_file
 from localq.files.extra_tensors import extra_tensors
 from localq.files.json_files import DAMAGED
 from localq.files.model_folder import ModelFiles
-from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index, shard_paths
+from localq.files.safetensors_headers import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    Header,
+    read_header,
+    read_index,
+    shard_paths,
+    unread_tensors,
+)
 from localq.formats import fp8_source
 from localq.formats.fp8_source import Fp8Source
 from localq.formats.tensor_files import DTYPES, TensorFile, each_tensor
@@ -172,7 +180,7 @@ def open_fetched(files: ModelFiles, headers: dict[str, Header], path_of: Callabl
 
 
 def _without_extra(files: ModelFiles, tensors: dict[str, TensorInfo], source: TensorSource) -> Checkpoint:
-    extra = extra_tensors(tensors, files.text_config.get("num_hidden_layers"))
+    extra = extra_tensors([*tensors, *unread_tensors(files.path)], files.text_config.get("num_hidden_layers"))
     left = {name for names in extra.values() for name in names}
     kept = {name: each for name, each in tensors.items() if name not in left}
     if files.quantization.get("quant_method") == fp8_source.METHOD:

@@ -14,8 +14,11 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, packaged_model
 from localq.files.architecture import Architecture
 from localq.files.catalog import Source
+from localq.files.catalog_file import ModelEntry
+from localq.files.extra_tensors import extra_tensors, in_words
 from localq.files.hub import fetch as hub
-from localq.files.model_folder import open_model
+from localq.files.model_folder import ModelFiles, open_model
+from localq.files.safetensors_headers import read_header, shard_paths, unread_tensors
 from localq.files.stored_format import format_of_config, scheme_of
 from localq.planner import choose, room
 from localq.planner import plan as memory_plan
@@ -43,9 +46,10 @@ def of_name(name: str, settings: Settings) -> dict[str, Any]:
 def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dict[str, Any]:
     entry = target.entry
     arch, reason, generation, scheme = entry.arch if entry else None, None, None, ""
+    left_out = _beside_text(entry)
     if path is not None:
         files = open_model(path)
-        generation, scheme = files.generation_config, scheme_of(files)
+        generation, scheme, left_out = files.generation_config, scheme_of(files), _left_out(files)
         try:
             arch = arch or Architecture.from_config(files.config)
         except LocalqError as error:  # shown anyway, with the reason
@@ -65,12 +69,29 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
         "runs": reason is None,
         "reason": reason,
         "architecture": _architecture(arch),
+        "left_out": left_out or None,
         "path": str(path) if path else None,
         "generation_defaults": generation,
         "settings": entry.settings if entry else {},
         "memory": _memory(target.name, arch, format, scheme, settings) if arch and format and not reason else None,
         "sources": [_source(source) for source in entry.sources] if entry else [],
     }
+
+
+def _beside_text(entry: ModelEntry | None) -> str:
+    """The part of the files that is not loaded, as far as the catalogue knows it."""
+    if entry is None or not entry.side_parameters:
+        return ""
+    return f"{_count(entry.side_parameters)} parameters outside the text model, such as a vision tower"
+
+
+def _left_out(files: ModelFiles) -> str:
+    """The tensors of the files that are not loaded."""
+    if files.kind == "gguf":
+        return ""
+    names = [name for path in shard_paths(files.path).values() for name in read_header(path).tensors]
+    layers = files.text_config.get("num_hidden_layers")
+    return in_words(extra_tensors([*names, *unread_tensors(files.path)], layers))
 
 
 def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: Settings) -> dict[str, Any] | None:
@@ -146,6 +167,8 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
     rows += [["format", form], ["runs here", "yes" if facts["runs"] else f"no: {facts['reason']}"]]
     if facts["architecture"]:
         rows += _architecture_rows(facts["architecture"])
+    if facts["left_out"]:
+        rows.append(["not loaded", facts["left_out"]])
     comes_along = any(each["kind"] == "pypi" and each["format"] == facts["format"] for each in facts["sources"])
     absent = f"no; it {packaged_model.BUILT_IN}" if comes_along else "no"
     rows.append(["on this machine", facts["path"] or absent])

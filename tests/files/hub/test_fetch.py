@@ -12,7 +12,10 @@ from localq.errors import ExitCode
 from localq.files import catalog
 from localq.files.catalog import Target
 from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
+from localq.files.hub.remote import to_fetch
+from localq.files.safetensors_headers import unread_tensors
 from tests.support.files import fake_hub, hub_server
 from tests.support.files.hub_server import REPO, refused, source
 
@@ -68,6 +71,27 @@ def test_shards_are_those_that_the_index_names(server):
     folder = hub.fetch(source())
     assert names(folder) == set(files)
     assert hub_cache.is_complete(folder)
+
+
+def test_a_shard_of_a_tower_alone_is_not_fetched(server):
+    files = fake_hub.model_files(shards=3)
+    index = json.loads(files["model.safetensors.index.json"])
+    tower, text = "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"
+    index["weight_map"] = {
+        "model.vision_tower.ln_pre.weight": tower, "multi_modal_projector.linear_1.weight": tower,
+        "model.language_model.norm.weight": text, "vision_tower.ln_post.weight": text,
+        "language_model.lm_head.weight": "model-00003-of-00003.safetensors",
+    }  # fmt: skip
+    files["model.safetensors.index.json"] = json.dumps(index).encode()
+    server.add(REPO, files)
+    folder = hub.fetch(source())
+    assert names(folder) == set(files) - {tower}
+    assert tower not in server.fetched()
+    assert hub_cache.is_complete(folder)
+    assert sorted(unread_tensors(folder)) == [
+        "model.vision_tower.ln_pre.weight", "multi_modal_projector.linear_1.weight",
+    ]  # fmt: skip
+    assert {file.name for file in to_fetch(hub_client.list_files(REPO, "main"))} == names(folder)
 
 
 @pytest.mark.parametrize("shard", ["../../evil.safetensors", "model-00002-of-00002.safetensors", "/etc/passwd"])

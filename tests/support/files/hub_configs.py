@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# config.json as the hub has it, without what does not matter here; what is missing is missing there too. Of Ministral and
-# Muse it is what transformers documents.
+# config.json as the hub has it, without what does not matter here; what is missing is missing there too. Those of
+# Ministral and Muse are what transformers documents.
 HUB: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,

@@ -106,8 +106,10 @@ def config_of(arch: Architecture) -> dict[str, Any]:
         return _hybrid(arch, fields)
     if arch.model_type == "ministral3":
         period = arch.max_context // 16
-        fields["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
-                                     "original_max_position_embeddings": period, "llama_4_scaling_beta": 0.1}  # fmt: skip
+        fields["rope_parameters"] = {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": period,
+            "llama_4_scaling_beta": 0.1,
+        }  # fmt: skip
     if arch.model_type == "gemma3":
         text = {**fields, "model_type": "gemma3_text", "query_pre_attn_scalar": 32}
         return {
