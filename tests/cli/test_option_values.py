@@ -115,8 +115,8 @@ OTHERS = {"run": ["x"], "quantize": ["--out", "o"]}  # that a verb needs beside 
 TAKE_A_MODEL = ("run", "chat", "pull", "show", "quantize", "bench", "eval")
 LARGE = ("1000000000", "1" + "0" * 18, "1" + "0" * 30, "9" * 400, "9" * 5000, "1e308", "1e400", "9" * 400 + "k", "-9")
 # Options for which a large number has a meaning: seeds, limits of a plan, and a filter that keeps all tokens.
-TAKEN = {"--seed": 2**63 - 1, "--ctx": 2**30, "--max-tokens": 2**30, "--top-k": None, "--vram": None, "--reserve": None, "--checkpoints": None,
-         "--desktop": None, "--think-budget": 2**30}  # fmt: skip
+TAKEN = {"--seed": 2**63 - 1, "--ctx": 2**30, "--max-tokens": 2**30, "--top-k": None, "--vram": None, "--reserve": None,
+         "--checkpoints": None, "--desktop": None, "--think-budget": 2**30}  # fmt: skip
 
 
 def number_options() -> list[tuple[str, str]]:
