@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from localq import kv_bits
-from localq.files import format_facts
+from localq.files import format_facts, layer_caches
 from localq.files.architecture import Architecture, Linears
 from localq.files.format_facts import Format
 from localq.kv_bits import KvBits
@@ -155,19 +155,41 @@ def _launches(
     arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float
 ) -> Iterator[float]:
     """Microseconds of the launches of a step; equal launches are summed."""
-    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    q, kv, attentions = arch.query_columns, arch.kv_heads * arch.head_dim, arch.layers - arch.recurrent_layers
     around = format_facts.outside_experts(arch, format)
-    projections = _products(((q + 2 * kv, arch.hidden), (arch.hidden, q)), around, scheme, machine)
-    yield arch.layers * projections
+    shapes = [(arch.query_rows + 2 * kv, arch.hidden), (arch.hidden, q)]
+    shapes += [(q, arch.hidden)] if arch.traits.attention_gate else []
+    yield attentions * _products(shapes, around, scheme, machine)
     windowed = arch.window_layers if arch.window else 0
-    for layers, slots in ((arch.layers - windowed, live), (windowed, min(live, arch.window))):
+    for layers, slots in ((attentions - windowed, live), (windowed, min(live, arch.window))):
         yield layers * _attention(arch, placement.kv_bits, slots, machine)
+    yield arch.recurrent_layers * _delta_net(arch, around, scheme, machine) if arch.recurrent_layers else 0.0
+    yield machine.latency * measurements.load().norm_us * _gates(arch)
     yield arch.layers * machine.latency * _between(arch, format, scheme)
     width, dense = arch.intermediate, arch.layers - arch.expert_layers
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
     yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
+    if (shared := arch.shared_intermediate) and arch.experts:
+        shapes = [(2 * shared, arch.hidden), (arch.hidden, shared)]
+        yield arch.expert_layers * _products(shapes, around, scheme, machine)
     yield _head(arch, placement.head, machine)
     yield machine.latency * measurements.load().embed_and_choice_us
+
+
+def _delta_net(arch: Architecture, format: Format, scheme: str, machine: Machine) -> float:
+    """Time of a gated delta net. Its rule was not measured: a small launch, and its state read and written."""
+    shapes = ((arch.delta_channels + arch.delta_columns, arch.hidden), (arch.hidden, arch.delta_columns))
+    rates = _product(2 * arch.delta_value_heads, arch.hidden, format_facts.of("bf16"), "", machine)
+    state = 2 * layer_caches.state_bytes(arch.layer_caches, 2) / arch.recurrent_layers
+    rule = machine.latency * measurements.load().norm_us + 1e6 * state / machine.read_bytes_per_s
+    return _products(shapes, format, scheme, machine) + rates + rule
+
+
+def _gates(arch: Architecture) -> int:
+    """Small launches of gates in a step, which were not measured: before and behind attention, of shared experts."""
+    attentions = arch.layers - arch.recurrent_layers
+    own = 2 * attentions if arch.traits.hybrid else attentions if arch.traits.attention_gate else 0
+    return own + (3 * arch.expert_layers if arch.shared_intermediate else 0)
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
@@ -231,7 +253,7 @@ def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) 
     if isinstance(bits, str):  # different bits for keys and values were not measured: assume half of each
         return sum(_attention(arch, part, live, machine) for part in kv_bits.split(bits)) / 2
     cost = fit_attention(bits)
-    moved = arch.kv_bytes_per_token(bits) / arch.layers * live
+    moved = arch.kv_heads * kv_bits.pair_bytes(arch.head_dim, bits) * live
     norms = measurements.load().qk_norm_us if arch.traits.qk_norm or arch.traits.constant_norms else 0.0
     return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from localq.files import layer_caches
 from localq.files.architecture import Architecture
 from localq.kv_bits import KvBits
 from localq.planner.speed import cards, local_measurements
@@ -89,9 +90,11 @@ def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, id
         return None
     head = ledger["head"] or ledger["embedding"]
     row = 2 * arch.hidden
-    layer = arch.kv_bytes_per_token(kv_bits) // arch.layers
-    windowed = arch.window_layers if arch.window else 0
-    return Reads(ledger["weights"] - idle + head + row, layer * (arch.layers - windowed), layer * windowed, arch.window)
+    caches = arch.layer_caches
+    windows = layer_caches.windowed_bytes(caches, kv_bits)
+    states = 2 * layer_caches.state_bytes(caches, 2)  # read and written
+    fixed = ledger["weights"] - idle + head + row + states
+    return Reads(fixed, layer_caches.growing_bytes(caches, kv_bits), sum(windows.values()), arch.window)
 
 
 def model_roof(loaded: LoadedFacts) -> Roof | None:
