@@ -297,11 +297,14 @@ def _add_place(where: str) -> Iterator[None]:
         raise LocalqError(what, error.why, error.next_step, error.exit_code) from None
 
 
+LIKE = 0.7  # of names that are suggested: at difflib's 0.6 "nothing" means "think"
+
+
 def similar(name: str, known: Collection[str]) -> list[str]:
     """Settings among `known` that `name` may mean: the one that it names as an option, else those of similar names."""
     plain = name[:80].casefold().lstrip("-").replace("-", "_").removeprefix("no_")
     meant = OPTION_NAMES.get(plain, plain)
-    return [meant] if meant in known else difflib.get_close_matches(plain, known, n=3)
+    return [meant] if meant in known else difflib.get_close_matches(plain, known, n=3, cutoff=LIKE)
 
 
 def check_name(name: str) -> None:

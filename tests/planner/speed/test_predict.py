@@ -285,7 +285,7 @@ def test_an_unknown_card_is_a_usage_error_that_names_the_three_nearest(said, nea
     with pytest.raises(LocalqError, match="not a known GPU") as raised:
         cards.find(said)
     assert raised.value.exit_code == ExitCode.USAGE
-    named = str(raised.value.next_step).partition("known: ")[2].partition(". ")[0].split(", ")
+    named = str(raised.value.next_step).partition("GPUs: ")[2].partition(". ")[0].split(", ")
     assert len(named) == 3
     assert {*named} <= {card.name for card in cards.CARDS}
     assert near in (*named, "")
