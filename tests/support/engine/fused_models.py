@@ -17,11 +17,12 @@ from localq.engine.step.state import StepState
 from localq.formats import nf4
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.models.layers import OffsetRMSNorm
+from localq.models.layers import OffsetRMSNorm, PlainLinear
 from tests.support.models.tiny_models import BY_NAME
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 8, "num_hidden_layers": 3, "head_dim": 24}
 PHI3 = {**SHAPE, "hidden_size": 256, "head_dim": 32}  # it has no head_dim of its own
+DELTA = {"num_hidden_layers": 5, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 LISTS = {"short_factor": [1.0 + 0.05 * i for i in range(12)], "long_factor": [1.0 + 0.4 * i for i in range(12)]}
 CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed besides
     "llama-biases": SHAPE,
@@ -34,6 +35,8 @@ CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed b
     "gemma2": SHAPE,
     "gemma3-text": {**SHAPE, "num_hidden_layers": 7},
     "phi3-window": PHI3,
+    "qwen3.5": {**SHAPE, **DELTA},
+    "qwen3.5-moe": {**SHAPE, **DELTA, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 192},
     "phi3-longrope-short": {**PHI3, "rope_scaling": {"type": "longrope", **LISTS}},
     "smollm3-biases-windows": {**SHAPE, "num_hidden_layers": 5},
 }
@@ -63,7 +66,7 @@ def pair(
         path: nf4.quantize(weights[f"{path}.weight"])
         for path, linear in ours.named_modules()
         if quantized and isinstance(linear, nn.Linear) and "layers." in path
-        if not path.endswith(keep) and linear.in_features % nf4.BLOCK == 0
+        if not path.endswith(keep) and linear.in_features % nf4.BLOCK == 0 and not isinstance(linear, PlainLinear)
     }
     ours.load_state_dict({key: tensor.to("cuda", dtype) for key, tensor in weights.items()}, assign=True)
     for path, each in packed.items():
