@@ -77,7 +77,7 @@ def read_attachment(path: Path, name: str | None = None) -> Attachment:
     return Attachment(sanitize(name or path.name), sanitize(read_text(path)))
 
 
-class _Reader:
+class _AttachmentReader:
     """Reads the files of one message. room: bytes left of MOST_BYTES, negative once they were exceeded."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class _Reader:
 
 def read_attachments(paths: Iterable[Path]) -> tuple[Attachment, ...]:
     """Files for one message, of at most MOST_BYTES in all. Raises LocalqError (exit 2)."""
-    reader = _Reader()
+    reader = _AttachmentReader()
     return tuple(reader.read(path) for path in paths)
 
 
@@ -118,7 +118,7 @@ def expand_mentions(text: str) -> ExpandedMessage:
     The words stay in the message. A word that names no file, such as a mail address, is plain text; `\@` is an @.
     """
     attached: dict[str, Attachment] = {}
-    failures, reader = [], _Reader()
+    failures, reader = [], _AttachmentReader()
     for found in _NAMED.finditer(text):
         name = _existing(found[1] or found[2])
         if name is None or name in attached or reader.room < 0:
