@@ -188,10 +188,10 @@ def test_the_full_screen_asks_by_itself():
     ("gib", "name", "best"),
     [
         (8, "NVIDIA GeForce RTX 4060", "qwen3-4b-2507"),
-        (12, "NVIDIA GeForce RTX 4070", "gemma-3-12b"),
-        (16, "NVIDIA GeForce RTX 4080", "gemma-3-12b"),
-        (24, "NVIDIA GeForce RTX 4090", "gemma-3-27b"),
-        (32, "NVIDIA GeForce RTX 5090", "gemma-3-27b"),
+        (12, "NVIDIA GeForce RTX 4070", "qwen3.5-4b"),
+        (16, "NVIDIA GeForce RTX 4080", "qwen3.8-27b"),
+        (24, "NVIDIA GeForce RTX 4090", "qwen3.8-27b"),
+        (32, "NVIDIA GeForce RTX 5090", "qwen3.8-27b"),
     ],
 )
 def test_the_best_published_model_for_a_card(card, gib, name, best, monkeypatch):
@@ -242,10 +242,10 @@ def test_without_a_model_one_question_says_size_time_and_place(card, terminal, c
     card(24, "NVIDIA GeForce RTX 4090")
     questions = terminal(True)
     opening = chosen()
-    assert (opening.settings.model, opening.wanted.agreed) == ("gemma-3-27b", True)
-    assert questions == ["gemma-3-27b: download 16.9 GB?"]
+    assert (opening.settings.model, opening.wanted.agreed) == ("qwen3.8-27b", True)
+    assert questions == ["qwen3.8-27b: download 19.4 GB?"]
     said = capsys.readouterr().err
-    for words in ("There are no models on this machine yet", "at 100 Mbit/s", "disk: 16.9 GB in"):
+    for words in ("There are no models on this machine yet", "at 100 Mbit/s", "disk: 19.4 GB in"):
         assert words in said
     terminal(False)
     assert chosen().settings.model == "smollm2-135m"
@@ -255,7 +255,7 @@ def test_without_a_model_one_question_says_size_time_and_place(card, terminal, c
 def test_the_full_screen_gets_the_reason_for_its_question(card):
     card(24, "NVIDIA GeForce RTX 4090")
     opening = chosen(on_screen=True)
-    assert opening.settings.model == "gemma-3-27b"
+    assert opening.settings.model == "qwen3.8-27b"
     assert opening.wanted.why.startswith("There are no models on this machine yet")
 
 
@@ -273,7 +273,7 @@ def test_a_dry_run_plans_what_a_chat_would_open(card, terminal, monkeypatch):
     planned = default_model.planned(Settings(), named=False, on_screen=True)
     assert planned == (opening.settings, opening.wanted.format)
     terminal(True)
-    assert default_model.planned(Settings(), named=False)[0].model == chosen().settings.model == "gemma-3-27b"
+    assert default_model.planned(Settings(), named=False)[0].model == chosen().settings.model == "qwen3.8-27b"
     assert default_model.planned(Settings(offline=True), named=False)[0].model == "smollm2-135m"
     here = recommend.Recommendation("qwen3-8b", "vq2", "it is here")
     monkeypatch.setattr(recommend, "best_here", lambda settings: here)

@@ -130,10 +130,11 @@ def test_the_order_is_what_an_owner_would_choose(capsys):
     assert {0, 1, 2, 4} == set(groups), "every entry runs in every format"
     names = [row["name"] for row in rows]
     best = [row for row in rows if group_of(row) == 0]
-    assert best[0]["name"] == "gemma-3-27b"
+    assert best[0]["name"] == "qwen3.8-27b"
     assert names.index("gemma-3-27b") < names.index("qwen3-30b-a3b-2507@nf4")  # of a higher score, to be made here
     assert next(row["name"] for row in rows if row["family"] == "gemma") == "gemma-3-27b"
-    order = ("gemma-3-27b", "qwen3-32b", "mistral-small-24b", "phi-4", "llama-3.1-8b", "mistral-7b", "smollm2-135m")
+    order = ("qwen3.8-27b", "gemma-3-27b", "mistral-small-3.2-24b", "qwen3-32b", "mistral-small-24b", "phi-4",
+             "llama-3.1-8b", "mistral-7b", "smollm2-135m")  # fmt: skip
     assert [names.index(name) for name in order] == sorted(names.index(name) for name in order)
     assert names.index("qwen3-32b") < names.index("qwen2.5-72b@vq2")  # 2 bits, and to be made here
     assert names.index("llama-3.1-8b") < names.index("llama-3-8b")  # 8,192 tokens at most
@@ -146,11 +147,11 @@ def test_the_order_is_what_an_owner_would_choose(capsys):
 @pytest.mark.parametrize(
     ("vram", "first"),
     [
-        ("8", "qwen3-4b-2507"),
-        ("12", "gemma-3-12b"),
-        ("16", "gemma-3-12b"),
-        ("24", "gemma-3-27b"),
-        ("24GB", "gemma-3-27b"),
+        ("8", "qwen3.5-9b@nf4"),
+        ("12", "qwen3.8-27b@vq2"),
+        ("16", "qwen3.8-27b"),
+        ("24", "qwen3.8-27b"),
+        ("24GB", "qwen3.8-27b"),
     ],
 )
 def test_one_line_stands_for_each_family(capsys, vram, first):
@@ -220,7 +221,7 @@ def test_the_table_has_one_row_for_a_family_and_all_for_all(capsys):
     lines = captured.out.splitlines()
     assert lines[0].split()[:5] == ["MODEL", "YEAR", "SCORE", "FORMAT", "BITS"]
     assert "DESKTOP" not in lines[0]  # it is assumed
-    assert lines[1].split()[:5] == ["gemma-3-27b", "2025", "1364", "nf4", "4.13"]
+    assert lines[1].split()[:5] == ["qwen3.8-27b", "2026", "~1416", "nf4", "4.13"]
     assert "TOK/S" in lines[0]
     assert "WHEN FULL" in lines[0]
     assert "perplexity: not measured" in captured.err
