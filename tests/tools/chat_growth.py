@@ -2,11 +2,16 @@
 
     python -m tests.tools.chat_growth --replies 400 --face line
 
-Memory is what the front end and the engine process have in private pages; descriptors and threads are counted. Each
+Memory is what the front end and the engine process have in anonymous pages; descriptors and threads are counted. Each
 reply is in a conversation of its own, which is saved: what was said is no part of the growth, but two lines of input
 history and the command /new are. What the first hundred replies fill, caches and buffers, is there to stay; from then
 on a reply may take 1 kB, descriptors stay as many, and threads no more than before. `--real_engine` has the product's
 engine with a tiny model, else it is a scripted one. Last line: one JSON object; exit status 1 where anything grows.
+
+Pages of files do not count: those of a library turn from shared to private when the last other process that has loaded
+it ends, which added 1 MB to a run. The processes run with MALLOC_TRIM_THRESHOLD_=0 and MALLOC_ARENA_MAX=1: by itself
+glibc keeps up to 0.7 MB of what was freed at the top of the heap, and gives it back and takes it again in steps of
+0.4 MB, which are 2 kB a reply up or down over 300 replies. Threads that are about to end are waited for.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import os
 import re
 import statistics
 import sys
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +34,9 @@ from tests.tools import terminal_campaign
 from tests.tools.process_tree import descendants
 
 WARM, REPLY_BYTES = 100, 1024  # replies that fill caches; what each further one may take
-_PRIVATE = re.compile(r"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)
+EXACT = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # pages that are free are not held
+ENDS_S = 1.0  # within which a thread of the last reply has ended
+_HELD = re.compile(r"^(?:Anonymous|Swap): +(\d+) kB", re.MULTILINE)
 
 
 @dataclass
@@ -59,10 +67,12 @@ def growth(held: list[tuple[int, int, int]]) -> dict[str, Any]:
     }
 
 
-def holdings(process: int) -> tuple[int, int, int]:
-    """(bytes in private pages, descriptors, threads) of a process."""
-    folder = Path(f"/proc/{process}")
-    pages = sum(map(int, _PRIVATE.findall((folder / "smaps_rollup").read_text())))
+def holdings(process: int, threads: int) -> tuple[int, int, int]:
+    """(bytes in anonymous pages, descriptors, threads) of a process, which had so many `threads` before."""
+    folder, end = Path(f"/proc/{process}"), time.monotonic() + ENDS_S
+    while len(os.listdir(folder / "task")) > threads and time.monotonic() < end:
+        time.sleep(0.005)
+    pages = sum(map(int, _HELD.findall((folder / "smaps_rollup").read_text())))
     return 1024 * pages, len(os.listdir(folder / "fd")), len(os.listdir(folder / "task"))
 
 
@@ -82,14 +92,15 @@ def real(face: Line, place: Place) -> Terminal:
 
     model = write_sound(place.home / "real")
     command = [sys.executable, "-m", "localq", "chat", str(model), "-n", "8"]
-    return Terminal(command, environment(place.home, LOCALQ_UI=face.ui, OMP_NUM_THREADS="1"), (100, 30), place.home)
+    environ = environment(place.home, LOCALQ_UI=face.ui, OMP_NUM_THREADS="1", **EXACT)
+    return Terminal(command, environ, (100, 30), place.home)
 
 
 def campaign(home: Path, face: Line, count: int, seed: int, real_engine: bool = False) -> Report:
     """`count` replies."""
     report, place = Report(), Place(home / "growth")
     place.says(Script(text="Hello, and *so* on.\n\n- one\n- two\n", step=5))
-    with real(face, place) if real_engine else face.start(place, size=(100, 30)) as terminal:
+    with real(face, place) if real_engine else face.start(place, size=(100, 30), **EXACT) as terminal:
         try:
             terminal.until(lambda: face.is_ready(terminal), 120)
             while report.replies < count:
@@ -97,7 +108,8 @@ def campaign(home: Path, face: Line, count: int, seed: int, real_engine: bool = 
                 face.exchange(terminal, "/new")
                 report.replies += 1
                 for name, process in processes(terminal).items():
-                    report.held[name].append(holdings(process))
+                    held = report.held[name]
+                    held.append(holdings(process, min((each[2] for each in held), default=1)))
                 terminal.raw.clear()
             face.leave(terminal)
         except Gave as error:
