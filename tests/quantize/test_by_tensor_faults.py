@@ -132,15 +132,21 @@ def test_a_full_disk_is_named_and_loses_nothing(
     assert digests(out) == digests(finished)
 
 
-def test_too_little_space_is_seen_before_the_first_byte(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kept", [None, [], ["notes.md"]])
+def test_too_little_space_is_seen_before_the_first_byte_and_nothing_is_left(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: list[str] | None
 ) -> None:
+    """kept: what the folder holds before; None where there is none."""
     out = tmp_path / "out"
+    if kept is not None:
+        out.mkdir()
+        for name in kept:
+            (out / name).write_text("mine")
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(LocalqError, match=r"bytes plus a reserve are needed in .* only 1,000 bytes are free") as caught:
-        quantized(llama, out)
+        quantized(llama, out, force=bool(kept))
     assert caught.value.exit_code == ExitCode.DISK
-    assert [path.name for path in out.iterdir()] in ([], [LOCK_NAME])
+    assert ([path.name for path in out.iterdir()] if out.exists() else None) == kept
 
 
 def test_an_output_that_cannot_be_made(llama: Path, tmp_path: Path) -> None:

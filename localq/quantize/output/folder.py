@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -69,6 +70,7 @@ def claim_folder(source: ModelFiles, out: Path, task: dict[str, Any], force: boo
     Raises LocalqError: exit 2 for a folder that holds something else, or files of others, 9 for the disk.
     """
     _stale(source, out, task, force)
+    is_new = not out.exists()
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     with _lock(out):
@@ -80,8 +82,21 @@ def claim_folder(source: ModelFiles, out: Path, task: dict[str, Any], force: boo
         with disk_errors(out):
             for path in stale:
                 path.unlink(missing_ok=True)
-        yield
+        try:
+            yield
+        except BaseException:
+            _leave(out, is_new)
+            raise
         (out / LOCK_NAME).unlink(missing_ok=True)
+
+
+def _leave(out: Path, is_new: bool) -> None:
+    """Remove the lock of a conversion that failed before it wrote anything, and the folder that was made for it."""
+    with contextlib.suppress(OSError):
+        if not any(OURS.fullmatch(path.name.removesuffix(".part")) for path in out.iterdir()):
+            (out / LOCK_NAME).unlink()
+            if is_new:
+                out.rmdir()
 
 
 def _check_own(out: Path) -> None:
