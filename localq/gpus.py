@@ -138,7 +138,7 @@ def closing_hint(gpu: Gpu | None, own_pid: int | None = None) -> str:
     """How to free memory on `gpu`: "by closing firefox (pid 4711, 812 MiB)", the three largest processes."""
     others = [each for each in (gpu.processes if gpu else None) or () if each.pid != own_pid]
     if not others:
-        return "by closing other programs that use the GPU"
+        return "by closing other programs that are using the GPU"
     names = []
     for each in others[:NAMED]:
         size = "" if each.bytes is None else f", {each.bytes // 2**20:,} MiB"

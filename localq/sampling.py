@@ -143,7 +143,7 @@ def stated_values(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     found: dict[str, Any] = {}
     notes = []
     if (value := config.get("do_sample")) is not None and not (isinstance(value, int) and value in (0, 1)):
-        notes.append(f"the model's default do_sample {str(value)[:40]} is ignored (allowed: true or false)")
+        notes.append(f"ignoring the model's default do_sample {str(value)[:40]} (must be true or false)")
     for field, name in STATED.items():
         if config.get(name) is None:
             continue

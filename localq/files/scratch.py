@@ -24,7 +24,7 @@ from localq.disk import disk_errors
 _FOLDER, _FOLDER_MODE = re.compile(r"localq-(?:outline|index|header)-(?:(\d+)-)?[a-z0-9_]{8}"), 0o700
 _TEXT, _TEXT_MODE = re.compile(r"localq-[a-z0-9_]{8}\.md"), 0o600  # of `chat.terminal.editor`: a text of the user
 _TEXT_AGE_S = 86_400.0  # the editor may still run
-ABANDONED, UNSAVED = "temporary folder of a killed process", "leftover editor text"
+ABANDONED, UNSAVED = "temporary folder left by a killed process", "leftover editor text"
 
 
 @dataclass(frozen=True)

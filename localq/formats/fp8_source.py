@@ -90,7 +90,7 @@ def is_extra(key: str) -> bool:
 
 def dequantize(codes: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """codes e4m3 [..., out, in] times their scales -> `dtype` [..., out, in]. This is the definition of the format."""
-    *stack, rows, columns = codes.shape
+    rows, columns = codes.shape[-2:]
     grid = (-(-rows // block[0]), -(-columns // block[1]))
     flat, out = codes.view(-1, rows, columns), torch.empty(codes.shape, dtype=dtype)
     wide = scales.float().reshape(-1, *grid) if scales.numel() > 1 else scales.float().expand(len(flat), 1, 1)

@@ -62,7 +62,7 @@ def why_not(key_heads: int, value_heads: int, key_dim: int, value_dim: int, kern
     if kernel != TAPS:
         return f"no kernel supports a convolution over {kernel} tokens in a gated delta net (must be {TAPS})"
     if value_heads % key_heads or value_heads // key_heads > MOST_SHARED:
-        heads = f"{value_heads} value heads per {key_heads} key heads"
+        heads = f"{value_heads} value heads for {key_heads} key heads"
         return f"no kernel supports gated delta nets with {heads} (at most {MOST_SHARED} per key head)"
     return ""
 

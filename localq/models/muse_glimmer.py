@@ -89,7 +89,7 @@ def _turning(config: dict[str, Any], spread: list[bool]) -> list[bool]:
     return [each != 0 for each in stated]
 
 
-class GatedAttention(Attention):
+class AttentionWithGate(Attention):
     """Attention with a gate, a linear of its own, and norms of queries and keys that have no weights."""
 
     is_gated = True
@@ -121,7 +121,7 @@ class GatedAttention(Attention):
 class GatedBlock(SandwichBlock):
     """Norms on both sides of attention and MLP, those behind with an eps of their own."""
 
-    attention_class = GatedAttention
+    attention_class = AttentionWithGate
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)

@@ -271,7 +271,7 @@ def _more(made: Plan, budget: int | Ram, freeing: str) -> str:
         return f"free another {human_bytes(made.ledger.total - budget.bytes)} of RAM by closing other programs"
     missing = _mib(made.ledger.total - budget)
     verb = "allow" if freeing.startswith("with") else "free"
-    return f"{verb} {missing} more {freeing or 'by closing other programs that use the GPU'}"
+    return f"{verb} {missing} more {freeing or 'by closing other programs that are using the GPU'}"
 
 
 def _that_fits(

@@ -61,7 +61,7 @@ def check(ready: PrequantizedLayers, source: ModelFiles, shards: Shards | None =
     if sha256_of(ready.folder / TENSORS) != ready.sha256:
         raise bad_file(str(ready.folder / TENSORS), "its SHA-256 does not match the recorded hash", AGAIN)
     if source_sha256(source, shards) != ready.source_sha256:
-        why = f"the layers were made from a different model, not from {source.name}"
+        why = f"the layers come from a different model, not {source.name}"
         raise usage_error(f"--layers {ready.folder}", why, "Remove --layers.")
 
 

@@ -95,7 +95,7 @@ def test_prune_lists_and_removes_them(killed, capsys):
     assert execute(["prune", "--dry-run"]) == 0
     said = capsys.readouterr().err
     assert all(str(each) in said for each in killed)
-    assert "temporary folder of a killed process" in said
+    assert "temporary folder left by a killed process" in said
     assert execute(["prune", "--yes"]) == 0
     assert [each for each in killed if each.exists()] == []
 

@@ -100,8 +100,8 @@ def test_the_same_bits_twice():
     [
         ((16, 48, 128, 128, 4), ""),
         ((16, 32, 128, 128, 4), ""),
-        ((4, 36, 128, 128, 4), "36 value heads per 4 key heads"),
-        ((3, 4, 128, 128, 4), "4 value heads per 3 key heads"),
+        ((4, 36, 128, 128, 4), "36 value heads for 4 key heads"),
+        ((3, 4, 128, 128, 4), "4 value heads for 3 key heads"),
         ((4, 4, 64, 128, 4), "64 x 128"),
         ((4, 4, 128, 64, 4), "128 x 64"),
         ((4, 4, 128, 128, 3), "over 3 tokens"),

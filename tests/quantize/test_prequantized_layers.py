@@ -136,7 +136,7 @@ def test_what_they_were_not_made_from_is_refused(made, packed, tmp_path, capsys)
     weights[-1] ^= 1
     file.write_bytes(weights)
     arguments = ["--format", "vq2", "--out", str(tmp_path / "out"), "--layers", str(packed)]
-    refused(capsys, ExitCode.USAGE, "the layers were made from a different model", str(other), *arguments)
+    refused(capsys, ExitCode.USAGE, "the layers come from a different model", str(other), *arguments)
     assert not (tmp_path / "out").exists()
 
 

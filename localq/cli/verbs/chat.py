@@ -85,10 +85,9 @@ def chat(
     with reply_options.suggest_prompt("chat", model is not None and model_named is None):
         if dry_run:
             return _plan(_resume(settings, project, flags, continue_, resume)[0], named, format, json, force)
-        wanted, first = reply_options.parse_grammar(json_schema, grammar, regex), _first_message(prompt)
-        settings, record, project = _resume(settings, project, flags, continue_, resume)
-    start, wish = _start(record, settings, stop, wanted, project), OpenOptions(format, force, agreed=yes)
-    return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=first)
+        wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
+        settings, start = _start(_resume(settings, project, flags, continue_, resume), stop, wanted)
+    return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=_first_message(prompt))
 
 
 def _first_message(prompt: str | None) -> options.PromptText | None:
@@ -96,11 +95,13 @@ def _first_message(prompt: str | None) -> options.PromptText | None:
 
 
 def _start(
-    record: Record | None, settings: Settings, stop: list[str] | None, wanted: Grammar | None, project: Origins
-) -> Start:
+    resumed: tuple[Settings, Record | None, Origins], stop: list[str] | None, wanted: Grammar | None
+) -> tuple[Settings, Start]:
+    """The settings, and the conversation to begin with: `resumed` is what `_resume` gives."""
     from localq.chat import open_conversation  # start-up cost, not for --help
 
-    return open_conversation.start(record, settings, stop, note, wanted, project)
+    settings, record, project = resumed
+    return settings, open_conversation.start(record, settings, stop, note, wanted, project)
 
 
 def _check_json(json: bool, dry_run: bool) -> None:

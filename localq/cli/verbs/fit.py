@@ -34,7 +34,7 @@ DISK_NOTE = (
     "disk: source plus result. `localq quantize --format vq2` downloads one source file at a time, so it needs room "
     "only for the result and two source files"
 )
-MEASURED_NOTE = "perplexity: relative to the unquantized model; - means not measured"
+MEASURED_NOTE = "perplexity: relative to the unquantized model; '-' means not measured"
 _MODEL_HELP = "Show this model in every format; ORG/REPO also works."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Vram = Annotated[

@@ -36,7 +36,10 @@ VARIABLES = (
     ("LOCALQ_NOHISTORY", "do not save typed messages to the input history"),
     ("LOCALQ_NOPROJECT", "ignore a project's localq.toml"),
     ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "folder for downloaded weights"),
-    ("HF_TOKEN, HF_TOKEN_PATH", "token for gated models; --token takes precedence, `hf auth login` comes last"),
+    (
+        "HF_TOKEN, HF_TOKEN_PATH",
+        "token for gated models; --token takes precedence over it, and it over `hf auth login`",
+    ),
     ("HF_ENDPOINT", "URL of another hub"),
     ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never use the network"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "hide download progress bars"),

@@ -106,7 +106,7 @@ class _ByteReader:
         return bad_file(str(self.path), why, "The file is damaged or truncated; download it again.")
 
     def _cut_off(self) -> Exception:
-        return _MoreError() if len(self.data) < self.size else self.damaged("the GGUF header is cut off")
+        return _MoreError() if len(self.data) < self.size else self.damaged("the GGUF header is truncated")
 
     def take(self, layout: str) -> tuple[Any, ...]:
         try:

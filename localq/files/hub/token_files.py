@@ -45,7 +45,7 @@ def _check(path: Path) -> None:
 
 def _error(error: Exception) -> LocalqError:
     if os.environ.get(_EXCHANGE):
-        why = f"{_EXCHANGE} is set, but no token can be obtained with it ({type(error).__name__})"
+        why = f"{_EXCHANGE} is set, but getting a token with it failed ({type(error).__name__})"
         return _refused(why, f"Check {_EXCHANGE} and HF_OIDC_ID_TOKEN, or unset them.")
     return _refused(f"its file cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})")
 

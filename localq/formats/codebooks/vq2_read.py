@@ -34,7 +34,8 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     tensors = checkpoint.tensors
     books = [_book(checkpoint, prefix, *suffixes) for suffixes in BOOKS[: 2 if f"{prefix}.codes_2" in tensors else 1]]
     if len(books) == 1 and f"{prefix}.codebook_2" in tensors:
-        raise bad_file(prefix, f"the checkpoint lacks {prefix}.codes_2, but contains its codebook", DAMAGED)
+        why = f"the checkpoint has the codebook for {prefix}.codes_2, but not {prefix}.codes_2 itself"
+        raise bad_file(prefix, why, DAMAGED)
     scales = _part(checkpoint, prefix, ".scales")
     signs = checkpoint.read(f"{prefix}.signs") if f"{prefix}.signs" in tensors else None
     codes = books[0][0]

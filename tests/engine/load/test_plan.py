@@ -78,6 +78,6 @@ def test_by_force_nothing_is_limited(plan):
 
 def test_nobody_else_is_on_the_card():
     alone = gpus.Gpu(0, "card", "GPU-aa", None, 1, 1, (gpus.Process(5, 3),))
-    assert gpus.closing_hint(alone, 5) == gpus.closing_hint(None) == "by closing other programs that use the GPU"
+    assert gpus.closing_hint(alone, 5) == gpus.closing_hint(None) == "by closing other programs that are using the GPU"
     assert gpus._name(os.getpid())
     assert gpus._name(2**30) == ""

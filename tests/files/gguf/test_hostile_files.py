@@ -281,7 +281,7 @@ def test_a_file_that_changes_after_its_header_was_read(tmp_path, content, is_ope
         read_tensor(header, "lm_head.weight", file)
     path.write_bytes(content)
     os.utime(path, ns=(0, header.mtime_ns + 1))
-    with pytest.raises(LocalqError, match=r"changed while it was being read|cut off") as caught:
+    with pytest.raises(LocalqError, match=r"changed while it was being read|truncated") as caught:
         read_tensor(header, "model.layers.0.self_attn.q_proj.weight", file)
     assert (caught.value.what, caught.value.exit_code) == (str(path), ExitCode.BAD_FILE)
     if file is not None:
