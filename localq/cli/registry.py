@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from localq.cli import help_page
+from localq.cli import completion, help_page
 from localq.cli.option_values import accept_plain_values
 
 # Panel of `localq --help` -> its verbs. Verb `x` is the function `x` (or the group of verbs `x`) of
@@ -86,3 +86,8 @@ class Verbs(TyperGroup):
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]  # the base class never writes to it after this
         _prepare(self)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, with options that typer adds to the group after its construction."""
+        completion.use(self.params)
+        return super().parse_args(ctx, args)
