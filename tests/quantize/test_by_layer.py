@@ -27,6 +27,7 @@ from localq.quantize.output.tensor_jobs import is_block_linear
 from localq.quantize.settings import Tuning
 from localq.text.tokenizer import Tokenizer
 from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.models.tiny_models import MUSE_VISION
 from tests.support.quantize.conversions import digests, quantized
 from tests.support.quantize.vq2_conversions import Made, converted, ended, loaded, logits, request, watched, windows
 
@@ -42,8 +43,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {}),
     "gemma2": ("gemma2", {"tie_word_embeddings": True}),  # the stream stays, inputs are rotated
     "gemma3": ("gemma3_text", {}),
-}
-UNTURNED = ("gemma2", "gemma3")
+    "ministral3": ("ministral3", {}),  # queries that grow
+    "muse": ("muse_glimmer", {"vision_config": MUSE_VISION, "text_config": {
+        "model_type": "muse_glimmer_text", "sliding_window": 16, "output_multiplier": 0.6, "initializer_range": 0.08}}),
+}  # fmt: skip
+UNTURNED = ("gemma2", "gemma3", "muse")
 ROUNDING = 1e-5  # of f32, relative to the largest logit: sums of 192 terms, one layer after another
 
 
