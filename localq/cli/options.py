@@ -262,7 +262,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.", ric
 DryMultiplier = Annotated[
     float | None,
     typer.Option(
-        "--dry-multiplier", help="DRY repetition penalty, such as 0.8; 0 = off.", rich_help_panel=help_page.ADVANCED
+        "--dry-multiplier", help="DRY multiplier, such as 0.8; 0 = off.", rich_help_panel=help_page.ADVANCED
     ),
 ]
 DryBase = Annotated[
@@ -281,7 +281,7 @@ DryAllowedLength = Annotated[
 XtcProbability = Annotated[
     float | None,
     typer.Option(
-        "--xtc-probability", help="XTC: probability of applying it, per token.", rich_help_panel=help_page.ADVANCED
+        "--xtc-probability", help="XTC: per-token probability of applying it.", rich_help_panel=help_page.ADVANCED
     ),
 ]
 XtcThreshold = Annotated[

@@ -64,7 +64,7 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
             name, f"the weights are in the format {format!r}, which localq does not support", step, ExitCode.FAILURE
         )
     if variant := stored_format.unreadable(files.quantization):
-        why, step = f"the weights are {variant}", "Use another repository of this model."
+        why, step = f"the weights are {variant}", "Use a different repository for this model."
         raise LocalqError(name, why, step, ExitCode.FAILURE)
     unsupported = format_facts.why_unsupported(arch, format)
     bits = 8 * (source.bytes if source else path.stat().st_size) / arch.parameters if format == "gguf" else None

@@ -72,7 +72,7 @@ def test_what_is_wrong_in_the_environment_names_the_variable(config_file):
 def test_a_name_that_is_near_none_is_told_all_of_them_and_abbreviations_stay_as_they_are():
     with pytest.raises(LocalqError, match=r"unknown setting\. Settings: model, .* keys\.$"):
         settings.check_name("qqq")
-    with pytest.raises(LocalqError, match="DRY repetition penalty"):
+    with pytest.raises(LocalqError, match="DRY multiplier"):
         settings.parse("dry_multiplier", "x", "/set")
 
 

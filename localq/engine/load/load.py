@@ -212,7 +212,7 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
         step = f"Use {', '.join(FORMATS)}, fp8 or bf16."
         raise LocalqError(name, f"the weights are quantized with {what[:80]}, which is not supported", step)
     if isinstance(quantization, dict) and (variant := stored_format.unreadable(quantization)):
-        raise LocalqError(name, f"the weights are {variant}", "Use another repository of this model.")
+        raise LocalqError(name, f"the weights are {variant}", "Use a different repository for this model.")
     return found
 
 

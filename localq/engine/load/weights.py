@@ -29,7 +29,7 @@ from localq.models.layers import PlainLinear
 HEAD_FORMATS = ("nf4",)  # a head in another format is dequantized: `placement` plans for no other
 _AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
 # A download is not the cause: the files are as their maker wrote them.
-_OTHER = "Without them its replies may be wrong. Use another repository of this model."
+_OTHER = "Without them its replies may be wrong. Use a different repository for this model."
 
 
 @dataclass(frozen=True)

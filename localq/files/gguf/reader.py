@@ -98,7 +98,7 @@ def _tensors(container: Container, architecture: str) -> dict[str, GgufTensor]:
         renamed = hugging_face_name(architecture, name)
         if renamed is None:
             why = f"contains the tensor {name!r}, which {architecture} models do not have"
-            raise LocalqError(str(container.path), why, "Use a different file of this model.", ExitCode.FAILURE)
+            raise LocalqError(str(container.path), why, "Use a different GGUF file for this model.", ExitCode.FAILURE)
         if renamed in found:
             why = f"the tensors {found[renamed].gguf_name!r} and {name!r} both map to {renamed}"
             raise bad_file(str(container.path), why, "Download the file again.")

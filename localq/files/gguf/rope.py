@@ -39,7 +39,7 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
         return None
     if kind not in ("linear", "yarn"):
         why = f"the RoPE scaling {str(kind)[:40]!r} is not supported"
-        raise LocalqError(str(facts.container.path), why, "Use a different file of this model.")
+        raise LocalqError(str(facts.container.path), why, "Use a different GGUF file for this model.")
     factor = facts.number("rope.scaling.factor")
     if kind == "yarn":
         original = facts.integer("rope.scaling.original_context_length")
@@ -66,7 +66,7 @@ def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | 
         expected = factor / (1.0 - keep + keep * factor) if factor >= 1.0 else math.nan
         if not math.isclose(divisor, expected, rel_tol=1e-4):
             why = "rope_freqs.weight does not match any known RoPE scaling"
-            raise LocalqError(str(facts.container.path), why, "Use a different file of this model.", ExitCode.FAILURE)
+            raise LocalqError(str(facts.container.path), why, "Use a different GGUF file for this model.", ExitCode.FAILURE)
     return {
         "rope_type": "llama3",
         "factor": factor,
