@@ -51,7 +51,8 @@ class _Bar:
 
     def show(self, what: str, done: int, total: int) -> None:
         if self._progress is None or self._task is None:
-            self._progress = _start()
+            self._progress = _download_progress()  # kept before it starts: a Ctrl-C within that needs its end, too
+            self._progress.start()
             self._task = self._progress.add_task(self._name, total=None)
         if done - self._before > LEAP_BYTES:  # a part was here: rate and remaining time count new bytes only
             self._progress.reset(self._task, completed=done, total=total or None)
@@ -66,14 +67,22 @@ class _Bar:
         self._progress, self._task = None, None
 
 
-def _start() -> Progress:
+@contextlib.contextmanager
+def _running(progress: Progress) -> Iterator[Progress]:
+    """`progress`, stopped also where a Ctrl-C comes while it starts: rich would leave the cursor hidden."""
+    try:
+        progress.start()
+        yield progress
+    finally:
+        progress.stop()
+
+
+def _download_progress() -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(20), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=stderr_console(), transient=True)
-    progress.start()
-    return progress
+    return Progress(*columns, console=stderr_console(), transient=True)
 
 
 @contextlib.contextmanager
@@ -85,7 +94,7 @@ def run_bar(runs: int, quiet: bool) -> Iterator[Callable[[str], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr_console(), transient=True) as bar:
+    with _running(Progress(*columns, console=stderr_console(), transient=True)) as bar:
         task = bar.add_task("starting", total=None)
         counts: Counter[str] = Counter()
 
@@ -110,9 +119,9 @@ def case_bar(quiet: bool) -> Callable[[str, int, int], AbstractContextManager[An
     bar = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
     task = bar.add_task("starting", total=None)
 
-    def show(kernel: str, done: int, total: int) -> Progress:
+    def show(kernel: str, done: int, total: int) -> AbstractContextManager[Any]:
         bar.update(task, description=kernel, completed=done, total=total)
-        return bar
+        return _running(bar)
 
     return show
 
@@ -171,7 +180,7 @@ def quantize_bar(quiet: bool) -> Iterator[OnProgress | None]:
         progress.TextColumn("{task.fields[left]}"),
     )
     remaining = Remaining()
-    with progress.Progress(*columns, console=stderr_console(), transient=True) as bar:
+    with _running(progress.Progress(*columns, console=stderr_console(), transient=True)) as bar:
         task = bar.add_task("", total=None, left="")
 
         def update(what: str, done: int, total: int) -> None:
