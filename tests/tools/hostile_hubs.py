@@ -132,7 +132,8 @@ def plan(rng: random.Random, scratch: Scratch) -> Plan:
     hub.add(REPO, files)
     trap, patience = _set(rng, hub, other, files, scratch)
     port = hub.server.server_address[1]
-    token = scratch.secrets.token if rng.random() < 0.7 else None
+    from_file = any(each in trap for each in (" token is ", " stored_tokens is "))
+    token = scratch.secrets.token if rng.random() < 0.7 and not from_file else None
     environment = {
         "HF_ENDPOINT": quoted_url(scratch.secrets, port), "HF_HUB_OFFLINE": None, "HF_TOKEN": token,
     }  # fmt: skip
@@ -262,9 +263,18 @@ def _cache(rng: random.Random, hub: HostileHub, other: object, files: object, wh
     return f"in the cache, {place} is a {draws.odd_file(rng, path, scratch)}"
 
 
+def _tokens(rng: random.Random, hub: object, other: object, files: object, where: str, scratch: Scratch) -> str:
+    """Files of tokens that are none, or damaged with a token in them; read where HF_TOKEN is not set."""
+    path = rng.choice((scratch.token, scratch.token.with_name("stored_tokens")))
+    if rng.random() < 0.7:
+        return f"{path.name} is a {draws.odd_file(rng, path, scratch)}"
+    path.write_text(rng.choice(("", "[me]\n", "[me]\nhf_token = x\n")) + scratch.secrets.token + "\n")
+    return f"{path.name} is damaged"
+
+
 _TRAPS: dict[str, Callable[..., str]] = {
     "headers": _headers, "more headers": _headers, "status": _status, "json": _json, "more json": _json, "etag": _etag,
     "redirect": _redirect, "more redirects": _redirect, "content": _content, "cut": _cut, "lies": _lies,
-    "cache": _cache,
+    "cache": _cache, "tokens": _tokens,
     "echo": _says(echo), "endless": _says(endless), "many headers": _says(many_headers), "packed": _says(packed),
 }  # fmt: skip
