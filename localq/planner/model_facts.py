@@ -11,7 +11,7 @@ from typing import Any
 
 from localq import kv_bits
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog, format_facts, packaged_model
+from localq.files import catalog, format_facts, layer_caches, packaged_model
 from localq.files.architecture import Architecture
 from localq.files.catalog import Source
 from localq.files.catalog_file import ModelEntry
@@ -129,6 +129,8 @@ def _architecture(arch: Architecture | None) -> dict[str, Any] | None:
         "parameters": arch.parameters,
         "active_linear_parameters": arch.active_linear_parameters,
         "kv_cache_bytes_per_token": arch.kv_bytes_per_token(16),
+        "kv_cache_growing_bytes_per_token": layer_caches.growing_bytes(arch.layer_caches, 16),
+        "state_bytes": layer_caches.state_bytes(arch.layer_caches, 2),
     }
     fields = {name: value for name, value in dataclasses.asdict(arch).items() if name not in ("windowed", "recurrent")}
     return {**fields, **counts}
@@ -206,12 +208,17 @@ def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
     shared = " and a shared one" if arch["shared_intermediate"] else ""
     experts = f", {arch['experts_active']} of {arch['experts']} experts{shared} per token" if arch["experts"] else ""
     width = arch["intermediate"] or arch["expert_intermediate"]
+    growing, states = arch["kv_cache_growing_bytes_per_token"], arch["state_bytes"]
+    windowed = arch["kv_cache_bytes_per_token"] - growing
+    kept = f"{growing:,} bytes each in 16-bit"
+    kept += f", {windowed:,} more while in a window" if windowed else ""
+    kept += f", {human_bytes(states)} of states" if states else ""
     return [
         ["architecture", f"{arch['model_type']}, {arch['layers']} layers{experts}"],
         ["parameters", _count(arch["parameters"])],
         ["sizes", f"hidden {arch['hidden']:,}, MLP {width:,}, vocabulary {arch['vocab']:,}"],
         ["attention", heads + window + recurrent],
-        ["context", f"{arch['max_context']:,} tokens, {arch['kv_cache_bytes_per_token']:,} bytes each in 16-bit"],
+        ["context", f"{arch['max_context']:,} tokens, {kept}"],
     ]
 
 
