@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import sys
+import termios
 import time
 import unicodedata
 from collections.abc import Generator, Iterator
@@ -158,6 +159,16 @@ class TerminalDriver(LinuxDriver):
 
         signal.signal(signal.SIGWINCH, resized)
         self._post_size()  # earlier resizes were handled by Textual
+
+    def stop_application_mode(self) -> None:
+        """As Textual's, but the terminal echoes keys again only when all output is written, not in the middle of it."""
+        attributes, self.attrs_before = self.attrs_before, None
+        super().stop_application_mode()
+        self.close()
+        self.attrs_before = attributes
+        if attributes is not None:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self.fileno, termios.TCSANOW, attributes)
 
     def reset_terminal(self) -> None:
         """Reset the terminal from any thread, without the app; the process ends next."""

@@ -6,12 +6,14 @@ import os
 import random
 import subprocess
 import sys
+import termios
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from textual import events
+from textual.drivers.linux_driver import LinuxDriver
 from textual.widgets import Input, TextArea
 
 from localq.chat.terminal.input_history import InputHistory
@@ -193,3 +195,15 @@ def test_a_thread_without_time_takes_no_sequence_for_the_key_esc(monkeypatch):
     os.close(read_end)
     os.close(write_end)
     assert seen == ["up"]
+
+
+def test_the_terminal_echoes_again_only_after_the_last_output(monkeypatch):
+    """A Ctrl-C typed at the end was echoed within an escape sequence, while a slow terminal took the last frame."""
+    driver, done = TerminalDriver.__new__(TerminalDriver), []
+    driver.attrs_before, driver.fileno = [1, 2, 3], 0
+    monkeypatch.setattr(LinuxDriver, "stop_application_mode", lambda driver: done.append(driver.attrs_before))
+    monkeypatch.setattr(LinuxDriver, "close", lambda driver: done.append("written"))
+    monkeypatch.setattr(termios, "tcsetattr", lambda place, when, attributes: done.append(attributes))
+    driver.stop_application_mode()
+    assert done == [None, "written", [1, 2, 3]]
+    assert driver.attrs_before == [1, 2, 3]
