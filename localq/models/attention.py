@@ -98,10 +98,12 @@ class Attention(nn.Module):
 
     gate_in_q  `q_proj` has, for every head, the rows of q and then those of its gate
     is_gated   a gate multiplies what the heads gather, so that a rotation of the values cannot be undone behind it
+    output     the name of the linear that is added to the stream
     """
 
     gate_in_q = False
     is_gated = False
+    output = "o_proj"
 
     def __init__(self, config: DecoderConfig, layer: int, norm: type[RMSNorm]) -> None:
         super().__init__()

@@ -78,7 +78,13 @@ class ShortConvolution(nn.Module):
 
 
 class GatedDeltaNet(nn.Module):
-    """A layer with such heads: x -> o of every head, normed, times silu(z), and projected."""
+    """A layer with such heads: x -> o of every head, normed, times silu(z), and projected.
+
+    `is_gated` and `output` as of `Attention`.
+    """
+
+    is_gated = True
+    output = "out_proj"
 
     def __init__(self, shape: DeltaShape, hidden: int, layer: int, eps: float) -> None:
         super().__init__()
@@ -188,7 +194,8 @@ def chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, matrix:
         written = writes[index] - reads[index] @ state
         out[index] = (q[index, :, None] @ state) * since[index] + within[index] @ written
         until = between[index, ..., -1:, :].mT  # [H, R, size, 1]
-        state.mul_(since[index, ..., -1:, :]).add_(k[index, :, None].mT @ (written * until))
+        state = state * since[index, ..., -1:, :] + k[index, :, None].mT @ (written * until)
+    matrix.copy_(state.flatten(0, 1))
     return out.permute(0, 3, 1, 2, 4).reshape(-1, heads * shared, v.shape[-1])[:tokens]
 
 

@@ -88,7 +88,12 @@ class PlainLinear(Linear):
 
 
 class RMSNorm(nn.Module):
-    """weight * x / rms(x): the quotient in f32, rounded to the type of x, then scaled (llama's order of rounding)."""
+    """weight * x / rms(x): the quotient in f32, rounded to the type of x, then scaled (llama's order of rounding).
+
+    neutral   the weight of a norm that only divides
+    """
+
+    neutral = 1.0
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -139,6 +144,8 @@ class WideRMSNorm(RMSNorm):
 
 class OffsetRMSNorm(WideRMSNorm):
     """(1 + weight) * x / rms(x), all in f32 and rounded last (gemma's order of rounding)."""
+
+    neutral = 0.0
 
     def finish(self) -> None:
         """Keep 1 + weight in f32, to compute it only once."""

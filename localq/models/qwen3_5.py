@@ -122,7 +122,7 @@ def _recurrent_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
 class GatedAttention(Attention):
     """Attention whose `q_proj` has, for every head, the rows of q and then those of its gate."""
 
-    gate_in_q = True
+    gate_in_q = is_gated = True
 
     def add_projections(self, config: DecoderConfig) -> None:
         """Create the linears of this layer."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from localq.models.decoder import Block
-from localq.models.experts import Mixture, Router
+from localq.models.experts import Mixture, Router, SharedExpertMixture
 from localq.models.layers import GatedMLP
 
 
@@ -44,12 +44,38 @@ class UnstackedMixture(nn.Module):
         return y.to(x.dtype)
 
 
+class UnstackedSharedMixture(UnstackedMixture):
+    """A `SharedExpertMixture` with separate linears per expert."""
+
+    def __init__(self, of: SharedExpertMixture) -> None:
+        super().__init__(of.router, of.router.in_features, of.experts.width, of.experts.count)
+        self.shared_expert, self.shared_expert_gate = of.shared_expert, of.shared_expert_gate
+
+    def readers(self) -> tuple[nn.Linear, ...]:
+        """Return the linears that read x: router and gate, gates and ups."""
+        shared = self.shared_expert
+        return (*super().readers(), self.shared_expert_gate, shared.gate_proj, shared.up_proj)
+
+    def writers(self) -> tuple[nn.Linear, ...]:
+        """Return the linears that write the result: the down projections."""
+        return (*super().writers(), self.shared_expert.down_proj)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        out: Tensor = super().forward(x) + torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        return out
+
+
 def unstack(block: Block) -> Block:
     """Replace the mixture of `block`, if any, by an `UnstackedMixture` on the meta device; returns `block`."""
     part: nn.Module = block.mlp
     if isinstance(part, Mixture):
         with torch.device("meta"):
             of = part.experts
-            opened = UnstackedMixture(part.router, part.router.in_features, of.width, of.count)
+            opened = (
+                UnstackedSharedMixture(part)
+                if isinstance(part, SharedExpertMixture)
+                else UnstackedMixture(part.router, part.router.in_features, of.width, of.count)
+            )
         block.mlp = opened  # type: ignore[assignment]  # users of an MLP check its class
     return block

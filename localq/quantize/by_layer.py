@@ -157,9 +157,14 @@ class _LayerwiseConversion:
         if not (request.layers is None or self._settings.joint_tuning.steps):
             memory.check_ram(request.source.name, table + model.rotation_bytes, "")
             return
-        block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
-        counted = partial(memory.count, block, hidden, tokens, device=request.device.type, rotated=model.rotated)
-        counted = partial(counted, vocab=model.model.config.vocab_size, made=request.layers is not None)
+        hidden, tokens = model.model.config.hidden, len(request.windows[0])
+        count = partial(memory.count, device=request.device.type, rotated=model.rotated)
+        count = partial(count, vocab=model.model.config.vocab_size, made=request.layers is not None)
+
+        def counted(settings: ConversionSettings) -> memory.MemoryCount:
+            each = (count(block, hidden, tokens, settings) for block in model.kinds())
+            return max(each, key=lambda count: count.peak)
+
         streams = 2 * 2 * len(request.windows) * tokens * hidden  # of the source and the result, in 16 bit
         if request.device.type != "cuda":
             peak = max(counted(self._settings).peak, table + model.rotation_bytes)

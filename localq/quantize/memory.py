@@ -19,8 +19,10 @@ import torch
 
 from localq.engine.load.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError
-from localq.files import format_facts
+from localq.files import delta_memory, format_facts
+from localq.models.attention import Attention
 from localq.models.decoder import Block
+from localq.models.gated_delta_net import GatedDeltaNet
 from localq.planner import footprint, ram
 from localq.quantize.codebooks.finetune import product_dtype
 from localq.quantize.model import linear_algebra, statistics
@@ -89,7 +91,8 @@ def count(
         stages["fine-tuning"] = layer.tuning()
     if settings.joint_tuning.steps:
         stages["training all layers"] = layer.training(vocab)
-    tables = 2 * F32 * tokens * block.self_attn.head_dim
+    mixer = block.mixer()
+    tables = 2 * F32 * tokens * mixer.head_dim if isinstance(mixer, Attention) else 0
     cuda = footprint.CUDA_CONTEXT_BYTES + footprint.CUBLAS_BYTES if device == "cuda" else 0
     turn = (F32 if device == "cuda" else F64) * hidden**2 if rotated else 0
     return MemoryCount(stages, cuda + turn + tables)
@@ -216,7 +219,18 @@ class _LayerBytes:
         """Both layers, or the parts of both that the MLP needs, and the activations of one window."""
         mlp = [name for group in groups_of(self.block)[2:] for name in group.names]
         weights = self._kept_bytes() or 2 * F32 * self._weights(mlp)
-        return weights + F32 * self.tokens * (4 * self.hidden + 2 * self._columns(groups_of(self.block)[3]))
+        gated = F32 * self.tokens * (4 * self.hidden + 2 * self._columns(groups_of(self.block)[3]))
+        return weights + max(gated, self._mixing())
+
+    def _mixing(self) -> int:
+        """Activations of a gated delta net; those of attention are counted with its groups."""
+        mixer = self.block.mixer()
+        if not isinstance(mixer, GatedDeltaNet):
+            return 0
+        shape, gathered = mixer.shape, mixer.shape.value_heads * mixer.shape.value_dim
+        shared = shape.value_heads // shape.key_heads
+        rule = delta_memory.rule_bytes(self.tokens, shape.key_heads, shared, shape.key_dim, shape.value_dim)
+        return rule + F32 * self.tokens * (2 * self.hidden + 2 * shape.channels + 4 * gathered)
 
     def training(self, vocab: int) -> int:
         """The head and the streams of a batch; then logits, or fine-tuning without the source's layers."""
@@ -227,8 +241,8 @@ class _LayerBytes:
 
     def tuning(self) -> int:
         """All weights with their gradients; then attention scores, or the backward pass through the widest matrix."""
-        attention, stream = self.block.self_attn, F32 * self.tokens * self.hidden
-        scores = F32 * attention.heads * self.tokens**2
+        mixer, stream = self.block.mixer(), F32 * self.tokens * self.hidden
+        scores = F32 * mixer.heads * self.tokens**2 if isinstance(mixer, Attention) else 3 * self._mixing()
         middle = F32 * self.tokens * self._columns(groups_of(self.block)[3])
         widest = self._widest()
         back = SLOPES[self.device] * widest

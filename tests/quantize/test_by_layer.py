@@ -41,12 +41,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "phi3": ("phi3", {}),  # fused
     "smollm3": ("smollm3", {}),
+    "qwen3_5": ("qwen3_5_text", {"tie_word_embeddings": True}),  # gated delta nets, norms of 1 + weight
+    "qwen3_5_moe": ("qwen3_5_moe_text", {}),  # and a shared expert
     "gemma2": ("gemma2", {"tie_word_embeddings": True}),  # the stream stays, inputs are rotated
     "gemma3": ("gemma3_text", {}),
     "ministral3": ("ministral3", {}),  # queries that grow
     "muse": ("muse_glimmer", {"vision_config": MUSE_VISION, "text_config": {
         "model_type": "muse_glimmer_text", "sliding_window": 16, "output_multiplier": 0.6, "initializer_range": 0.08}}),
 }  # fmt: skip
+DENSE = (".weight", ".bias", ".A_log", ".dt_bias")
 UNTURNED = ("gemma2", "gemma3", "muse")
 ROUNDING = 1e-5  # of f32, relative to the largest logit: sums of 192 terms, one layer after another
 
@@ -151,7 +154,7 @@ def test_every_linear_is_quantized_and_nothing_is_missing(source_of, made_of, na
         assert signed == (readers if name in UNTURNED else {"down_proj"})
         dense = {key for key in source.tensors if not is_block_linear(key, source.tensors[key].shape)}
         turned_head = set() if name in UNTURNED else {"lm_head.weight"}
-        assert {key for key in result.tensors if key.endswith((".weight", ".bias"))} == dense | turned_head
+        assert {key for key in result.tensors if key.endswith(DENSE)} == dense | turned_head
     assert files.config["tie_word_embeddings"] == (name == "gemma2")
     assert files.config["quantization_config"]["quant_method"] == "localq_vq2"
 
@@ -225,7 +228,7 @@ def _refused(why: str, code: ExitCode, source: Path, out: Path, **changes: Any) 
 def test_what_is_asked_for_and_is_not_there(source_of, made_of, tmp_path) -> None:
     llama, out = source_of("llama"), tmp_path / "out"
     _refused("shorter than one window", ExitCode.USAGE, llama, out, windows=[])
-    _refused("not a valid scheme of vq2", ExitCode.USAGE, llama, out, scheme="s5l16")
+    _refused("not a valid vq2 scheme", ExitCode.USAGE, llama, out, scheme="s5l16")
     _refused("no initial codebooks", ExitCode.USAGE, llama, out, scheme="s2l16")
     _refused("already quantized .vq2", ExitCode.USAGE, made_of("llama").folder, out)
     assert not out.exists()

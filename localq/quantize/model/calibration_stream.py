@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.layer_caches import LayerCache, RecurrentState
-from localq.models.attention import Pass
+from localq.models.attention import Attention, Pass
 from localq.models.decoder import Block, Decoder
+from localq.models.gated_delta_net import GatedDeltaNet
 from localq.models.layers import LayerState, empty_state
+from localq.models.unstacked_experts import UnstackedSharedMixture
 
 SLAB_BYTES = 2**29
 HOST_BYTES = 8 * 2**30  # of both streams; longer texts are stored in 16 bits
@@ -124,14 +126,16 @@ def attention_input(block: Block, x: Tensor) -> Tensor:
 
 def output_projection_input(block: Block, x: Tensor, step: Pass) -> Tensor:
     """Return the input of the output projection."""
-    with _without(block.self_attn, "o_proj"):
-        found: Tensor = block.self_attn(attention_input(block, x), step)
+    mixer = block.mixer()
+    assert isinstance(mixer, Attention | GatedDeltaNet)
+    with _without(mixer, mixer.output):
+        found: Tensor = mixer(attention_input(block, x), step)
     return found
 
 
 def after_attention(block: Block, x: Tensor, step: Pass) -> Tensor:
     """Return the stream after attention."""
-    return x + _norm(block.norms().after_attention, block.self_attn(attention_input(block, x), step))
+    return x + _norm(block.norms().after_attention, block.mixer()(attention_input(block, x), step))
 
 
 def mlp_input(block: Block, x: Tensor) -> Tensor:
@@ -144,6 +148,15 @@ def down_projection_input(block: Block, x: Tensor) -> Tensor:
     """Return the input of the down projection; x: the stream after attention."""
     with _without(block.mlp, "down_proj"):
         found: Tensor = block.mlp(mlp_input(block, x))
+    return found
+
+
+def shared_projection_input(block: Block, x: Tensor) -> Tensor:
+    """Return the input of the down projection of a shared expert; x: the stream after attention."""
+    mixture: nn.Module = block.mlp
+    assert isinstance(mixture, UnstackedSharedMixture)
+    with _without(mixture.shared_expert, "down_proj"):
+        found: Tensor = mixture.shared_expert(mlp_input(block, x))
     return found
 
 

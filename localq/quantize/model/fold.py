@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from localq.formats.codebooks import rotation
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
+from localq.models.gated_delta_net import GatedDeltaNet
 from localq.models.layers import GatedMLP, RMSNorm
 from localq.models.unstacked_experts import UnstackedMixture
 
@@ -53,17 +54,18 @@ def minus_signs(columns: int, seed: int) -> Tensor:
 
 def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
     """Rotate the weights of a block of plain linears in place; turn: Q of the stream on its device, or None."""
-    attention, mlp, norms = block.self_attn, block.mlp, block.norms()
-    if not attention.is_gated:
-        _fold_values(attention, seed)
+    mixer, mlp, norms = block.mixer(), block.mlp, block.norms()
+    if isinstance(mixer, Attention) and not mixer.is_gated:
+        _fold_values(mixer, seed)
     if turn is None:
         return
     readers_of_mlp, writers = _ends_of(mlp)
-    for norm, readers in ((norms.before_attention, attention.inputs()), (norms.before_mlp, readers_of_mlp)):
+    assert isinstance(mixer, Attention | GatedDeltaNet)
+    for norm, readers in ((norms.before_attention, mixer.inputs()), (norms.before_mlp, readers_of_mlp)):
         for reader in readers:
-            _rotate_reader(plain_linear(reader), norm.weight, turn)
+            _rotate_reader(plain_linear(reader), norm.factor, turn)
         _reset(norm)
-    for writer in (attention.o_proj, *writers):
+    for writer in (mixer.get_submodule(mixer.output), *writers):
         _write(plain_linear(writer), turn)
 
 
@@ -124,7 +126,8 @@ def _times(rows: Tensor, turn: Tensor) -> Tensor:
 
 
 def _reset(norm: RMSNorm) -> None:
-    norm.weight.data = torch.ones_like(norm.weight.data)
+    norm.weight.data = torch.full_like(norm.weight.data, norm.neutral)
+    norm.finish()
 
 
 def _sylvester(size: int) -> Tensor:

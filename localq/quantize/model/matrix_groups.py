@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from localq.models.attention import Pass
+from localq.models.attention import Attention, Pass
 from localq.models.decoder import Block
+from localq.models.gated_delta_net import GatedDeltaNet
+from localq.models.layers import PlainLinear
+from localq.models.unstacked_experts import UnstackedSharedMixture
 from localq.quantize.model import calibration_stream, expert_tokens
 from localq.quantize.model.fold import minus_signs
 from localq.quantize.settings import ConversionSettings
 
-OUT = ("self_attn.o_proj",)
-FIRST_OF_MLP, DOWN = 2, 3  # numbers of groups
+OUT, FIRST_OF_MLP, DOWN = 1, 2, 3  # numbers of groups
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Group:
     expert: int | None = None
 
     def is_rotated(self, rotate: str) -> bool:
-        """True where the input is rotated at run time; that of o is rotated with the values."""
-        return {"none": False, "down": self.number == DOWN, "all": self.names != OUT}[rotate]
+        """True where the input is rotated at run time; that of o is rotated with the values, if at all."""
+        return {"none": False, "down": self.number == DOWN, "all": self.number != OUT}[rotate]
 
     def homes(self, shares: bool) -> dict[str, str]:
         """Return matrix -> the module that holds its codebooks."""
@@ -54,16 +56,20 @@ class Group:
 
 
 def groups_of(block: Block) -> list[Group]:
-    """Return the groups of a block: two of attention, and two of the MLP or of every expert."""
+    """Return the groups of a block: two of what mixes tokens, and two of the MLP or of every expert."""
     names = {id(module): name for name, module in block.named_modules()}
-    attention = tuple(names[id(module)] for module in block.self_attn.inputs())
-    norms = block.norms()
+    mixer, norms = block.mixer(), block.norms()
+    assert isinstance(mixer, Attention | GatedDeltaNet)
+    home = names[id(mixer)]
+    attention = tuple(names[id(module)] for module in mixer.inputs() if not isinstance(module, PlainLinear))
+    out = (f"{home}.{mixer.output}",)
     of_attention = [
-        Group(attention, lambda b, x, step: calibration_stream.attention_input(b, x), "self_attn", False, 0),
-        Group(OUT, calibration_stream.output_projection_input, "", norms.after_attention is None, 1, attention),
+        Group(attention, lambda b, x, step: calibration_stream.attention_input(b, x), home, False, 0),
+        Group(out, calibration_stream.output_projection_input, "", norms.after_attention is None, OUT, attention),
     ]
     if (mixture := expert_tokens.mixture_of(block)) is not None:
-        return of_attention + [group for number in range(len(mixture.experts)) for group in _of_expert(number)]
+        of_experts = [group for number in range(len(mixture.experts)) for group in _of_expert(number)]
+        return of_attention + of_experts + (_of_shared() if isinstance(mixture, UnstackedSharedMixture) else [])
     mlp = tuple(names[id(module)] for module in block.mlp.inputs())
     return [
         *of_attention,
@@ -75,6 +81,23 @@ def groups_of(block: Block) -> list[Group]:
             norms.after_mlp is None,
             DOWN,
             mlp,
+        ),
+    ]
+
+
+def _of_shared() -> list[Group]:
+    """Return the two groups of a shared expert, which compensates for no drift, as other experts do not."""
+    home = "mlp.shared_expert"
+    inputs = (f"{home}.gate_proj", f"{home}.up_proj")
+    return [
+        Group(inputs, lambda b, x, step: calibration_stream.mlp_input(b, x), home, False, FIRST_OF_MLP),
+        Group(
+            (f"{home}.down_proj",),
+            lambda b, x, step: calibration_stream.shared_projection_input(b, x),
+            "",
+            False,
+            DOWN,
+            inputs,
         ),
     ]
 

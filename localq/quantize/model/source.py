@@ -105,6 +105,11 @@ class SourceModel:
         assert isinstance(block, Block)
         return block
 
+    def kinds(self) -> list[Block]:
+        """Return the first layer of each kind (by what mixes tokens), on the meta device."""
+        blocks = [self.meta_block(index) for index in reversed(range(self.layers))]
+        return list({type(block.mixer()): block for block in blocks}.values())
+
     def block(self, index: int) -> Block:
         """Return layer `index`: plain linears, f32 on the device, rotated."""
         block = copy.deepcopy(self.meta_block(index)).to_empty(device=self._device).float()
@@ -139,8 +144,9 @@ class SourceModel:
         if table in names:
             found[table] = self._rows(TABLE)
         if norm in names:
-            before = self._read("norm.weight")  # goes into a rotated head
-            found[norm] = iter([(torch.ones_like(before) if rotated else before).cpu()])
+            weight, neutral = self._read("norm.weight"), self.model.norm.neutral
+            before = weight + (1.0 - neutral)  # goes into a rotated head
+            found[norm] = iter([(torch.full_like(weight, neutral) if rotated else weight).cpu()])
             if rotated or not tied:
                 head = TABLE if tied else "lm_head.weight"
                 found[self.head_name()] = self._rows(head, before if rotated else None)
@@ -209,7 +215,8 @@ class SourceModel:
                 home = homes[name] if suffix.startswith(".codebook") else name
                 planned[f"{self.prefix(index, home)}{suffix}"] = info(kind, shape)
         others = self.other_names(index).items()
-        return planned | {key: info(dtype, tuple(block.get_parameter(name).shape)) for name, key in others}
+        dtypes = {name: weights.dtype_of(self.model, f"layers.{index}.{name}", dtype) for name, _ in others}
+        return planned | {key: info(dtypes[name], tuple(block.get_parameter(name).shape)) for name, key in others}
 
     def end_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of embedding, last norm and head by checkpoint name."""

@@ -8,7 +8,6 @@ import torch
 from localq.engine.cache import KVCache
 from localq.engine.generate import Engine
 from localq.engine.load.load import load
-from localq.engine.step import fused
 from localq.files.architecture import Architecture
 from localq.files.extra_tensors import MORE_TOKENS, TOWERS
 from localq.files.model_folder import open_model
@@ -123,14 +122,3 @@ def test_a_reply_is_that_of_transformers_and_so_is_a_second(kind, sources):
     for seed, length in ((1, 70), (2, 9), (1, 70)):
         prompt = prompt_of(length, seed)
         assert ids_of(engine, prompt, max_tokens=12) == greedy_of(reference, prompt, 12)
-
-
-@every_kind
-def test_why_steps_are_not_fused_is_said(kind, sources):
-    """Until kernels exist, the modules run."""
-    model, *_ = packed_model(open_model(sources[kind]))
-    model.embed_tokens.weight.data = model.embed_tokens.weight.data.half()
-    model.norm.weight.data = model.norm.weight.data.half()
-    reasons = {fused.unsupported(block) for block in model.layers}
-    wanted = {"gated delta nets", "gates of attention"}
-    assert reasons == wanted

@@ -54,7 +54,7 @@ def test_norms_behind_parts_of_a_block_forbid_turning_the_stream():
 
 def logits_of(model: Decoder, table: Tensor, head: Tensor) -> Tensor:
     """f64 [T, vocab] of the text; `head` behind the last norm."""
-    step = model.begin(torch.arange(len(token_ids())), NoCache(), len(token_ids()))
+    step = model.begin(torch.arange(len(token_ids())), NoCache(model.cache_layout()), len(token_ids()))
     x = table[token_ids()] * model.embed_scale
     for block in model.layers:
         x = block(x, step)
@@ -80,8 +80,9 @@ def test_a_turned_model_has_the_same_logits(name):
         turn = fold.random_rotation(model.config.hidden, 9)
         for index, block in enumerate(model.layers):
             fold.fold_block(block, turn, index)
-        turned_head = fold.rotate_rows(head * model.norm.weight, turn).double()
-        model.norm.weight.data = torch.ones_like(model.norm.weight)
+        turned_head = fold.rotate_rows(head * model.norm.factor, turn).double()
+        model.norm.weight.data = torch.full_like(model.norm.weight, model.norm.neutral)
+        model.norm.finish()
         got = logits_of(model, fold.rotate_rows(table, turn).double(), turned_head)
     assert expected.std() > 0.5
     assert (got - expected).norm() <= 2**-24 * 40 * expected.norm()

@@ -250,7 +250,9 @@ CASES = (
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 DENSE = {  # one MLP a layer
-    name: case for name, case in BY_NAME.items() if not {"num_local_experts", "num_experts"} & case.config.keys()
+    name: case
+    for name, case in BY_NAME.items()
+    if not {"num_local_experts", "num_experts"} & case.config.get("text_config", case.config).keys()
 }
 
 

@@ -65,9 +65,9 @@ def loaded(folder: Path) -> LoadedModel:
 
 def logits(model: LoadedModel, window: list[int]) -> Tensor:
     """f32 [tokens, vocab], of the whole window at once."""
-    ids = torch.tensor(window)
+    ids, cache = torch.tensor(window), NoCache(model.model.cache_layout())
     with torch.inference_mode():
-        return model.model(ids, torch.arange(len(ids)), NoCache(), len(ids), last_only=False)
+        return model.model(ids, torch.arange(len(ids)), cache, len(ids), last_only=False)
 
 
 def ended(model: LoadedModel, hidden: Tensor) -> Tensor:

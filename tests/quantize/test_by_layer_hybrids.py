@@ -1,0 +1,82 @@
+"""Hybrids and their mixtures layer by layer: the rotated model is the same function, and 2-bit folders load."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localq.engine.load.load import load
+from localq.files.model_folder import open_model
+from localq.formats.checkpoint import open_checkpoint
+from localq.models import architecture
+from localq.planner.load_options import LoadOptions
+from localq.quantize import by_layer
+from localq.quantize.model.calibration_stream import NoCache
+from localq.quantize.model.sensitivity import logits as logits_of_end
+from localq.quantize.model.sensitivity import make_ending
+from localq.quantize.model.source import SourceModel
+from localq.quantize.request import LayerwiseRequest
+from tests.support.engine.engine_runs import logits_of, prompt_of
+from tests.support.formats import hybrid_checkpoints
+from tests.support.formats.hybrid_checkpoints import KINDS, PREFIXES
+
+CPU = torch.device("cpu")
+IDS = prompt_of(90, seed=5)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hybrids")
+    sources = {kind: hybrid_checkpoints.source(folder / kind, kind) for kind in KINDS}
+    return {
+        kind: hybrid_checkpoints.wrapped(folder / f"{kind}-wrapped", each, PREFIXES[0])
+        for kind, each in sources.items()
+    }
+
+
+def exact(folder):
+    loaded = load(open_model(folder), LoadOptions(device="cpu", dtype="float32"))
+    return logits_of(loaded.model, loaded, IDS)
+
+
+@every_kind
+@pytest.mark.parametrize("rotated", [True, False])
+def test_the_rotated_model_is_the_same_function(kind, rotated, folders):
+    if not rotated and kind == "qwen3_5_moe":
+        return  # only codebooks take experts one by one
+    files = open_model(folders[kind])
+    with open_checkpoint(files) as checkpoint, torch.inference_mode():
+        source = SourceModel(files, checkpoint, architecture(files.config), CPU, 3, rotated=rotated)
+        assert source.rotated == rotated
+        (x,) = source.embeddings([IDS])
+        ending = make_ending(source.model, *source.ending(), CPU)
+        model = load(files, LoadOptions(device="cpu", dtype="float32")).model
+        step = model.begin(torch.arange(len(IDS)), NoCache(model.cache_layout()), len(IDS))
+        for index in range(source.layers):
+            x = source.block(index)(x, step)
+        found = logits_of_end(ending, x)
+    expected = exact(folders[kind])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+
+
+@every_kind
+def test_a_2_bit_folder_loads_and_keeps_what_it_must(kind, folders, tmp_path):
+    files = open_model(folders[kind])
+    windows = tuple(tuple(prompt_of(128, seed)) for seed in range(4))
+    request = LayerwiseRequest(files, tmp_path / "out", windows, CPU)
+    out = by_layer.convert(request)
+    made, source = open_checkpoint(open_model(out)), open_checkpoint(files)
+    loaded = load(open_model(out), LoadOptions(device="cpu", dtype="float32"))
+    assert loaded.format == "vq2"
+    packed = {name.removesuffix(".codes").rpartition("layers.")[2] for name in made.tensors if name.endswith(".codes")}
+    wanted = {f"0.linear_attn.{each}" for each in ("in_proj_qkv", "in_proj_z", "out_proj")}
+    wanted |= {f"1.self_attn.{each}_proj" for each in "qkvo"}
+    wanted |= {f"2.mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")} if "moe" in kind else set()
+    assert wanted <= packed
+    assert not [name for name in packed if "in_proj_a" in name or "in_proj_b" in name or name.endswith("gate")]
+    rates = [name for name in source.tensors if name.endswith(".A_log")]
+    assert rates
+    assert all(made.tensors[name].dtype == "float32" for name in rates)
+    assert all(made.read(name).equal(source.read(name).float()) for name in rates)
+    assert torch.isfinite(logits_of(loaded.model, loaded, IDS)).all()
