@@ -28,6 +28,7 @@ struct KvLayer {
 // Attention of one token in one layer.
 //   qkv       T [(heads + 2 kv_heads) * head_dim]: q, k, v in this order, before norm and rotation
 //   position  i64 [1] on the device
+//   base      i64 [1] on the device: the position of slot 0; null = 0. Steps do not change it
 //   rotary    T [ctx, 2, rotary_dim], cos and signed sin, or null
 //   sinks     T [heads], an additional score in the softmax of each head, without a value; or null
 //   out       T [heads * head_dim]
@@ -36,6 +37,7 @@ struct KvLayer {
 struct AttentionStep {
   const void* qkv;
   const int64_t* position;
+  const int64_t* base;
   const void* rotary;
   int rotary_dim;
   const void* sinks;
@@ -59,9 +61,9 @@ int64_t attention_partials(int heads, int kv_heads, int head_dim, int splits);
 
 void attention_decode(const AttentionStep& step, const KvLayer& layer, Type type, int device, cudaStream_t stream);
 
-// Stores k, v [tokens, kv_heads, head_dim] (row strides `k_stride`, `v_stride`, in elements) at positions i64 [tokens].
+// Stores k, v [tokens, kv_heads, head_dim] (row strides `k_stride`, `v_stride`, in elements) at slots i64 [tokens].
 void kv_write(const KvLayer& layer, const void* k, const void* v, int64_t k_stride, int64_t v_stride,
-              const int64_t* positions, int tokens, Type type, int device, cudaStream_t stream);
+              const int64_t* slots, int tokens, Type type, int device, cudaStream_t stream);
 
 // k, v [kv_heads, live, head_dim] = the first `live` slots, dequantized.
 void kv_read(const KvLayer& layer, void* k, void* v, int64_t live, Type type, int device, cudaStream_t stream);

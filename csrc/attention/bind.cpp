@@ -38,12 +38,14 @@ void bind_attention(py::module_& m) {
 
   m.def(
       "attention_decode",
-      [](uintptr_t qkv, const Layer& layer, uintptr_t position, int heads, uintptr_t rotary, int rotary_dim,
-         uintptr_t sinks, const Norm& q_norm, const Norm& k_norm, float scale, float softcap, int window,
-         uintptr_t partials, uintptr_t arrived, int splits, uintptr_t out, int type, int device, uintptr_t stream) {
+      [](uintptr_t qkv, const Layer& layer, uintptr_t position, uintptr_t base, int heads, uintptr_t rotary,
+         int rotary_dim, uintptr_t sinks, const Norm& q_norm, const Norm& k_norm, float scale, float softcap,
+         int window, uintptr_t partials, uintptr_t arrived, int splits, uintptr_t out, int type, int device,
+         uintptr_t stream) {
         AttentionStep step = {};
         step.qkv = pointer<const void>(qkv);
         step.position = pointer<const int64_t>(position);
+        step.base = pointer<const int64_t>(base);
         step.rotary = pointer<const void>(rotary);
         step.rotary_dim = rotary_dim;
         step.sinks = pointer<const void>(sinks);
@@ -63,19 +65,19 @@ void bind_attention(py::module_& m) {
         step.splits = splits;
         attention_decode(step, kv_layer(layer), static_cast<Type>(type), device, stream_of(stream));
       },
-      py::arg("qkv"), py::arg("layer"), py::arg("position"), py::arg("heads"), py::arg("rotary"), py::arg("rotary_dim"),
-      py::arg("sinks"), py::arg("q_norm"), py::arg("k_norm"), py::arg("scale"), py::arg("softcap"), py::arg("window"),
-      py::arg("partials"), py::arg("arrived"), py::arg("splits"), py::arg("out"), py::arg("type"), py::arg("device"),
-      py::arg("stream"));
+      py::arg("qkv"), py::arg("layer"), py::arg("position"), py::arg("base"), py::arg("heads"), py::arg("rotary"),
+      py::arg("rotary_dim"), py::arg("sinks"), py::arg("q_norm"), py::arg("k_norm"), py::arg("scale"),
+      py::arg("softcap"), py::arg("window"), py::arg("partials"), py::arg("arrived"), py::arg("splits"), py::arg("out"),
+      py::arg("type"), py::arg("device"), py::arg("stream"));
 
   m.def(
       "kv_write",
-      [](const Layer& layer, uintptr_t k, uintptr_t v, int64_t k_stride, int64_t v_stride, uintptr_t positions,
-         int tokens, int type, int device, uintptr_t stream) {
+      [](const Layer& layer, uintptr_t k, uintptr_t v, int64_t k_stride, int64_t v_stride, uintptr_t slots, int tokens,
+         int type, int device, uintptr_t stream) {
         kv_write(kv_layer(layer), pointer<const void>(k), pointer<const void>(v), k_stride, v_stride,
-                 pointer<const int64_t>(positions), tokens, static_cast<Type>(type), device, stream_of(stream));
+                 pointer<const int64_t>(slots), tokens, static_cast<Type>(type), device, stream_of(stream));
       },
-      py::arg("layer"), py::arg("k"), py::arg("v"), py::arg("k_stride"), py::arg("v_stride"), py::arg("positions"),
+      py::arg("layer"), py::arg("k"), py::arg("v"), py::arg("k_stride"), py::arg("v_stride"), py::arg("slots"),
       py::arg("tokens"), py::arg("type"), py::arg("device"), py::arg("stream"));
 
   m.def(

@@ -1,14 +1,14 @@
 // Attention of one token over the KV cache, in one launch: norm of q and k, rotation, the write of k and v, softmax.
 //
-//   q, k = rotate(norm(q), norm(k));  cache[position] = k, v;  out = softmax(cap(scale q K^T)) V per head
-//   K, V: slots max(0, position + 1 - window) .. position; cap(x) = softcap tanh(x / softcap)
+//   q, k = rotate(norm(q), norm(k));  cache[slot] = k, v;  out = softmax(cap(scale q K^T)) V per head
+//   slot = position - base; K, V: slots max(0, slot + 1 - window) .. slot; cap(x) = softcap tanh(x / softcap)
 //   with sinks: the softmax of a head has one more score, its sink, which has no value
 //
 // Shapes: attention.h; 8- and 4-bit codes: kv_codes.cuh. Heads of a group share k and v: each byte of the cache is read
 // once for all of them, or twice if they are more than 8 and head_dim is at most 64 or above 128.
 //
 // Work distribution. grid (splits, kv_heads * passes), 4 warps per block, 8 blocks per cluster from compute capability
-// 9.0. The slots before `position` are divided into equal splits of whole 64-slot pieces: within one cluster up to 4
+// 9.0. The slots before the token's are divided into equal splits of whole 64-slot pieces: within one cluster up to 4
 // pieces per block, else over all, so the cost follows the live length although the grid is fixed; clusters without a
 // split exit at once. A warp loads every fourth tile of 16 slots directly into registers:
 //   S [16 heads, 8 slots] = Q K^T   m16n8k16, Q from shared memory, K as loaded: the order of the columns is free
@@ -19,8 +19,9 @@
 // depend only on their slots.
 //
 // Before the dependency wait the first slots are loaded for the position in memory, which is this step's or the
-// previous one's: the slots before either were written by steps that have ended. If it was the previous one's, they are
-// loaded again. Bound: memory; for short contexts latency: position -> slots -> S -> O -> combine.
+// previous one's: the slots before either were written by steps that have ended. If it was the previous one's, or the
+// base another, they are loaded again. Bound: memory; for short contexts latency: position -> slots -> S -> O ->
+// combine.
 #include <algorithm>
 
 #include "attention/attention.h"
@@ -57,10 +58,15 @@ __device__ __forceinline__ void prefetch_slots(const KvLayer& layer, int64_t bas
   prefetch_bytes(layer.v_scales, slot * scale_bytes, slots * scale_bytes);
 }
 
-// The block's rank in its cluster, its heads and its slots; valid once `position` is.
+// The position of slot 0.
+__device__ __forceinline__ int base_of(const AttentionStep& step) {
+  return step.base == nullptr ? 0 : int(fresh_load(step.base));
+}
+
+// The block's rank in its cluster, its heads and its slots; valid once `base` and `slot`, the token's, are.
 struct Place {
   int kv_head, pass, first_head, heads, rank;
-  int position;
+  int base, slot;
   Share mine;
 
   __device__ __forceinline__ Place(const Arguments& a, int most_heads) {
@@ -72,17 +78,17 @@ struct Place {
   }
 };
 
-// Loads what depends on the position, only from slots before it.
+// Loads what depends on the position, only from slots before the token's.
 template <typename W, int kDim>
 __device__ __forceinline__ void begin(Place& at, W& state, Tables<kDim>& tables, const Arguments& a, bool ahead) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  at.mine = share_of(a, at.position, blockIdx.x);
+  at.mine = share_of(a, at.slot, blockIdx.x);
   const int64_t base = int64_t(at.kv_head) * a.layer.capacity + at.mine.first;
   if (warp * kTile < at.mine.count) {
     if (ahead) state.load_k(a.layer, base, warp, at.mine.count, lane);
     state.load_v(a.layer, base, warp, at.mine.count, lane);
   }
-  tables.load_turns(a, at.position, lane);
+  tables.load_turns(a, at.base + at.slot, lane);
 }
 
 // The warp's tiles in order; the loads of the next are in flight during the current one.
@@ -116,8 +122,9 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
   Place at(a, 8 * kHeadTiles);
   Warp<T, kKeyBits, kValueBits, kDim, kHeadTiles> state;
   Tables<kDim> tables;
-  const int64_t hint = acquire_load(a.step.position);
-  at.position = hint >= 0 && hint < a.layer.capacity ? int(hint) : 0;
+  at.base = base_of(a.step);
+  const int64_t hint = acquire_load(a.step.position) - at.base;
+  at.slot = hint >= 0 && hint < a.layer.capacity ? int(hint) : 0;
   begin(at, state, tables, a, kAhead);
   prefetch_slots<kKeyBits, kValueBits>(a.layer, int64_t(at.kv_head) * a.layer.capacity + at.mine.first, at.mine.count);
   tables.load_weights(a, threadIdx.x % 32);
@@ -125,19 +132,18 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
   clear_q(shared, at.heads);
   dependency_wait();
 
-  const int position = int(fresh_load(a.step.position));
+  const int base = base_of(a.step), slot = int(fresh_load(a.step.position)) - base;
   stage_rows(shared, a, at.kv_head, at.first_head, at.heads);
   if (threadIdx.x < 8 * kHeadTiles) shared.sink[threadIdx.x] = sink;
-  if (position != at.position) {
-    at.position = position;
+  if (slot != at.slot || base != at.base) {
+    at.base = base, at.slot = slot;
     begin(at, state, tables, a, kAhead);
   }
   const int split = blockIdx.x, own = at.mine.own;
   if (split >> a.rank_bits > own >> a.rank_bits) return;  // the whole cluster exits
   if (split <= own) {
     __syncthreads();
-    prepare_token<T, kKeyBits, kValueBits>(shared, a, at.kv_head, at.heads, position, split == own, at.pass == 0,
-                                           tables);
+    prepare_token<T, kKeyBits, kValueBits>(shared, a, at.kv_head, at.heads, slot, split == own, at.pass == 0, tables);
     __syncthreads();
     if (split == own) score_own<T>(shared, a, at.heads);
     work<kAhead>(state, shared, a, at);
@@ -215,6 +221,7 @@ void check(const AttentionStep& step, const KvLayer& layer, Type type) {
   require(step.splits >= 1 && step.splits <= kMaxSplits, op, "splits", step.splits, "must be from 1 to 64");
   require_aligned(step.qkv, 16, op, "qkv");
   require_aligned(step.position, 8, op, "position");
+  if (step.base != nullptr) require_aligned(step.base, 8, op, "base");
   require_aligned(step.out, 8, op, "out");
   if (step.sinks != nullptr) require_aligned(step.sinks, 2, op, "sinks");
   require_aligned(step.partials, 16, op, "partials");

@@ -97,9 +97,10 @@ struct Share {
   int own;           // the split that adds the current token's slot; there are none after it
 };
 
-__device__ __forceinline__ Share share_of(const Arguments& a, int position, int split) {
-  const int first = a.step.window > 0 ? max(0, position + 1 - a.step.window) : 0;
-  const int count = position - first, pieces = ceil_div(count, kPiece);
+// `slot`: the current token's.
+__device__ __forceinline__ Share share_of(const Arguments& a, int slot, int split) {
+  const int first = a.step.window > 0 ? max(0, slot + 1 - a.step.window) : 0;
+  const int count = slot - first, pieces = ceil_div(count, kPiece);
   const int ranks = 1 << a.rank_bits, blocks = pieces <= kAlone * ranks ? ranks : a.step.splits;
   const int size = kPiece * max(1, ceil_div(pieces, blocks)), filled = ceil_div(count, size);
   const int start = min(split * size, count);

@@ -1,6 +1,6 @@
 // The quantized KV cache for prefill: stores many tokens, reads the live slots. Format: kv_codes.cuh.
 //
-//   kv_write  codes and scales of k, v T [tokens, kv_heads, head_dim] at positions i64 [tokens]
+//   kv_write  codes and scales of k, v T [tokens, kv_heads, head_dim] at slots i64 [tokens]
 //             One warp per block of 32 elements, one element per lane. Bound: latency; a chunk is a few MB.
 //   kv_read   k, v T [kv_heads, live, head_dim] = the first `live` slots, Hadamard rotation undone, rounded once
 //             One thread per 8 elements. Bound: memory, bits / 8 + 2 bytes per element.
@@ -22,7 +22,7 @@ struct Rows {  // k or v: the stored form, and the dense rows read or written
 
 struct Arguments {
   Rows rows[2];
-  const int64_t* positions;
+  const int64_t* slots;
   int bits, kv_heads, head_dim;
   int64_t capacity, count;  // tokens, or live slots
 };
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(const Arguments a) {
   Code code[1];
   turn(x, hadamard_width(a.head_dim), lane);
   encode(code, x, a.bits, lane);
-  const int64_t slot = head * a.capacity + a.positions[token];
+  const int64_t slot = head * a.capacity + a.slots[token];
   store_codes(rows.codes + slot * (a.head_dim * a.bits / 8), first, lane, size, code[0].code, a.bits);
   if (lane == 0) rows.scales[slot * blocks + scale_place(block, blocks)] = __float2half_rn(code[0].scale);
 }
@@ -140,14 +140,14 @@ void launch_rows(const char* op, int device, void (*kernel)(Arguments), int64_t 
 }  // namespace
 
 void kv_write(const KvLayer& layer, const void* k, const void* v, int64_t k_stride, int64_t v_stride,
-              const int64_t* positions, int tokens, Type type, int device, cudaStream_t stream) {
+              const int64_t* slots, int tokens, Type type, int device, cudaStream_t stream) {
   const char* op = "kv_write";
   check(layer, type, op);
   require(tokens > 0, op, "tokens", tokens, "must be positive");
   const DeviceGuard guard(device, op);
   Arguments a = arguments(layer, k, v, tokens);
   a.rows[0].token_stride = k_stride, a.rows[1].token_stride = v_stride;
-  a.positions = positions;
+  a.slots = slots;
   const int64_t warps = int64_t(tokens) * layer.kv_heads * scales_of(layer.head_dim);
   const auto kernel = type == Type::kBFloat16 ? kv_write_kernel<__nv_bfloat16> : kv_write_kernel<__half>;
   launch_rows(op, device, kernel, 32 * warps, stream, a, layer.value_bits);

@@ -152,10 +152,10 @@ __device__ __forceinline__ void clear_q(Shared<kDim, kHeadTiles>& shared, int he
 // process the current token's k and v.
 template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 __device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
-                                              int heads, int position, bool own, bool write,
+                                              int heads, int own_slot, bool own, bool write,
                                               const Tables<kDim>& tables) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head_dim = a.layer.head_dim;
-  const int64_t slot = int64_t(kv_head) * a.layer.capacity + position;
+  const int64_t slot = int64_t(kv_head) * a.layer.capacity + own_slot;
   float x[kDim / 32];
   if (own && warp == 0) {
     prepare<kDim>(x, shared.row[heads], a, true, tables, lane);

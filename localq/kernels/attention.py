@@ -22,7 +22,7 @@ MOST_COLUMNS = 256  # of a head
 
 @dataclass(frozen=True)
 class KVLayer:
-    """One layer's cache. Slot s of kv head h holds position s.
+    """One layer's cache. Slot s of kv head h holds position s, or that of a window that slides (`base`).
 
     k, v                 16 bit: T [kv_heads, capacity, head_dim]; else u8 [kv_heads, capacity, head_dim * bits / 8],
                          with the bits of each where `bits` is `kv_bits.K8V4`
@@ -93,18 +93,20 @@ def attention_decode(
     window: int,
     workspace: AttentionWorkspace,
     sinks: Tensor | None = None,
+    base: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """One token's attention, and the write of its k and v, in one launch -> T [1, heads * head_dim].
 
     qkv       T [1, (heads + 2 * kv_heads) * head_dim]: q, k and v behind each other, before norm and rotation
-    position  i64 [1] on the device, below the capacity of `layer` and the length of `rotary`
+    position  i64 [1] on the device, below the length of `rotary`; less `base` below the capacity of `layer`
     rotary    T [ctx, 2, rotary_dim] as `models.rope.Rope.table` makes it, or None
     window    slots that are seen, the token's own included; 0 = all
     softcap   scores become softcap * tanh(score / softcap); 0 = none
     sinks     T [heads]: one more score in each head's softmax, uncapped, whose weight multiplies nothing; or None
+    base      i64 [1] on the device: the position of slot 0, which no running step changes; None = 0
 
-    Slots behind `position` are never read. Scores and sums in f32, the weights of the softmax rounded to 16 bit. The
+    Slots behind the token's are never read. Scores and sums in f32, the weights of the softmax rounded to 16 bit. The
     same bits run after run, in a graph or not. Memory-bound: `attention_decode_bytes`.
     """
     op, width = "attention_decode", layer.head_dim
@@ -114,11 +116,14 @@ def attention_decode(
     check(op, "out", out, qkv.device, (qkv.dtype,), heads * width)
     if sinks is not None:
         check(op, "sinks", sinks, qkv.device, (qkv.dtype,), heads)
+    if base is not None:
+        check(op, "base", base, qkv.device, (torch.int64,), 1)
     check_cuda(op, "qkv", qkv)
     kernels.module().attention_decode(
         qkv=qkv.data_ptr(),
         layer=_arguments(layer),
         position=position.data_ptr(),
+        base=0 if base is None else base.data_ptr(),
         heads=heads,
         rotary=0 if rotary is None else rotary.data_ptr(),
         rotary_dim=0 if rotary is None else rotary.shape[2],
@@ -171,15 +176,15 @@ def attention_decode_bytes(layer: KVLayer, heads: int, live: int) -> int:
     return live * layer.bytes_per_slot() + (heads + 2 * layer.kv_heads) * width + heads * width
 
 
-def kv_write(layer: KVLayer, k: Tensor, v: Tensor, positions: Tensor) -> None:
-    """Stores k, v T [tokens, kv_heads, head_dim] at `positions` i64 [tokens], quantized (all `bits` but 16).
+def kv_write(layer: KVLayer, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Stores k, v T [tokens, kv_heads, head_dim] at `slots` i64 [tokens], quantized (all `bits` but 16).
 
     Tokens may lie apart (parts of a fused projection); what belongs to one token must be contiguous.
     """
     op = "kv_write"
-    device, shape = k.device, (positions.numel(), layer.kv_heads, layer.head_dim)
+    device, shape = k.device, (slots.numel(), layer.kv_heads, layer.head_dim)
     _check_layer(op, layer, device, k.dtype)
-    check(op, "positions", positions, device, (torch.int64,), positions.numel())
+    check(op, "slots", slots, device, (torch.int64,), slots.numel())
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype not in HALF_TYPES or tensor.dtype != k.dtype or tensor.device != device:
             raise ValueError(f"{op}: {name} is {tensor.dtype} on {tensor.device}, must be float16 or bfloat16")
@@ -192,8 +197,8 @@ def kv_write(layer: KVLayer, k: Tensor, v: Tensor, positions: Tensor) -> None:
         v=v.data_ptr(),
         k_stride=k.stride(0),
         v_stride=v.stride(0),
-        positions=positions.data_ptr(),
-        tokens=positions.numel(),
+        slots=slots.data_ptr(),
+        tokens=slots.numel(),
         type=TYPES[k.dtype],
         **place(k),
     )

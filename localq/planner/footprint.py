@@ -26,7 +26,7 @@ CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere les
 LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size
 CPU_CHUNK = 128  # the same on the CPU: 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
-SLIDES_ON_GPU = False  # whether windows slide there: where not, their layers keep every position
+SLIDES_ON_GPU = True  # whether windows slide there: where not, their layers keep every position
 PREFILL_SCRATCH = 256 * MIB  # limit of weights dequantized for prefill
 SPARE_BYTES = 32 * MIB  # unused parts of the allocator's blocks of 20 and 2 MiB
 # Without fused attention (soft cap): scores of a block of queries, and copies, in 16 bit.

@@ -57,6 +57,8 @@ REFUSED = {
     "rotary of floats": ({"rotary": torch.zeros(9, 2, 64)}, "rotary is torch.float32"),
     "sinks of other heads": ({"sinks": torch.zeros(2, dtype=F16)}, "sinks has shape"),
     "sinks of floats": ({"sinks": torch.zeros(6)}, "sinks is torch.float32"),
+    "base of 32 bit": ({"base": torch.zeros(1, dtype=torch.int32)}, "base is torch.int32"),
+    "two bases": ({"base": torch.zeros(2, dtype=torch.int64)}, "base has shape"),
     "another workspace": ({"workspace": workspace((8, 2, 64))}, "workspace is for"),
     "out too short": ({"out": torch.zeros(1, 64, dtype=F16)}, "out has shape"),
 }

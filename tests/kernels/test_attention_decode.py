@@ -92,6 +92,23 @@ def test_sinks_far_below_all_scores_change_no_bit_and_far_above_leave_nothing(bi
 
 
 @pytest.mark.parametrize("bits", KV_BITS)
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_a_window_that_has_slid_gives_the_same_bits_and_writes_them(width, bits):
+    operands = Operands(Case(12, 4, width, 700, 1024, BF16, bits, rotary=width, window=300))
+    expected = operands.run()
+    for base in (0, 1, 77, 401):  # with 401, the window is all that is left
+        parts = {name: getattr(operands.layer, name) for name in ("k", "v", "k_scales", "v_scales")}
+        slid = {name: part if part is None else part[:, base:800].clone() for name, part in parts.items()}
+        for part in filter(lambda part: part is not None, slid.values()):
+            part[:, 700 - base] = 0
+        layer = replace(operands.layer, **slid)
+        got = operands.run(layer=layer, base=torch.tensor([base], device="cuda"))
+        assert torch.equal(got, expected)
+        for name, part in slid.items():
+            assert part is None or torch.equal(part[:, 700 - base], parts[name][:, 700])
+
+
+@pytest.mark.parametrize("bits", KV_BITS)
 @pytest.mark.parametrize("width", [64, 80, 128, 256])
 def test_the_token_is_stored_as_a_prefill_would_store_it(width, bits):
     operands = Operands(Case(6, 2, width, 40, 50, BF16, bits, rotary=width // 2, norm="gemma"))

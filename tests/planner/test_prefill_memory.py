@@ -10,7 +10,7 @@ from localq.engine.cache import KVCache
 from localq.files import catalog
 from localq.files.architecture import Architecture
 from localq.models import architecture, attention
-from localq.planner import footprint
+from localq.planner import costs, footprint
 from localq.planner.placement import Placement
 from tests.support.engine.live_memory import Block, LiveMemory
 
@@ -24,10 +24,10 @@ SHAPES = (
 )
 
 
-def planned(arch: Architecture) -> int:
+def planned(arch: Architecture, chunk: int | None) -> int:
     """Bytes that the engine reserves for a pass of a 16-bit model (`Engine._reserve`)."""
     fixed = footprint.fixed_bytes(arch, "bf16", "", None, Placement(), 2)["scratch"]
-    return fixed - footprint.SPARE_BYTES + CONTEXT * footprint.per_token_bytes(arch, Placement(), 2)["scratch"]
+    return fixed - footprint.SPARE_BYTES + costs.growths(arch, Placement(), 2, chunk)["scratch"].bytes(CONTEXT)
 
 
 def fused_attention(q, k, v, attn_mask=None, is_causal=False, scale=None):
@@ -55,26 +55,30 @@ def traced(monkeypatch):
     monkeypatch.setattr(attention, "_with_sinks", with_sinks)
     monkeypatch.setattr(torch.Tensor, "bincount", all_alike)
 
-    def trace(arch: Architecture) -> LiveMemory:
+    def trace(arch: Architecture, chunk: int | None) -> LiveMemory:
         family = architecture(config := with_layers(config_of(arch), 4 if arch.recurrent_layers else 3))
         with torch.device("meta"):
             model = family.Model(family.Config.from_dict(config)).half().requires_grad_(False)
         model.make_tables(CONTEXT, "meta")
-        cache = KVCache(model.cache_layout(), CONTEXT, torch.float16, "meta")
+        cache = KVCache(model.cache_layout(), CONTEXT, torch.float16, "meta", chunk=chunk)
         held = LiveMemory()
         with torch.inference_mode(), held:
             for first, rows in PASSES:
                 ids, positions = (torch.zeros(rows, dtype=torch.int64, device="meta") for _ in range(2))
+                cache.make_room(first, rows)
                 model(ids, positions, cache, first + rows)
         return held
 
     return trace
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_passes_fit_into_what_is_reserved_and_fill_it(traced, name):
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [(name, chunk) for name in SHAPES for chunk in (ROWS, None) if chunk or catalog.find(name).arch.window_layers],
+)
+def test_passes_fit_into_what_is_reserved_and_fill_it(traced, name, chunk):
     arch = catalog.find(name).arch
-    held, reserved = traced(arch), planned(arch)
+    held, reserved = traced(arch, chunk), planned(arch, chunk)
     assert held.peak <= reserved
     assert reserved <= 1.25 * held.peak + 8 * 2**20
     block = Block(reserved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from localq.bench.models.plan import BenchTest
 from localq.engine.load.load import LoadedModel
 from localq.engine.load.stacks import idle_bytes
+from localq.files.layer_caches import KeysAndValues
 
 
 def per_token(model: LoadedModel, length: float) -> int:
@@ -25,11 +26,12 @@ def weights(model: LoadedModel) -> int:
 
 
 def kv(model: LoadedModel, length: float) -> float:
-    """Return the bytes of keys and values, with scales, of `length` positions over all layers."""
-    total = 0.0
-    for layer, window in enumerate(model.model.config.windows):
-        total += model.cache.layer(layer).bytes_per_slot() * (min(length, window) if window else length)
-    return total
+    """Return the bytes of keys and values, with scales, of `length` positions, and of states, read and written."""
+    total, cache = 0.0, model.cache
+    for index, kept in enumerate(cache.layout):
+        if isinstance(kept, KeysAndValues):
+            total += cache.layer(index).bytes_per_slot() * (min(length, kept.window) if kept.window else length)
+    return total + 2 * sum(part.nbytes for state in cache.states.values() for part in state)
 
 
 def mean_length(case: BenchTest) -> float:

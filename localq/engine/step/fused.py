@@ -128,7 +128,9 @@ class FusedStep:
                 self._add_branch("o", self._delta.out, mixer.out_proj, norms.after_attention)
             else:
                 assert isinstance(mixer, Attention)
-                self._add_attention(model, mixer, cache.layer(index), norms.before_attention)
+                window = cache.window_of(index)
+                base = None if window is None else window.base_on_device
+                self._add_attention(model, mixer, cache.layer(index), base, norms.before_attention)
                 self._add_branch("o", self._attended, mixer.o_proj, norms.after_attention)
             if isinstance(part, Mixture):
                 self._add_mixture(part, norms.before_mlp)
@@ -209,7 +211,10 @@ class FusedStep:
         )
         return scale
 
-    def _add_attention(self, model: Decoder, part: Attention, layer: attention.KVLayer, norm: RMSNorm) -> None:
+    def _add_attention(
+        self, model: Decoder, part: Attention, layer: attention.KVLayer, base: Tensor | None, norm: RMSNorm
+    ) -> None:
+        """Add the launches of one layer. base: the position of its first slot, if its window slides."""
         inputs, gathered, projected, gate = part.inputs(), self._attended, self._qkv, part.gate()
         is_gated = part.gate_in_q or gate is not None
         if is_gated:
@@ -244,6 +249,7 @@ class FusedStep:
                 window=part.window,
                 workspace=self._workspace,
                 sinks=sinks,
+                base=base,
                 out=gathered,
             )
 

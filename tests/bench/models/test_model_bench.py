@@ -101,6 +101,13 @@ def put_back_nf4(model: LoadedModel, files: ModelFiles) -> None:
                 setattr(model.model.get_submodule(parent), leaf, nf4.Linear(packed))
 
 
+def test_a_hybrid_reads_and_writes_its_states(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3_5_text")
+    model = load(open_model(folder), LoadOptions(device="cpu", dtype="float32", ctx=100))
+    states = 2 * 2 * 4 * (6 * 16 * 32 + (2 * 2 * 16 + 6 * 32) * 3)  # of two layers: matrix, and inputs
+    assert model_bytes.kv(model, 50) == states + 50 * 2 * 2 * 32 * 4
+
+
 def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_path):
     hidden, vocab, length = 128, 320, 50
     folder = convert(TensorwiseRequest(open_model(make_checkpoint(tmp_path / "dense")), "nf4", tmp_path / "nf4"))

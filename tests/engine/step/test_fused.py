@@ -67,6 +67,24 @@ def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gemma3-text", "gpt-oss-sinks", "mistral-window"])
+def test_launches_find_their_slots_in_windows_that_slide(name, monkeypatch):
+    step_stand_ins.install(monkeypatch)
+    model, ids, rows = tiny_models.ours(name), tiny_models.token_ids(), []
+    cache = KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu", chunk=5)
+    step = fused_step(model, cache)
+    with torch.inference_mode():
+        for position in range(TOKENS):
+            cache.make_room(position, 1)
+            step.state.token.copy_(ids[position : position + 1])
+            step.state.position.fill_(position)
+            step.run(greedy=True)
+            rows.append(capped(step.logits[0].clone(), step.softcap))
+        expected = tiny_models.logits_in_steps(model)
+    assert all(cache.view(window, TOKENS)[0] > 30 for window in model.windows if window)
+    torch.testing.assert_close(torch.stack(rows), expected, rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "per_layer"),
     [

@@ -80,6 +80,32 @@ def test_graph_equals_eager_bit_for_bit_at_random_lengths(name, bits, lengths):
     assert int(differing) == 0
 
 
+@pytest.mark.parametrize(("name", "bits"), [("gemma2", 16), ("gemma3-text", 16), ("mistral-window", 8)])
+@torch.inference_mode()
+def test_windows_that_slide_give_the_bits_of_a_cache_that_keeps_everything(name, bits):
+    """Past window and chunk several times: as a graph, launch by launch, and with every position kept."""
+    model, _ = fused_models.pair(name, {**CASES[name], "sliding_window": 20}, torch.bfloat16, True, LONG)
+    (whole, kept), (step, cache) = step_of(model, LONG, bits), step_of(model, LONG, bits, chunk=30)
+    graphs = StepGraphs(step)
+    cache.clear()
+    tokens = torch.randint(model.config.vocab_size, (300,), generator=torch.Generator().manual_seed(bits)).cuda()
+    differing = torch.zeros(1, dtype=torch.int64, device="cuda")
+    model(tokens[:30], torch.arange(30, device="cuda"), kept, 30)
+    cache.make_room(0, 30)
+    model(tokens[:30], torch.arange(30, device="cuda"), cache, 30)
+    for position in range(30, 300):
+        cache.make_room(position, 1)
+        found = []
+        for each, run in ((whole, whole.run), (step, graphs.replay), (step, step.run)):
+            each.state.rewind(position)
+            each.state.token.copy_(tokens[position : position + 1])
+            run(True)
+            found.append(each.logits.clone())
+        differing += sum((other != found[0]).sum() for other in found[1:])
+    assert int(differing) == 0
+    assert cache.view(20, 300)[0] > 200
+
+
 def fill(model, cache) -> None:
     """Random keys and values in every slot, through the cache's own write."""
     for layer, kept in enumerate(model.cache_layout()):

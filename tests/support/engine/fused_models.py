@@ -98,10 +98,10 @@ def _weights(model: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
-def step_of(model: Decoder, context: int, bits: int = 16) -> tuple[FusedStep, KVCache]:
-    """The fused step of a model on the GPU, with a cache of its own."""
+def step_of(model: Decoder, context: int, bits: int = 16, chunk: int | None = None) -> tuple[FusedStep, KVCache]:
+    """The fused step of a model on the GPU, with a cache of its own; chunk: windows slide."""
     device, dtype = torch.device("cuda", 0), model.norm.weight.dtype
-    cache = KVCache(model.cache_layout(), context, dtype, device, bits)
+    cache = KVCache(model.cache_layout(), context, dtype, device, bits, chunk)
     return FusedStep(model, cache, StepState(SamplerState(model.config.vocab_size, context, device), device)), cache
 
 

@@ -53,7 +53,21 @@ def vq_gemv(x, operands, *, norm=None, **around):
 
 
 def attention_decode(
-    qkv, layer, position, *, heads, rotary, q_norm, k_norm, scale, softcap, window, workspace, sinks=None, out
+    qkv,
+    layer,
+    position,
+    *,
+    heads,
+    rotary,
+    q_norm,
+    k_norm,
+    scale,
+    softcap,
+    window,
+    workspace,
+    sinks=None,
+    base=None,
+    out,
 ) -> None:
     """`kernels.attention.attention_decode`; layer has k and v [kv_heads, capacity, head_dim]."""
     kv_heads, _, head_dim = layer.k.shape
@@ -63,6 +77,7 @@ def attention_decode(
     if rotary is not None:
         cos, sin = rotary[at : at + 1, :1], rotary[at : at + 1, 1:]
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    at -= 0 if base is None else int(base)
     layer.k[:, at], layer.v[:, at] = k[0], v[0]
     first = max(0, at + 1 - window) if window else 0
     keys, values = layer.k[:, first : at + 1], layer.v[:, first : at + 1]

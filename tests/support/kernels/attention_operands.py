@@ -78,12 +78,12 @@ class Operands:
         weight = (1 + 0.3 * torch.randn(self.case.head_dim, generator=generator)).to(self._device)
         return Norm(weight.to(self.case.dtype) if self.case.norm == "llama" else weight, 1e-5)
 
-    def run(self, out: Tensor | None = None) -> Tensor:
-        """The kernel."""
+    def run(self, out: Tensor | None = None, layer: KVLayer | None = None, base: Tensor | None = None) -> Tensor:
+        """The kernel. layer, base: a cache in which slot 0 has another position."""
         case = self.case
         return attention_decode(
             self.qkv,
-            self.layer,
+            layer or self.layer,
             self.position,
             heads=case.heads,
             rotary=self.rotary,
@@ -94,6 +94,7 @@ class Operands:
             window=case.window,
             workspace=self.workspace,
             sinks=self.sinks,
+            base=base,
             out=out,
         )
 

@@ -248,9 +248,23 @@ def sampled(logits, state, *, greedy, softcap=0.0, adjusted=False, chosen, token
 
 
 def attention_decode(
-    qkv, layer, position, *, heads, scale, workspace, rotary, q_norm, k_norm, softcap, window, sinks=None, out=None
+    qkv,
+    layer,
+    position,
+    *,
+    heads,
+    scale,
+    workspace,
+    rotary,
+    q_norm,
+    k_norm,
+    softcap,
+    window,
+    sinks=None,
+    base=None,
+    out=None,
 ):
-    """Without norms, rotation, cap and window. A cache of codes is read through `engine.kv_codec`."""
+    """Without norms, rotation, cap, window and base. A cache of codes is read through `engine.kv_codec`."""
     from localq import kv_bits
     from localq.engine import kv_codec
 
