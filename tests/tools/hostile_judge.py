@@ -134,7 +134,9 @@ def _terminal(plan: Plan, outcome: Outcome) -> Iterator[str]:
             wrong += [each for each in _acting(data) if each.text not in own and not _is_echo(each, typed)]
     if wrong:
         yield f"terminal: {len(wrong)} sequences act, such as {[each.text[:100] for each in wrong[:3]]}"
-    if outcome.terminal_left:
+    # Ctrl-S stops the output of a terminal that no screen or line editor has taken: nothing can be put back there.
+    is_stopped = not is_chat and typed.rfind("\x13") > typed.rfind("\x11")
+    if outcome.terminal_left and not is_stopped:
         yield f"terminal: left as {', '.join(outcome.terminal_left)}"
 
 
