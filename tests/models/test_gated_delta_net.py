@@ -103,6 +103,25 @@ def test_chunks_are_the_rule_token_by_token(tokens, decay):
     torch.testing.assert_close(matrix, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_go_through_chunks():
+    """As through the equations, token by token; fine-tuning needs them."""
+    *leaves, matrix = (each.double() for each in _operands(70))
+    leaves = [each.requires_grad_() for each in leaves]
+    q, k, v, decay, beta = leaves
+    state, rows = matrix.clone(), []
+    for at in range(70):
+        keys, queries = k[at].repeat_interleave(3, 0), q[at].repeat_interleave(3, 0)
+        state = decay[at].exp()[:, None, None] * state
+        held = torch.einsum("hkv,hk->hv", state, keys)
+        state = state + torch.einsum("hk,hv->hkv", keys, beta[at, :, None] * (v[at] - held))
+        rows.append(torch.einsum("hkv,hk->hv", state, queries))
+    slope = torch.randn(70, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    expected = torch.autograd.grad(torch.stack(rows), leaves, slope)
+    found = torch.autograd.grad(chunks(*leaves, matrix), leaves, slope)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_the_rule_is_what_its_equations_say():
     q, k, v, decay, beta, matrix = (each.double() for each in _operands(1))
     expected = matrix.clone()
