@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from localq.engine.cache import KVCache
+from localq.errors import LocalqError
 from localq.files import delta_memory
 from localq.files.layer_caches import RecurrentState
 from localq.models import ARCHITECTURES, experts, gated_delta_net, qwen3_5
@@ -289,3 +290,38 @@ def test_an_old_and_a_new_config_give_the_same_facts():
     older = {**flat, "rope_parameters": None, "rope_scaling": yarn}
     read = ARCHITECTURES["qwen3_5"].Config.from_dict
     assert read(older) == replace(read(case.config))
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"attn_output_gate": False}, "attn_output_gate"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"layer_types": ["sliding_attention"] * 5}, "layer_types"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types"),
+        ({"linear_num_value_heads": 5}, "linear_num_value_heads"),
+        ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
+        ({"rope_parameters": {"rope_theta": 100.0, "mrope_section": [11, 11]}}, "mrope_section"),
+        ({"rope_parameters": {"rope_theta": 100.0, "rope_type": "mrope"}}, "rope_type"),
+        ({"num_experts": 4}, "num_experts"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(fields, what):
+    config = {**BY_NAME["qwen3.5"].config, **fields}
+    with pytest.raises(LocalqError, match=what):
+        ARCHITECTURES["qwen3_5_text"].Config.from_dict(config)
+
+
+@pytest.mark.parametrize("fields", [{"mlp_only_layers": [1]}, {"n_shared_experts": 2}, {"num_experts_per_tok": 6}])
+def test_mixtures_that_are_not_known_are_refused_by_name(fields):
+    config = {**BY_NAME["qwen3.5-moe"].config, **fields}
+    with pytest.raises(LocalqError, match=next(iter(fields))):
+        ARCHITECTURES["qwen3_5_moe_text"].Config.from_dict(config)
+
+
+def test_null_is_the_default():
+    config = BY_NAME["qwen3.5-moe"].config
+    read = ARCHITECTURES["qwen3_5_moe_text"].Config.from_dict
+    nothing = {"layer_types": None, "mlp_only_layers": [], "attn_output_gate": None, "hidden_act": None}
+    assert read({**config, **nothing, "output_gate_type": "swish", "mamba_ssm_dtype": "float32"}) == read(config)

@@ -6,6 +6,10 @@ from typing import Any
 
 # config.json as the hub has it, without what does not matter here; what is missing is missing there too. Those of
 # Ministral and Muse are what transformers documents.
+_MROPE = {
+    "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
+    "mrope_interleaved": True,
+}  # fmt: skip
 HUB: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -39,6 +43,31 @@ HUB: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32,
         "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936, "max_position_embeddings": 40960,
         "tie_word_embeddings": False, "sliding_window": None, "attention_bias": False,
+    },
+    "qwen3.8-27b": {
+        "model_type": "qwen3_5", "tie_word_embeddings": False, "vision_config": {"depth": 27},
+        "text_config": {
+            "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
+            "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248320,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "max_position_embeddings": 262144,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16, "full_attention_interval": 4,
+            "attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32",
+            "mtp_num_hidden_layers": 1, "attention_bias": False, "rope_parameters": _MROPE,
+        },
+    },
+    "qwen3.6-35b-a3b": {
+        "model_type": "qwen3_5_moe", "tie_word_embeddings": False, "vision_config": {"depth": 27},
+        "text_config": {
+            "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248320, "linear_num_value_heads": 32,
+            "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "max_position_embeddings": 262144, "rope_parameters": _MROPE,
+        },
+    },
+    "qwen3.5-9b": {
+        "model_type": "qwen3_5", "tie_word_embeddings": False,
+        "text_config": {"model_type": "qwen3_5_text", "max_position_embeddings": 262144, "rope_parameters": _MROPE},
     },
     "gemma-2-9b": {
         "model_type": "gemma2", "head_dim": 256, "hidden_size": 3584, "intermediate_size": 14336, "vocab_size": 256000,
