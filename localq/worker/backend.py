@@ -229,9 +229,10 @@ def _host(model: LoadedModel) -> dict[str, int]:
     """Return `Loaded.host`."""
     from localq.engine.cache_blocks import BLOCK, WORKERS  # torch: only where a model was loaded
 
+    kept = {"checkpoints": model.checkpoint_bytes} if model.checkpoint_bytes else {}
     if model.device.type != "cuda":
-        return {"reading": model.plan.ledger.components["scratch"], "checkpoints": model.checkpoint_bytes}
-    arch, found = model.plan.arch, {"snapshots": WORKERS * BLOCK, "checkpoints": model.checkpoint_bytes}
+        return {"reading": model.plan.ledger.components["scratch"], **kept}
+    arch, found = model.plan.arch, {"snapshots": WORKERS * BLOCK, **kept}
     if model.embed == "host" and arch is not None:
         found["embedding"] = model.dtype.itemsize * arch.embedding_parameters
     return found

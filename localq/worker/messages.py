@@ -121,7 +121,7 @@ class Loaded:
 
     ledger, predicted  component -> bytes allocated on the device, and as planned
     host     bytes of host memory. With a GPU "embedding", where it lies there, and "snapshots", pinned from the first
-             large one on; on the CPU "reading", temporary memory of a prefill pass. On both "checkpoints", at most
+             large one on; on the CPU "reading", temporary memory of a prefill pass. On both "checkpoints", if any
     kv_bits, embed, head  the values in use
     gpu_uuid  empty on the CPU; reads: the fields of `roofline.Reads`, empty where the roofline is unknown
     stages   stage in words -> seconds, in order: start and imports of a new engine process, then those of the load

@@ -35,7 +35,8 @@ class InProcessClient:
                 yield Tokens(request.id, list(step.ids), step.stats) if step.ids else Progress(request.id, step.stats)
 
 
-def session_over(path: Path, ctx: int = 512) -> ChatSession:
+def session_over(path: Path, ctx: int = 512, checkpoint_bytes: int | None = None) -> ChatSession:
     """A chat with the model at `path`, on the CPU."""
-    request = Load(str(path), LoadOptions("model", device="cpu", dtype="float32", ctx=ctx))
+    options = LoadOptions("model", device="cpu", dtype="float32", ctx=ctx, checkpoint_bytes=checkpoint_bytes)
+    request = Load(str(path), options)
     return ChatSession(InProcessClient(), request, Tokenizer.load(open_model(path)))
