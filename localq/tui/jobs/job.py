@@ -77,7 +77,8 @@ class Job(Generic[T]):
             return StoppedError(self.name)
         if left:
             return left[0]
-        return self._error or LocalqError(self.name, "the job is still running, or its result has already been collected")
+        why = "the job is still running, or its result has already been collected"
+        return self._error or LocalqError(self.name, why)
 
     def _run(self) -> None:
         made: list[T] = []
