@@ -29,7 +29,7 @@ def use(value: str | None) -> None:
         return
     token = _read(value)
     if not _TOKEN.fullmatch(token.reveal()):
-        why = "not a valid access token (must be one ASCII word)" if token.reveal() else "the token is empty"
+        why = "not a valid access token (must be ASCII, no spaces)" if token.reveal() else "the token is empty"
         raise LocalqError("--token", why, "`hf auth login` stores a token permanently.", ExitCode.GATED)
     os.environ["HF_TOKEN"] = token.reveal()
 
@@ -55,6 +55,8 @@ def _prompt() -> Secret:
         return Secret(getpass.getpass("Access token: ", stream=stderr()).strip())
     except EOFError:
         raise usage_error("--token -", "no token entered", "Paste the token and press Enter.") from None
+    except UnicodeDecodeError:  # getpass reads the terminal by itself, not through `stream_encoding`
+        return Secret("\ufffd")
 
 
 def hide_argument(value: str) -> None:

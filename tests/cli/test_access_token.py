@@ -97,3 +97,20 @@ def test_a_gated_model_is_fetched_with_it_and_the_token_is_in_no_list_of_process
     files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
     assert files
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_bytes_that_are_no_text_are_no_token(monkeypatch):
+    """Typed at the prompt, which reads the terminal by itself."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def typed(*_: object, **__: object) -> str:
+        return b"hf_\xf1".decode()
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("getpass.getpass", typed)
+    with pytest.raises(LocalqError, match="not a valid access token") as caught:
+        access_token.use("-")
+    assert caught.value.exit_code == ExitCode.GATED
