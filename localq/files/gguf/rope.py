@@ -66,7 +66,8 @@ def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | 
         expected = factor / (1.0 - keep + keep * factor) if factor >= 1.0 else math.nan
         if not math.isclose(divisor, expected, rel_tol=1e-4):
             why = "rope_freqs.weight does not match any known RoPE scaling"
-            raise LocalqError(str(facts.container.path), why, "Use a different GGUF file for this model.", ExitCode.FAILURE)
+            step = "Use a different GGUF file for this model."
+            raise LocalqError(str(facts.container.path), why, step, ExitCode.FAILURE)
     return {
         "rope_type": "llama3",
         "factor": factor,
