@@ -27,8 +27,8 @@ FAILURES: dict[int, tuple[str, str]] = {
     803: ("the driver library and the kernel module have different versions, which happens after an update", _RESTART),
     804: ("the CUDA compatibility libraries do not support this GPU", "Remove cuda-compat from LD_LIBRARY_PATH."),
     999: (
-        "the driver or the GPU failed, which can happen after a suspend",
-        "Reload the kernel module nvidia_uvm, or restart the machine.",
+        "the driver or the GPU failed, which can happen after suspend",
+        "Reload the nvidia_uvm kernel module, or restart the machine.",
     ),
 }
 _MODULE_VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)")
@@ -110,13 +110,13 @@ def diagnose(facts: CudaStack) -> tuple[str, str] | None:
     if facts.torch_cuda is None:
         return (
             "an NVIDIA driver is installed, but the installed torch is a CPU build",
-            "Install torch with CUDA into this environment.",
+            "Install a CUDA build of torch in this environment.",
         )
     needed = _major(facts.torch_cuda)
     if 0 < driver.cuda_version[0] < needed:  # a driver supports all minor versions of its CUDA major version
         served = ".".join(map(str, driver.cuda_version))
         why = f"the NVIDIA driver is too old: it supports CUDA {served}, but torch needs {needed}.0 or newer"
-        return why, "Update the driver, or install torch for an older CUDA."
+        return why, "Update the driver, or install a torch build for an older CUDA version."
     if driver.why_not:
         step = driver.cure or "Check that `nvidia-smi` lists the GPU; after a driver update, restart the machine."
         return f"an NVIDIA driver is installed, but {driver.why_not}", step

@@ -167,8 +167,8 @@ DESCRIPTIONS: dict[str, str] = {
     "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
     "save": "save conversations of `localq chat` for --continue and --resume",
     "snapshots": "disk space for saved KV caches, such as 4GiB, to resume long conversations instantly; off = none",
-    "checkpoints": "RAM to go back in conversations with models that have recurrent layers or sliding windows, such as "
-    "1GiB; off = none, auto = up to 8 checkpoints",
+    "checkpoints": "RAM for going back in conversations with models that have recurrent layers or sliding windows, "
+    "such as 1GiB; off = none, auto = up to 8 checkpoints",
     "ui": "what `localq chat` opens: auto = full-screen mode if possible, tui = always, plain = line mode",
     "theme": "colour theme of full-screen mode",
     "keys": "key bindings of full-screen mode, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",

@@ -18,7 +18,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 
 MOST_BYTES = 2**24  # of a start file
 VARIABLE = "_LOCALQ_COMPLETE"
-_OPTION, _STEP = "--install-completion", "`localq --show-completion` prints the script, for any place."
+_OPTION, _STEP = "--install-completion", "To install it yourself, use the script from `localq --show-completion`."
 
 
 @dataclass(frozen=True)

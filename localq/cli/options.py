@@ -224,7 +224,7 @@ Reserve = Annotated[
 Checkpoints = Annotated[
     str | None,
     typer.Option(
-        "--checkpoints", metavar="SIZE", help="RAM to undo turns of hybrid models.",
+        "--checkpoints", metavar="SIZE", help="RAM for undoing turns in hybrid models.",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip

@@ -25,7 +25,7 @@ def _budget(text: str) -> int:
     except ValueError:
         raise usage_error(text[:40], "not a token count", "Use a number such as 512 or 4k.") from None
     if not 0 <= count <= settings.NO_LIMIT:
-        raise usage_error(text[:40], "out of range", "Use 0 (no thinking) or more tokens, or max for no limit.")
+        raise usage_error(text[:40], "out of range", "Use 0 (no thinking), a number of tokens, or max (no limit).")
     return count
 
 

@@ -276,7 +276,7 @@ def stored_parts(layer: KVLayer) -> list[Tensor]:
 
 def _check(layout: Layout, bits: KvBits) -> None:
     if bits not in KV_BITS:
-        raise usage_error("--kv", f"a KV cache of {bits} bits is not supported", "Use 16, 8, k8v4 or 4.")
+        raise usage_error("--kv", f"{bits} is not a supported KV cache precision", "Use 16, 8, k8v4 or 4.")
     for width in {each.head_dim for each in layer_caches.keys_and_values(layout)}:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
             why = f"the head dimension is {width}; a KV cache below 16 bits needs a multiple of 8, up to 256"

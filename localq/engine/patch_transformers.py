@@ -69,7 +69,9 @@ class _Forward:
 
     def __init__(self, module: Any, path: str) -> None:
         if _own_forward(module) is not None:
-            raise usage_error(_SUBJECT, f"the forward method of {path} is already replaced", "Remove its hooks first.")
+            raise usage_error(
+                _SUBJECT, f"the forward method of {path} has already been replaced", "Remove its hooks first."
+            )
         self._module, self._path = module, path
         self._matrix = _matrix(module, path)
         self._stored = module.weight.quant_state.dtype

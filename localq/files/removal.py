@@ -88,7 +88,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         shutil.rmtree(hub_records.users().records / folder.name, ignore_errors=True)
         return freed + left + sum(download_parts.remove(part) for part in parts)
     if model.path.exists():
-        why = "this entry of the Hugging Face cache is damaged, and huggingface_hub cannot remove it"
+        why = "this entry in the Hugging Face cache is damaged, and huggingface_hub cannot remove it"
         raise LocalqError(str(model.path), why, f"Delete the folder {folder}.", ExitCode.DISK)
     if not model.complete:
         for path in incomplete:

@@ -112,7 +112,7 @@ class Offer:
         if format_facts.of(self.format).imported:
             made = ", ".join(filter(None, (self.scheme, "16 bits in memory")))
         gated = "gated" if self.source is not None and self.source.gated else ""
-        slow = "slow: experts run one by one" if format_facts.one_by_one(self.arch, self.format) else ""
+        slow = "slow: experts run one at a time" if format_facts.one_by_one(self.arch, self.format) else ""
         return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))
 
 

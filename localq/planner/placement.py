@@ -58,7 +58,7 @@ class Wishes:
 
     def __post_init__(self) -> None:
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
-            raise usage_error("--kv", f"a KV cache of {self.kv_bits} bits is not supported", "Use 16, 8, k8v4 or 4.")
+            raise usage_error("--kv", f"{self.kv_bits} is not a supported KV cache precision", "Use 16, 8, k8v4 or 4.")
         if self.embed not in EMBEDS:
             raise usage_error("--embed", f"'{self.embed}' is not supported", f"Use {', '.join(EMBEDS)}.")
         if self.head not in HEADS:

@@ -98,7 +98,7 @@ def _fit_text(plan: Plan, memory: room.Room) -> str:
     budget, context = memory.budget, f"for {plan.ctx:,} tokens of context"
     if isinstance(budget, Ram):
         needed, free = human_bytes(plan.ledger.total), human_bytes(budget.bytes)
-        return f"fits: needs {needed} of {free} of RAM {context} (on the CPU, in {budget.dtype})"
+        return f"fits: needs {needed} of {free} RAM {context} (on the CPU, in {budget.dtype})"
     total = f"{plan.ledger.total / MIB:,.0f}"
     if budget is None:
         return f"needs {total} MiB of GPU memory {context}"

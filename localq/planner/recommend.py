@@ -88,7 +88,7 @@ def _why_none_here() -> str:
     """Why `best_here` has found none."""
     found = [each for each in local_models.list_local() if each.complete]
     if any(each.where != "embedded" for each in found):
-        return "No model on this machine is a chat model that fits and is fast enough."
+        return "No chat model on this machine both fits and is fast enough."
     if found:
         return f"Only {found[0].name}, the small built-in model, is on this machine."
     return "There are no models on this machine yet."

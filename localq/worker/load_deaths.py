@@ -13,7 +13,7 @@ from localq.files.safetensors_headers import read_header
 from localq.processes import exit_reason
 from localq.worker.messages import DOCTOR, PROCESS
 
-_MEMORY = "The system may lack memory: use a smaller model or a shorter context (--ctx), or close other programs."
+_MEMORY = "The system may be out of memory: use a smaller model or a shorter context (--ctx), or close other programs."
 _AGAIN = "Check the disk, and run the command again when no other program is writing to the file."
 
 

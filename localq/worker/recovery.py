@@ -85,7 +85,7 @@ class Recovery:
         why = self._lost()
         if not why:
             return None
-        step = "Restart the machine, or re-seat the card; `localq chat --continue` resumes the conversation."
+        step = "Restart the machine, or reseat the card; `localq chat --continue` resumes the conversation."
         return LocalqError(GPU, f"lost because {why}{f' (after {cause})' if cause else ''}", step, ExitCode.NO_DEVICE)
 
     def _pin(self, request: Load) -> Load:

@@ -134,7 +134,7 @@ def test_help_finds_options_and_settings_by_a_word(capsys):
     assert rows[0] == ["verb", "option"]
     assert {("chat", "--vram"), ("pull", "--vram"), ("bench", "--vram"), ("config", "vram")} <= set(map(tuple, rows))
     found = body_of(capsys, "help", "repetition", "--json")["found"]  # a word of what they do
-    assert ("run", "--dry-multiplier") in {(each["verb"], each["option"]) for each in found}
+    assert ("run", "--dry-allowed-length") in {(each["verb"], each["option"]) for each in found}
     assert execute(["help", "no-such-word-anywhere"]) == ExitCode.USAGE
 
 

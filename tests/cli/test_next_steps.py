@@ -38,7 +38,7 @@ def model(name: str, where: str, *, complete: bool = True) -> LocalModel:
         ([], "There are no models on this machine yet."),
         ([model("part", "hub", complete=False)], "There are no models on this machine yet."),
         ([model("smollm2-135m", "embedded")], "Only smollm2-135m, the small built-in model, is on this machine."),
-        ([model("no-chat", "hub"), model("smollm2-135m", "embedded")], "No model on this machine is a chat model"),
+        ([model("no-chat", "hub"), model("smollm2-135m", "embedded")], "No chat model on this machine"),
     ],
     ids=["none", "incomplete", "built-in", "unfit"],
 )

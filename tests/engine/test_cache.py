@@ -132,9 +132,9 @@ def test_keys_in_8_and_values_in_4_bit_are_those_of_either_cache():
 def test_what_cannot_be_quantized_is_refused():
     with pytest.raises(LocalqError, match="head dimension is 5; a KV cache below 16 bits"):
         KVCache(LAYOUT, 11, torch.float32, "cpu", 8)
-    with pytest.raises(LocalqError, match="5 bits is not"):
+    with pytest.raises(LocalqError, match="5 is not a supported KV cache precision"):
         KVCache(WIDE, 11, torch.float32, "cpu", 5)
-    with pytest.raises(LocalqError, match="k4v8 bits is not supported"):
+    with pytest.raises(LocalqError, match="k4v8 is not a supported KV cache precision"):
         KVCache(WIDE, 11, torch.float32, "cpu", "k4v8")
 
 

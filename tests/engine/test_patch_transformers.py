@@ -182,7 +182,7 @@ def test_a_refusal_names_the_module_and_patches_nothing(options, why):
 def test_a_forward_that_something_else_replaced_is_left_alone():
     module = linear()
     module.forward = copy.copy(module.forward)
-    with pytest.raises(LocalqError, match="is already replaced"):
+    with pytest.raises(LocalqError, match="has already been replaced"):
         patch(nn.Sequential(module))
 
 

@@ -298,7 +298,7 @@ def test_experts_that_are_taken_one_after_the_other_come_last():
     assert not format_facts.one_by_one(dense, "gptq")
     offer = Offer("org/repo", mixtral, "gptq", "g128")
     assert offer.last
-    assert offer.remark == "slow: experts run one by one"
+    assert offer.remark == "slow: experts run one at a time"
 
 
 def test_what_runs_is_what_the_engine_has():

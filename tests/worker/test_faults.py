@@ -193,7 +193,7 @@ def test_a_lost_gpu_is_said_at_once_and_nothing_is_restarted():
             assert error.exit_code == ExitCode.NO_DEVICE
             assert "lost because" in error.why
             assert machine.gone in error.why
-            assert "re-seat" in error.next_step
+            assert "reseat" in error.next_step
             assert "`localq chat --continue` resumes the conversation" in error.next_step
             machine.clock.now += RESTART_S
             error, _ = machine.fails("hello?")

@@ -59,7 +59,7 @@ def embed_row(bench: Bench, vocab: int, hidden: int, pinned: bool) -> Row:
     launches = [partial(embed.embed, token, table, scale=1.0, out=out) for token in torch.split(ids, 1)]
     launches[-1]()
     if not torch.equal(out[0], table[int(ids[-1])].to(bench.device)):
-        raise wrong("embed", what, "differs from the row of the table")
+        raise wrong("embed", what, "differs from the row in the table")
     return Row("step", "embed", what, 1, type_name(dtype), embed.embed_bytes(1, hidden), bench.time(launches))
 
 

@@ -65,7 +65,7 @@ def check(op: str, what: str, got: Tensor, exact: Tensor, naive: Tensor) -> None
     error = (got.double() - exact).abs().max().item()
     allowed = (naive.double() - exact).abs().max().item()
     if not error <= TIMES_NAIVE * allowed + 1e-6 * exact.abs().max().item():
-        raise wrong(op, what, f"is off by {error:.3g}, but 16-bit torch by only {allowed:.3g}")
+        raise wrong(op, what, f"is off by {error:.3g}; 16-bit torch is off by only {allowed:.3g}")
 
 
 def wrong(op: str, what: str, why: str) -> LocalqError:

@@ -95,7 +95,10 @@ def _result(session: ChatSession, runs: list[Stats]) -> tuple[str, ...]:
         f"{model}prefill {_rate(read)} ({last.prefilled_tokens} tokens), decode {_rate(written)}{allowed} "
         f"({last.generated_tokens} tokens); {len(runs)} run{'s' if len(runs) > 1 else ''}, greedy, empty context"
     )
-    kept = "the conversation is unchanged, but is reprocessed before the next reply; for more tests, use `localq bench`"
+    kept = (
+        "the conversation is unchanged, but will be reprocessed before the next reply; for more tests, "
+        "use `localq bench`"
+    )
     return figures, kept
 
 

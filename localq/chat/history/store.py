@@ -49,7 +49,7 @@ _SUMMARIES = """CREATE TABLE IF NOT EXISTS summaries (id INTEGER PRIMARY KEY AUT
   upto INTEGER NOT NULL, made_at INTEGER NOT NULL, content TEXT NOT NULL)"""
 _WITHOUT = "To chat without saving, use `localq chat --no-save`."
 _DAMAGED = (
-    f"The file is unchanged. Move it out of the way, or recover its content with `sqlite3 FILE .recover`. {_WITHOUT}"
+    f"The file is unchanged. Move it out of the way, or recover its contents with `sqlite3 FILE .recover`. {_WITHOUT}"
 )
 
 
@@ -281,7 +281,7 @@ def _unknown(wanted: str | None) -> LocalqError:
 def _sqlite_error(path: Path, error: sqlite3.Error) -> LocalqError:
     kind = getattr(error, "sqlite_errorname", "") or ""
     if kind.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        why = f"locked by another process for {BUSY_S:g} s"
+        why = f"still locked by another process after {BUSY_S:g} s"
         return LocalqError(str(path), why, f"End that process. {_WITHOUT}")
     if kind.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         step = f"Check free space and permissions. {_WITHOUT}"

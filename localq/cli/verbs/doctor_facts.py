@@ -198,7 +198,7 @@ def lines(facts: SystemFacts) -> list[tuple[str, str]]:
         for name, there in facts.embedded.items()
     ]
     if facts.settings is not None:
-        rows.append(("network", "off (the setting `offline` is on)" if facts.settings.offline else "allowed"))
+        rows.append(("network", "off (the `offline` setting is on)" if facts.settings.offline else "allowed"))
     found = error_log.count()
     count = "no unexpected errors so far" if not found else f"{found} unexpected error{'s' if found > 1 else ''}"
     return [*rows, ("log", f"{error_log.path()} ({count})")]

@@ -22,7 +22,7 @@ LINE_KEYS = (
     ("Tab", "complete a /command or an @file"),
     ("Up, Down, Ctrl-R", "previous message, next message, search the input history"),
     ("Ctrl-G", "edit the message in $VISUAL or $EDITOR"),
-    ("Ctrl-A, Ctrl-E, Alt-B, Alt-F", "move to the start, to the end, one word back, one word forward"),
+    ("Ctrl-A, Ctrl-E, Alt-B, Alt-F", "move to the start, to the end, back one word, forward one word"),
     ("Ctrl-U, Ctrl-K, Ctrl-W, Ctrl-Y", "cut to the start, cut to the end, cut one word, paste"),
     ("Ctrl-L", "clear the screen"),
     ("Ctrl-C", "stop the reply (its text is kept); twice on an empty prompt: quit"),
@@ -38,7 +38,7 @@ VARIABLES = (
     ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "folder for downloaded weights"),
     (
         "HF_TOKEN, HF_TOKEN_PATH",
-        "token for gated models; --token takes precedence over it, and it over `hf auth login`",
+        "token for gated models; overrides `hf auth login` and is overridden by --token",
     ),
     ("HF_ENDPOINT", "URL of another hub"),
     ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never use the network"),

@@ -149,7 +149,7 @@ def _converse(settings: Settings, request: _Request, project: dict[str, Origin])
         why, step = "without a prompt, `localq run` opens a chat, which does not write this file", "Pass a prompt."
         raise usage_error("--think-out", why, step)
     if request.attached:
-        why, step = "without a prompt, `localq run` opens a chat", "Pass a prompt, or attach files there with @FILE."
+        why, step = "without a prompt, `localq run` opens a chat", "Pass a prompt, or use @FILE in the chat."
         raise usage_error("--file", why, step)
     from localq.chat import open_conversation  # start-up cost: only a chat needs it
     from localq.cli.verbs.chat import start_chat

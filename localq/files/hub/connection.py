@@ -81,7 +81,7 @@ class Answer:
             yield from raw
             return
         if kind not in _INFLATE:
-            raise UnreadableError("it uses a compression that was not requested")
+            raise UnreadableError("it has a content encoding that was not requested")
         inflate, received = zlib.decompressobj(_INFLATE[kind]), 0
         for piece in raw:
             received += len(piece)
@@ -90,7 +90,7 @@ class Answer:
             try:
                 yield inflate.decompress(piece, max_bytes + 1)
             except zlib.error as error:
-                raise UnreadableError("it is not compressed as its headers say") from error
+                raise UnreadableError("its data does not match its Content-Encoding header") from error
             if inflate.unconsumed_tail:
                 raise _too_large(what, max_bytes)
         if not inflate.eof:
@@ -249,7 +249,7 @@ def access_token() -> Secret | None:
         return None
     token = Secret(found)
     if not token.reveal().isascii() or not token.reveal().isprintable() or " " in token.reveal():
-        raise LocalqError("access token", "not a valid access token (must be one ASCII word)", step, ExitCode.GATED)
+        raise LocalqError("access token", "not a valid access token (must be ASCII, no spaces)", step, ExitCode.GATED)
     return token
 
 

@@ -97,7 +97,7 @@ def fetch_repo(
 
 def not_here(repo: str) -> LocalqError:
     """The error (exit 6) for an incomplete model while localq is offline."""
-    why = "not completely downloaded, and localq is offline"
+    why = "not fully downloaded, and localq is offline"
     return LocalqError(repo, why, "Run it once without --offline and with HF_HUB_OFFLINE unset.", ExitCode.NETWORK)
 
 

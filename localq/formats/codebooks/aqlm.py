@@ -279,9 +279,7 @@ def _check(tensors: Mapping[str, Any], prefix: str) -> None:
     codes, codebooks, scales = (tensors[prefix + suffix] for suffix in suffixes)
     shapes = [tuple(each.shape) for each in (codes, codebooks, scales)]
     sound = len(shapes[0]) == 3 and len(shapes[1]) == 4 and all(math.prod(shape) > 0 for shape in shapes)
-    _require(
-        prefix, sound, f"codes {list(shapes[0])} and codebooks {list(shapes[1])} must have three and four dimensions"
-    )
+    _require(prefix, sound, f"codes {list(shapes[0])} must have three dimensions, and codebooks {list(shapes[1])} four")
     _require(prefix, codes.dtype in CODES, f"codes are {codes.dtype}, expected {' or '.join(CODES)}")
     same = codebooks.dtype == scales.dtype and scales.dtype in VALUES
     _require(

@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--torch-index", default="", help="additional package index for torch")
     parser.add_argument("--driver", default="", help="files that indicate an NVIDIA driver; empty = none")
     parser.add_argument("--nvidia-smi", default="", help="program that lists the GPUs")
-    parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: install nvcc even if there is one")
+    parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: install nvcc even if one is present")
     parser.add_argument("--bin-dir", default="~/.local/bin", help="folder where `install` puts the link to localq")
     return parser
 
@@ -67,7 +67,7 @@ def _install(given: argparse.Namespace, venv: Path) -> None:
         request = replace(request, python=str(venv / "bin/python"))  # adds pip for the same version of Python
     elif not usable:
         if (venv / "pyvenv.cfg").exists():
-            print(f"{venv} does not work (it was moved, or its Python was removed); recreating it.")
+            print(f"{venv} no longer works (it was moved, or its Python was removed); recreating it.")
             shutil.rmtree(venv)
         (venv / "setup").mkdir(parents=True, exist_ok=True)
     record = SetupRecord.read(venv / "setup/record.json")

@@ -234,7 +234,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         if row is None:
             return
         if row.verdict != picker_rows.TOO_LARGE:
-            self._tell(f"Force only works on models that are too large. {row.name}: {row.verdict}.")
+            self._tell(f"Force applies only to models that are too large. {row.name}: {row.verdict}.")
             return
 
         from localq.tui.models.picker_dialogs import (

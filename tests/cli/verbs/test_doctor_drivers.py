@@ -30,7 +30,7 @@ STATES = {
     (999, 13000): ("the driver or the GPU failed", "nvidia_uvm"),
     (46, 13000): ("using the GPU exclusively", "nvidia-smi"),
     (34, 13000): ("a stub from a CUDA toolkit", "LD_LIBRARY_PATH"),
-    (802, 13000): ("fabric is not ready", "fabric manager"),
+    (802, 13000): ("fabric is not ready", "Fabric Manager"),
     (804, 13000): ("compatibility libraries do not support this GPU", "cuda-compat"),
     (777, 13000): ("CUDA error 777", "nvidia-smi"),
 }

@@ -231,7 +231,7 @@ def test_the_table_has_one_row_for_a_family_and_all_for_all(capsys):
     assert "DESKTOP CLOSED" in captured.out.splitlines()[0]
     assert len(captured.out.splitlines()) > len(lines)
     assert "quantized here from bf16" in captured.out
-    assert "slow: experts run one by one" in captured.out
+    assert "slow: experts run one at a time" in captured.out
 
 
 def test_the_order_that_is_said_is_the_order_that_is_shown(capsys):

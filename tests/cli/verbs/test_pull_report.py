@@ -72,7 +72,7 @@ def test_force_fetches_what_does_not_fit(server, capsys):
 
 
 def test_without_a_gpu_the_ram_counts(server, capsys, monkeypatch):
-    assert "of 68.7 GB of RAM for 8,192 tokens of context (on the CPU, in " in localq(capsys, "pull", REPO)
+    assert "of 68.7 GB RAM for 8,192 tokens of context (on the CPU, in " in localq(capsys, "pull", REPO)
     monkeypatch.setenv("LOCALQ_DTYPE", "float32")
     for verb in (["pull"], ["chat", "--dry-run"], ["run", "--dry-run"]):
         err = localq(capsys, *verb, "qwen3-32b", code=3)  # the hub of this test has no such repository
