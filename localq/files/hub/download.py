@@ -236,7 +236,7 @@ class _Transfer:
         self.part.restart()
 
     def _changed_error(self) -> LocalqError:
-        why = f"{self.file.name} was downloaded twice, and its hash differs from the one on the hub"
+        why = f"the hash of {self.file.name} differs from the one on the hub, even after a second download"
         return bad_file(self.listing.repo, why, "The download was removed. Try again later, or use another revision.")
 
     def _translate(self, error: Exception) -> Exception:
