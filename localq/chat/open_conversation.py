@@ -31,6 +31,7 @@ class Start:
     keeper   saves and restores the KV cache; None: no snapshots
     grammar  constraint of the answers
     origins  settings that a project's file has decided
+    unsaved  conversations of a session before this one that are still to be saved
     """
 
     record: Record | None = None
@@ -39,6 +40,7 @@ class Start:
     keeper: SnapshotKeeper | None = None
     grammar: Grammar | None = None
     origins: Mapping[str, Origin] = dataclasses.field(default_factory=dict)
+    unsaved: tuple[Record, ...] = ()
 
     @property
     def search_store(self) -> ConversationStore:
@@ -48,7 +50,7 @@ class Start:
     def attach(self, session: ChatSession) -> Record | None:
         """Apply to a session that was just opened; return the resumed conversation, if any."""
         session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
-        session.grammar, session.origins = self.grammar, dict(self.origins)
+        session.grammar, session.origins, session.unsaved = self.grammar, dict(self.origins), list(self.unsaved)
         if self.record is not None:
             self.record.model, self.record.conversation.system = session.record.model, session.system
             session.record = self.record
@@ -118,11 +120,12 @@ def without_model(origins: Mapping[str, Origin]) -> dict[str, Origin]:
     return {name: each for name, each in origins.items() if name != "model"}
 
 
-def save_at_exit(session: ChatSession, say: Callable[[str], None]) -> bool:
-    """Save what could not be saved before; return whether all is saved. `say` gets a failure."""
+def save_at_exit(session: ChatSession, say: Callable[[str], None]) -> LocalqError | None:
+    """Save what could not be saved before; return why that fails, None where all is saved. `say` gets a failure."""
     try:
         session.save_unsaved()
     except LocalqError as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(f"localq: the last turns of this conversation were not saved: {error}")
-    return not session.unsaved
+        return error
+    return None

@@ -237,7 +237,8 @@ class LocalqApp(ChatApp):
         if old is not None:
             record = old.session.record
             origins = without_model(old.session.origins)
-            self.start_with = Start(record, old.session.store, old.session.stop_strings, origins=origins)
+            stop, unsaved = old.session.stop_strings, tuple(old.session.unsaved)
+            self.start_with = Start(record, old.session.store, stop, origins=origins, unsaved=unsaved)
             settings = resumed_settings(record, settings, {"model": name})
             self.chat.conversation.model = None
             await asyncio.to_thread(old.close)

@@ -192,12 +192,14 @@ def test_a_save_that_fails_is_not_forgotten_over_another_conversation(store, mon
         assert "not saved" in session.try_save()
         assert len(session.unsaved) == 2
         told: list[str] = []
-        assert not open_conversation.save_at_exit(session, told.append)
+        lost = open_conversation.save_at_exit(session, told.append)
+        assert lost is not None
+        assert lost.exit_code == ExitCode.DISK
         assert "were not saved" in told[0]
     assert session.try_save() == ""
     assert session.unsaved == []
     assert store.load(first.id).conversation.messages()[-1].content == "one"
-    assert open_conversation.save_at_exit(session, told.append)
+    assert open_conversation.save_at_exit(session, told.append) is None
 
 
 def failing(record):

@@ -76,7 +76,7 @@ class _ChatStart:
         """The same model, at the current state of `session`."""
         start = dataclasses.replace(
             self.start, record=session.record, store=session.store, stop=session.stop_strings, grammar=session.grammar,
-            origins=session.origins,
+            origins=session.origins, unsaved=tuple(session.unsaved),
         )  # fmt: skip
         return dataclasses.replace(self, start=start, attached=tuple(session.attached))
 
@@ -135,15 +135,15 @@ def _talk(
                 opened, watcher, settings.stats and not quiet, settings.markdown, scripted=place.scripted
             ).run(first)
         finally:  # also after a signal
-            saved = open_conversation.save_at_exit(opened.session, note)
+            lost = open_conversation.save_at_exit(opened.session, note)
         record = opened.session.record
         if isinstance(outcome, SwitchModel):
             _leave(opened, watcher, settings.stats and not quiet)
             return outcome, opened.session
-        if at_terminal and saved and opened.session.store is not None and record.id is not None:
+        if at_terminal and lost is None and opened.session.store is not None and record.id is not None:
             note(f"Saved as conversation {record.id}. Resume: localq chat --resume {record.id}")
         _leave(opened, watcher, settings.stats and not quiet)
-        return outcome
+        return lost.exit_code if lost is not None and outcome == ExitCode.OK else outcome
 
 
 def _leave(opened: OpenSession, watcher: TerminalWatcher, show_stats: bool) -> None:

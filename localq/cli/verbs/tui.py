@@ -58,7 +58,7 @@ def run_app(
         gc.enable()
         for number, handler in handlers.items():  # the app's loop has replaced them
             signal.signal(number, handler)
-        saved = app.model is None or open_conversation.save_at_exit(app.model.session, note)
+        lost = None if app.model is None else open_conversation.save_at_exit(app.model.session, note)
         if code == ExitCode.OK and app.model is not None:
             with contextlib.suppress(KeyboardInterrupt):  # a second one quits at once
                 app.model.session.save_snapshot()
@@ -72,6 +72,6 @@ def run_app(
         note(f"localq: {app.error}")
         return app.error.exit_code
     session = None if app.model is None else app.model.session
-    if saved and session is not None and session.store is not None and (id := session.record.id) is not None:
+    if lost is None and session is not None and session.store is not None and (id := session.record.id) is not None:
         note(f"Saved as conversation {id}. Resume: localq chat --resume {id}")
-    return code
+    return lost.exit_code if lost is not None and code == ExitCode.OK else code

@@ -33,11 +33,11 @@ class Disk(ConversationStore):
 
 @pytest.fixture
 def leave(monkeypatch, tmp_path, capsys):
-    """One message, then `ending` instead of a line; gives the store, the exit code and what was told."""
+    """The lines of `said`, then `ending` instead of a line; gives the store, the exit code and what was told."""
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
 
-    def leave(ending, mended: bool, full: bool = True):
-        store, lines = Disk(tmp_path / "sessions.db"), iter(["one"])
+    def leave(ending, mended: bool, full: bool = True, said=("one",)):
+        store, lines = Disk(tmp_path / "sessions.db"), iter(said)
         store.full = full
 
         def read() -> str:
@@ -73,11 +73,27 @@ def test_what_could_not_be_saved_is_saved_at_the_end(leave, ending, code):
     assert ("Saved as conversation 1" in told) == (code == 0)
 
 
-def test_what_is_lost_is_said_and_not_called_kept(leave):
-    _, code, told = leave(EOFError(), mended=False)
-    assert code == 0
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        (EOFError(), 9, ("one",)),
+        ("/exit", 9, ("one",)),
+        (SystemExit(143), 143, ("one",)),
+        (EOFError(), 9, ("one", "/model qwen3-8b")),  # the conversation goes on in another session
+        (EOFError(), 9, ("one", "/new", "/model qwen3-8b")),
+    ],
+)
+def test_what_is_lost_is_said_and_not_called_kept(leave, ending, code, said):
+    _, left, told = leave(ending, mended=False, said=said)
+    assert left == code
     assert "the last turns of this conversation" in told
     assert "Saved as" not in told
+
+
+def test_what_a_session_could_not_save_is_saved_by_the_next(leave):
+    store, code, _ = leave(EOFError(), mended=True, said=("one", "/new", "/model qwen3-8b"))
+    assert code == 0
+    assert [message.content for message in store.find(None).conversation.messages()] == ["one", "a"]
 
 
 def test_what_is_saved_is_not_saved_again(leave):

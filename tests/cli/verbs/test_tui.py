@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from functools import partialmethod
 
 import pytest
 
@@ -109,6 +110,23 @@ def test_afterwards_it_says_where_the_conversation_is_kept(monkeypatch, tmp_path
     assert shown(monkeypatch, run, store) == ExitCode.OK
     assert closed == ["closed"]
     assert "Saved as conversation 1. Resume: localq chat --resume 1" in capsys.readouterr().err
+
+
+def test_turns_that_could_not_be_saved_end_with_9(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the place of a folder")
+    store = ConversationStore(tmp_path / "file" / "sessions.db")
+
+    for left, code in ((ExitCode.OK, ExitCode.DISK), (ExitCode.TERMINATED, ExitCode.TERMINATED)):
+        run = partialmethod(leave_after_a_turn, store=store, code=left)
+        assert shown(monkeypatch, run, store) == code
+        said = capsys.readouterr().err
+        assert "the last turns of this conversation were not saved" in said
+        assert "Saved as" not in said
+
+
+def leave_after_a_turn(app: LocalqApp, store: ConversationStore, code: ExitCode) -> ExitCode:
+    list(with_model(app, store, []).ask("hello"))
+    return code
 
 
 def test_a_model_that_could_not_be_opened_is_said_with_its_exit_code(monkeypatch, capsys):
