@@ -18,7 +18,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import connection
 from localq.files.hub.connection import Answer
-from localq.files.hub.errors import endpoint, no_model_hub, no_repository, with_retries
+from localq.files.hub.errors import RangeError, endpoint, no_model_hub, no_repository, with_retries
 from localq.files.json_files import parse_object
 from localq.sanitize import Address
 
@@ -28,6 +28,7 @@ MAX_INFO_BYTES = 16 * 2**20  # what the hub states about a repository: about 300
 MAX_FILE_BYTES = 2**63  # a size is one of a file system
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_ID = re.compile(r"[0-9a-f]{40}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def body(
     """The answer to a request for the bytes [start, stop) of `file`.
 
     etag: of the content before `start`; a server with other content answers with the whole file. Raises as
-    `connection.get`.
+    `connection.get`, and RangeError for a part of the file (status 206) that does not begin at `start`.
     """
     where = f"{listing.repo}/resolve/{listing.commit}/{quote(file.name)}"
     headers = {"Accept-Encoding": "identity"}  # ranges, sizes and hashes refer to the uncompressed file
@@ -131,7 +132,19 @@ def body(
         headers["If-Range"] = etag
     address = Address(f"{endpoint().reveal()}/{where}")
     with connection.get(listing.repo, address, headers, connect_s=TIMEOUT_S, stall_s=STALL_S) as answer:
+        if answer.status_code == 206 and ((part := _range(answer)) is None or int(part[1]) != start):
+            raise RangeError(file.name)
         yield answer
+
+
+def stated_size(answer: Answer) -> int | None:
+    """The size of the whole file, of which the answer (status 206) has a part."""
+    part = _range(answer)
+    return None if part is None else int(part[3])
+
+
+def _range(answer: Answer) -> re.Match[str] | None:
+    return _RANGE.fullmatch(answer.headers.get("content-range", ""))
 
 
 def has_token() -> bool:

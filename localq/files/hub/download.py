@@ -31,17 +31,12 @@ from localq.wording import Say
 
 TRIES = len(hub_errors.PAUSES_S) + 1  # without progress
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 OnBytes = Callable[[int], None]  # bytes received since the last call; negative when a file restarts
 
 
 class _OtherContentError(Exception):
     """The server has other content for this name than the hub lists."""
-
-
-class _UnusableError(Exception):
-    """The answer cannot continue the file: restart it."""
 
 
 class _ShortError(Exception):
@@ -189,7 +184,7 @@ class _Transfer:
                     isinstance(error, OSError) and error.errno is not None
                 ):  # from the disk: errors of the client have no errno
                     raise
-                if isinstance(error, _UnusableError) or hub_errors.status_of(error) == 416:
+                if isinstance(error, hub_errors.RangeError) or hub_errors.status_of(error) == 416:
                     self._restart()
                 elif not (isinstance(error, _ShortError) or hub_errors.breaks_off(error)):
                     raise self._translate(error) from error
@@ -217,17 +212,14 @@ class _Transfer:
     def _goes_on(self, answer: Answer) -> bool:
         """Whether the answer continues the part; False if it has the file from the beginning.
 
-        Raises _OtherContentError or _UnusableError for other answers.
+        Raises _OtherContentError for the answers about other content.
         """
         if answer.status_code != 206:
             length = answer.headers.get("content-length", "")
             if _NUMBER.fullmatch(length) and int(length) != self.part.size:
                 raise _OtherContentError
             return self.part.at == 0
-        match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
-        if match is None or int(match[1]) != self.part.at:
-            raise _UnusableError(f"the server sent a different byte range of {self.file.name} than requested")
-        if int(match[3]) != self.part.size:
+        if hub_client.stated_size(answer) != self.part.size:
             raise _OtherContentError
         return True
 
@@ -240,6 +232,6 @@ class _Transfer:
         return bad_file(self.listing.repo, why, "The download was removed. Try again later, or use another revision.")
 
     def _translate(self, error: Exception) -> Exception:
-        if isinstance(error, _UnusableError | _ShortError):
+        if isinstance(error, _ShortError):
             return hub_errors.no_hub(self.listing.repo, str(error))
         return hub_errors.translate(error, self.listing.repo, self.listing.commit, self.file.name)

@@ -42,6 +42,13 @@ class SlowError(Exception):
         super().__init__(what)
 
 
+class RangeError(Exception):
+    """The hub sent other bytes of a file than requested."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the server sent a different byte range of {name} than requested")
+
+
 class UnreadableError(Exception):
     """The HTTP library failed at an answer, or at an address, in a way that its own errors do not cover."""
 
@@ -137,6 +144,8 @@ def translate(error: Exception, repo: str, revision: str, name: str) -> Exceptio
     """The LocalqError for an error of a request; `error` itself if it is a bug."""
     if isinstance(error, RefusedError):
         return _of_refusal(error.response, repo, revision, name)
+    if isinstance(error, RangeError):
+        return no_hub(repo, str(error))
     if (status := status_of(error)) is not None:
         return _of_status(repo, status)
     return _of_transport(error, repo)

@@ -173,6 +173,34 @@ def test_an_answer_for_a_file_is_a_network_error_too(homes, monkeypatch, case):
     assert [path for path in places.downloads_dir().rglob("*.part") if path.stat().st_size] == []
 
 
+WRONG_RANGES = ("", "Content-Range: bytes 1-9/30", "Content-Range: bytes */30", "Content-Range: items 0-8/30",
+                "Content-Range: bytes -1-8/30", "Content-Range: bytes 0-8/*")  # fmt: skip
+
+
+@pytest.mark.parametrize("stated", WRONG_RANGES)
+def test_other_bytes_than_requested_are_refused(homes, monkeypatch, stated):
+    """A part of a file that begins elsewhere, or nowhere, is never taken for its beginning."""
+    monkeypatch.setattr(pauses, "pause", lambda seconds, why, wait=None: False)
+    head = "\r\n".join(filter(None, ("206 Partial Content", stated))).encode()
+
+    def respond(link, path):
+        if path.startswith("/api/"):
+            send(link, JSON, raw_hub.info(REPO, dict.fromkeys(fake_hub.model_files(), FILE)))
+        else:
+            send(link, head, FILE[1:10])
+
+    with raw_hub.running(respond) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        listing = hub_client.list_files(REPO, "main")
+        for call in (
+            lambda: hub_client.first_bytes(listing, listing.files["config.json"], 9),
+            lambda: download.get(listing, listing.files["config.json"]),
+        ):
+            error = refused(call)
+            assert error.exit_code == ExitCode.NETWORK
+            assert "different byte range of config.json than requested" in str(error)
+
+
 def test_a_small_file_that_drips_ends(homes, monkeypatch):
     def respond(link, path):
         if path.startswith("/api/"):
