@@ -7,6 +7,7 @@ Formats and bytes are not here (`format_sizes`, `localq.planner`). Counts follow
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,6 +198,11 @@ class Architecture:
             state if is_recurrent else KeysAndValues(self.kv_heads, self.head_dim, self.window if windowed else 0)
             for windowed, is_recurrent in zip(self._windowed_layers(), self._recurrent_layers(), strict=True)
         )
+
+    @functools.cached_property
+    def cache_kinds(self) -> dict[LayerCache, int]:
+        """Each kind of `layer_caches`, and how many layers are of it."""
+        return dict(Counter(self.layer_caches))
 
     def _recurrent_layers(self) -> tuple[bool, ...]:
         """Which layers have a gated delta net: as stated, else in the usual order, else the lower ones."""

@@ -106,18 +106,16 @@ def attention_decode(
     sinks     T [heads]: one more score in each head's softmax, uncapped, whose weight multiplies nothing; or None
     base      i64 [1] on the device: the position of slot 0, which no running step changes; None = 0
 
-    Slots behind the token's are never read. Scores and sums in f32, the weights of the softmax rounded to 16 bit. The
-    same bits run after run, in a graph or not. Memory-bound: `attention_decode_bytes`.
+    Later slots are never read. Scores and sums in f32, softmax weights rounded to 16 bit. The same bits run after run.
     """
     op, width = "attention_decode", layer.head_dim
     _check_call(op, qkv, layer, position, heads, rotary, workspace)
     if out is None:
         out = torch.empty(1, heads * width, dtype=qkv.dtype, device=qkv.device)
     check(op, "out", out, qkv.device, (qkv.dtype,), heads * width)
-    if sinks is not None:
-        check(op, "sinks", sinks, qkv.device, (qkv.dtype,), heads)
-    if base is not None:
-        check(op, "base", base, qkv.device, (torch.int64,), 1)
+    for name, operand, dtype, count in (("sinks", sinks, qkv.dtype, heads), ("base", base, torch.int64, 1)):
+        if operand is not None:
+            check(op, name, operand, qkv.device, (dtype,), count)
     check_cuda(op, "qkv", qkv)
     kernels.module().attention_decode(
         qkv=qkv.data_ptr(),

@@ -102,10 +102,13 @@ def of_placements(
     """
     wishes.check(arch)
     placements, none = wishes.placements(arch), Growth(0)
+    weights = footprint.placed_weights(arch, format, scheme) if weights is None else weights
+    by_bits = {each.kv_bits: each for each in placements}
+    grown = {bits: growths(arch, each, itemsize, chunk) for bits, each in by_bits.items()}
     found = []
     for number, placement in enumerate(placements):
         fixed = footprint.fixed_bytes(arch, format, scheme, weights, placement, itemsize)
-        growing = growths(arch, placement, itemsize, chunk)
+        growing = grown[placement.kv_bits]
         parts = tuple((part, fixed.get(part, 0), growing.get(part, none)) for part in COMPONENTS)
         is_reduced = not placement.is_as_good_as(placements[0])
         has_free_next = number + 1 < len(placements) and placements[number + 1].is_as_good_as(placement)

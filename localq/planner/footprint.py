@@ -8,7 +8,7 @@ amount. Memory of CUDA itself is an assumption until a load measures it (`engine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 from localq.files import delta_memory, format_facts, layer_caches
 from localq.files.architecture import Architecture, Linears
@@ -102,7 +102,7 @@ def fixed_bytes(
         "weights": weights,
         "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
         "head": head_bytes(arch, placement.head, itemsize),
-        "kv_cache": layer_caches.state_bytes(arch.layer_caches, itemsize),
+        "kv_cache": sum(count * layer_caches.state_bytes([kind], itemsize) for kind, count in arch.cache_kinds.items()),
         "tables": _fixed_tables(arch, format, scheme),
         "scratch": _scratch(arch, format, itemsize),
         "step_buffers": _step_buffers(arch, itemsize),
@@ -127,42 +127,44 @@ def per_token_bytes(
     arch: Architecture, placement: Placement, itemsize: int, chunk: int | None = None
 ) -> dict[str, int]:
     """Component -> bytes per position of the context. chunk: of windows that slide, which `windowed_bytes` counts."""
-    growing = _kept_bytes(arch, placement, itemsize, [each for each in _attention(arch) if not _slides(each, chunk)])
+    layers = {each: count for each, count in _attention(arch).items() if not _slides(each, chunk)}
+    growing = _kept_bytes(placement, itemsize, layers)
     return {**growing, "tables": (_rotary(arch) + arch.traits.growing_queries) * itemsize + 8, "sampler": 13}
 
 
 def windowed_bytes(arch: Architecture, placement: Placement, itemsize: int, chunk: int | None) -> dict[str, int]:
     """Component -> bytes per position of the first arch.window + chunk, in windows that slide."""
-    sliding = [each for each in _attention(arch) if _slides(each, chunk)]
-    found = _kept_bytes(arch, placement, itemsize, sliding)
-    if len(sliding) < len(_attention(arch)):  # what all layers share has the size of those that grow
+    layers = _attention(arch)
+    sliding = {each: count for each, count in layers.items() if _slides(each, chunk)}
+    found = _kept_bytes(placement, itemsize, sliding)
+    if len(sliding) < len(layers):  # what all layers share has the size of those that grow
         found["scratch"] -= PREFILL_CHUNK if sliding else 0
         found["kv_cache"] -= _copy_bytes(placement, itemsize, sliding)
     return found
 
 
-def _kept_bytes(
-    arch: Architecture, placement: Placement, itemsize: int, layers: Sequence[KeysAndValues]
-) -> dict[str, int]:
-    """Component -> bytes per position in these layers: keys and values, and masks of a pass.
+def _kept_bytes(placement: Placement, itemsize: int, layers: Mapping[KeysAndValues, int]) -> dict[str, int]:
+    """Component -> bytes per position in so many layers of each kind: keys and values, and masks of a pass.
 
     Masks: those that attention adds, one per kind of layer, and one of bools.
     """
     bits = 8 * itemsize if placement.kv_bits == 16 else placement.kv_bits
     kinds = len({each.window for each in layers})
     return {
-        "kv_cache": sum(each.slot_bytes(bits) for each in layers) + _copy_bytes(placement, itemsize, layers),
+        "kv_cache": sum(count * each.slot_bytes(bits) for each, count in layers.items())
+        + _copy_bytes(placement, itemsize, layers),
         "scratch": (kinds * itemsize + 1) * PREFILL_CHUNK if layers else 0,
     }
 
 
-def _copy_bytes(placement: Placement, itemsize: int, layers: Sequence[KeysAndValues]) -> int:
+def _copy_bytes(placement: Placement, itemsize: int, layers: Iterable[KeysAndValues]) -> int:
     """Bytes per position of the dequantized copy of one layer for prefill; heads of all layers are alike."""
     return 0 if placement.kv_bits == 16 else 2 * itemsize * max((each.width for each in layers), default=0)
 
 
-def _attention(arch: Architecture) -> list[KeysAndValues]:
-    return layer_caches.keys_and_values(arch.layer_caches)
+def _attention(arch: Architecture) -> dict[KeysAndValues, int]:
+    """Each kind of layer with keys and values, and how many there are."""
+    return {kind: count for kind, count in arch.cache_kinds.items() if isinstance(kind, KeysAndValues)}
 
 
 def _slides(layer: KeysAndValues, chunk: int | None) -> bool:

@@ -54,13 +54,13 @@ def test_a_70b_on_24_gb_is_vptq_until_its_vq2_is_made(monkeypatch):
 
 
 def test_more_room_is_no_reason_to_quantize_here(monkeypatch):
-    """gemma-3-27b in NF4 leaves less than 16k tokens on 16 GB; vq2 would leave them."""
-    choice = chosen("gemma-3-27b", "16")
+    """gemma-3-27b in NF4 leaves less than 16k tokens on 14.5 GiB; vq2 would leave them."""
+    choice = chosen("gemma-3-27b", "14.5")
     assert choice.taken.offer.format == "nf4"
     assert memory_plan.USABLE_CONTEXT < choice.taken.plan.ctx < memory_plan.COMFORTABLE_CONTEXT
     assert next(each for each in choice.candidates if each.offer.format == "vq2").roomy
     put_here(monkeypatch, "gemma-3-27b@vq2")
-    choice = chosen("gemma-3-27b", "16")
+    choice = chosen("gemma-3-27b", "14.5")
     assert choice.taken.offer.format == "vq2"
     assert f"nf4 leaves only {choice.candidates[0].plan.ctx:,} tokens" in choice.why
 
