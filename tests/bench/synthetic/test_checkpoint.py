@@ -36,7 +36,7 @@ CODES = {"nf4": ".weight", "vq2": ".codes", "aqlm": ".codes", "vptq": ".indices"
          "bcq": ".signs"}  # fmt: skip
 EXPERTS = ("nf4", "mxfp4", "vq2", "aqlm", "awq", "gptq", "squeezellm", "bcq")
 MIXTURES = {"gpt_oss": ("mxfp4", "nf4", "fp16"), "mixtral": ("nf4", "vq2", "aqlm", "fp16"),
-            "qwen3_moe": (*EXPERTS, "fp16")}  # fmt: skip
+            "qwen3_moe": (*EXPERTS, "fp16"), "qwen3_5_moe": ("nf4", "vq2", "fp16")}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,11 @@ def tiny(model_type: str, format: str = "fp16") -> ModelFiles:
         window=arch.window and 16, experts=arch.experts and 4, experts_active=arch.experts and 2,
         expert_intermediate=arch.experts and 192,
     )  # fmt: skip
+    if arch.recurrent_layers:
+        small = replace(
+            small, layers=4, recurrent_layers=3, rotary=8, shared_intermediate=arch.shared_intermediate and 64,
+            delta_key_heads=2, delta_value_heads=6, delta_key_dim=16, delta_value_dim=32,
+        )  # fmt: skip
     config = synthetic_checkpoint.in_format(synthetic_checkpoint.config_of(small), format)
     return ModelFiles(path=Path(), kind="safetensors", config=config, name="tiny")
 
