@@ -22,6 +22,7 @@ from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.layer_caches import RecurrentState
 from localq.files.model_folder import ModelFiles
+from localq.files.model_types import text_part
 from localq.formats import FORMATS
 from localq.formats.checkpoint import Checkpoint
 from localq.models import architecture
@@ -87,11 +88,12 @@ def _hybrid(arch: Architecture) -> dict[str, Any]:
 
 def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """`config` of a model cut to its first `layers` layers; flat, also where the file nests the text part."""
-    text = config.get("text_config")
-    if isinstance(text, dict):
-        flat = {"tie_word_embeddings": config.get("tie_word_embeddings", True), **text}
-        config = {**flat, "model_type": f"{config['model_type'].removesuffix('_text')}_text"}
-    per_layer = {key: config[key][:layers] for key in ("layer_types", "no_rope_layers") if config.get(key)}
+    if isinstance(config.get("text_config"), dict):
+        model_type, text = text_part(config)
+        of_text = f"{model_type.removesuffix('_text')}_text" if model_type == config["model_type"] else model_type
+        config = {"tie_word_embeddings": config.get("tie_word_embeddings", True), **text, "model_type": of_text}
+    lists = ("layer_types", "no_rope_layers", "layer_rope_theta")
+    per_layer = {key: config[key][:layers] for key in lists if config.get(key)}
     return {**config, **per_layer, "num_hidden_layers": layers}
 
 

@@ -168,6 +168,11 @@ def test_a_cut_keeps_the_pattern_of_its_layers():
     cut = synthetic_checkpoint.with_layers(config, 2)
     assert cut["model_type"] == "gemma3_text"
     assert (cut["num_hidden_layers"], cut["layer_types"], cut["hidden_size"]) == (2, ["a", "b"], 8)
+    for wrapper, text_type in (("mistral3", "mistral"), ("mistral3", "ministral3"), ("muse_glimmer", None)):
+        text = {"num_hidden_layers": 4, "layer_rope_theta": [1, 2, 3, 4], "model_type": text_type}
+        cut = synthetic_checkpoint.with_layers({"model_type": wrapper, "text_config": text}, 2)
+        assert cut["model_type"] == (text_type or "muse_glimmer_text")
+        assert cut["layer_rope_theta"] == [1, 2]
 
 
 def test_names_that_cannot_be_made_up():
