@@ -10,7 +10,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -28,6 +30,7 @@ MAX_OUTPUT_BYTES = 2**20  # the limit of the child, which imports nothing from h
 MAX_CONVERSATION_BYTES = MAX_OUTPUT_BYTES * 3 // 4  # some models' templates add a frame to every message
 CPU_SECONDS = 2  # of the child, which imports nothing from here; the kernel ends it within a further second
 WALL_SECONDS = 15.0  # a busy machine takes longer than the processor; beyond this the machine is at fault
+_CLOCK_S = 0.2  # the kernel looks at a limit of processor time now and then
 _TICKS = os.sysconf("SC_CLK_TCK")  # of /proc, in a second
 
 
@@ -99,10 +102,33 @@ def _bad(why: str) -> LocalqError:
 
 def _over_limit(process: subprocess.Popen[bytes]) -> LimitExceeded:
     """The error for a child that ended without an answer."""
+    if (found := _over_user_limit(process)) is not None:
+        return found
     why = "rendering takes too much memory or crashes"
     if process.wait() == -signal.SIGXCPU:
         why = f"rendering takes more than {CPU_SECONDS} s of CPU time"
     return LimitExceeded("chat template", why, _NEXT_STEP, ExitCode.BAD_FILE)
+
+
+def _over_user_limit(process: subprocess.Popen[bytes]) -> LimitExceeded | None:
+    """The error for a child that has ended, or is about to, at a limit of the user; None for another end."""
+    before, most = _seconds_of_children(), _user_limit_s()
+    if process.wait() not in (-signal.SIGXCPU, -signal.SIGKILL) or _seconds_of_children() - before < most - _CLOCK_S:
+        return None
+    why = f"rendering needs more CPU time than this process may use ({most:.0f} s)"
+    return LimitExceeded("chat template", why, "Raise the limit with `ulimit -t unlimited`.")
+
+
+def _seconds_of_children() -> float:
+    """Processor time of the children that ended and were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _user_limit_s() -> float:
+    """Processor time that the user allows a process, which a child inherits; infinite without a limit."""
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    return math.inf if most == resource.RLIM_INFINITY else float(most)
 
 
 def _busy(seconds: float) -> LimitExceeded:
@@ -130,6 +156,9 @@ class _Child:
         """Send one request and return the answer."""
         with self._lock:
             process = self._process
+            if process is not None and _processor_seconds(process) + CPU_SECONDS + 1 > _user_limit_s():
+                self.stop()  # a new child has more left of the user's limit
+                process = None
             if process is None or process.poll() is not None:
                 process = self._process = self._start()
             try:
@@ -169,8 +198,8 @@ class _Child:
         # Ready: the start of Python does not count as rendering time.
         if not _readable(process, time.monotonic() + 30) or _line(process) != b"ready\n":
             process.kill()
-            process.wait()
-            raise LocalqError("chat template", "the rendering process did not start", "Run `localq doctor`.")
+            why = "the rendering process did not start"
+            raise _over_user_limit(process) or LocalqError("chat template", why, "Run `localq doctor`.")
         return process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any]:

@@ -128,10 +128,15 @@ def answer(sandbox: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> d
 
 
 def limit_time() -> None:
-    """Allow CPU_SECONDS from now; the kernel then kills the process."""
+    """Allow CPU_SECONDS from now, or what a limit of the user leaves; the kernel then kills the process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    allowed = int(used.ru_utime + used.ru_stime) + CPU_SECONDS + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (allowed, resource.RLIM_INFINITY))
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]  # it can be lowered only
+    resource.setrlimit(resource.RLIMIT_CPU, (lower(int(used.ru_utime + used.ru_stime) + CPU_SECONDS + 1, most), most))
+
+
+def lower(limit: int, most: int) -> int:
+    """The lower of two limits, of which `most` may be none."""
+    return limit if most == resource.RLIM_INFINITY else min(limit, most)
 
 
 def main() -> None:
@@ -139,7 +144,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with open("/proc/self/statm") as file:
         base = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (base + MEMORY_BYTES, base + MEMORY_BYTES))
+    space = lower(base + MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1])
+    resource.setrlimit(resource.RLIMIT_AS, (space, space))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sandbox = environment()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -209,6 +212,38 @@ def test_the_limit_is_processor_time_and_says_so():
     assert isinstance(error, template.LimitExceeded)
     assert error.why == "rendering takes more than 2 s of CPU time"
     assert "`localq run`" not in str(error)  # it renders the template, too
+
+
+@pytest.mark.parametrize(("seconds", "bomb"), [(1, "nested-ranges"), (2, "nested-ranges"), (0, "1"), (1, "1")])
+def test_a_limit_of_the_user_is_not_the_fault_of_a_template(seconds, bomb):
+    """0 s: nothing can be rendered at all. Otherwise what is quick is rendered, as often as asked for."""
+    text = BOMBS.get(bomb, "{{ 1 }}")
+    said = under_limit(resource.RLIMIT_CPU, seconds, text)
+    if seconds and bomb not in BOMBS:
+        assert said == "1 " * 3
+        return
+    assert f"rendering needs more CPU time than this process may use ({seconds} s)" in said
+    assert "ulimit -t" in said
+    assert "malicious" not in said
+
+
+@pytest.mark.parametrize(("kind", "most"), [(resource.RLIMIT_CPU, 100), (resource.RLIMIT_AS, 400 * 2**20)])
+def test_a_limit_of_the_user_that_is_enough_changes_nothing(kind, most):
+    assert under_limit(kind, most, "{{ 1 }}") == "1 " * 3
+
+
+def under_limit(kind: int, most: int, text: str) -> str:
+    """What three renders print in a process that gets this limit."""
+    code = (
+        "import resource, sys; from localq.errors import LocalqError; from localq.text import template\n"
+        "resource.setrlimit(int(sys.argv[1]), (int(sys.argv[2]),) * 2)\n"
+        "try:\n    for _ in range(3): print(template.render(sys.argv[3], []), end=' ')\n"
+        "except LocalqError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(kind), str(most), text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
 
 
 def test_a_child_that_is_killed_did_not_take_too_long():
