@@ -24,7 +24,10 @@ FAILURES: dict[int, tuple[str, str]] = {
     101: ("the selected GPU does not exist", "Fix CUDA_VISIBLE_DEVICES."),
     209: ("it does not support this GPU", "Update the driver; very old GPUs are no longer supported."),
     802: ("the GPU fabric is not ready", "Start Fabric Manager, or wait until it is running."),
-    803: ("the driver library and the kernel module have different versions, which happens after an update", _RESTART),
+    803: (
+        "the driver library and the kernel module have different versions, which happens after a driver update",
+        _RESTART,
+    ),
     804: ("the CUDA compatibility libraries do not support this GPU", "Remove cuda-compat from LD_LIBRARY_PATH."),
     999: (
         "the driver or the GPU failed, which can happen after suspend",

@@ -225,7 +225,7 @@ def _optional(folder: Path, name: str, max_bytes: int) -> dict[str, Any]:
 
 def _no_weights(folder: Path, names: list[str]) -> LocalqError:
     if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
-        why = f"the weights are pickle files ({pickles[0]}), which can run code when opened"
+        why = f"the weights are pickle files ({pickles[0]}), which can run code when loaded"
         return bad_file(str(folder), why, "Use a repository with .safetensors files, or convert the weights.")
     if others := [name for name in names if name.endswith(".safetensors")]:
         why = f"{others[0]} is neither {SINGLE_NAME} nor listed in {INDEX_NAME}"

@@ -234,7 +234,7 @@ def _check_index(folder: Path, headers: dict[str, Header]) -> None:
     """Every tensor that the index names must be in the shard that it names."""
     for name, shard in read_index(folder).items():
         if name not in headers[shard].tensors:
-            why = f"{INDEX_NAME} places tensor {name[:80]!r} in {shard}, which does not contain it"
+            why = f"{INDEX_NAME} maps tensor {name[:80]!r} to {shard}, which does not contain it"
             raise bad_file(str(folder), why, DAMAGED)
 
 

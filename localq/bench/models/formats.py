@@ -100,7 +100,7 @@ class _Formats:
             if self._stopped:
                 raise KeyboardInterrupt
             raise self._first or LocalqError(
-                self._asked.name, "no format of this model is on this machine", lines[0].command
+                self._asked.name, "this model is not on this machine in any format", lines[0].command
             )
         text = self._asked.text if self._judged else None
         return FormatTable(

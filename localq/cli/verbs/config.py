@@ -118,7 +118,7 @@ def edit() -> None:
 
 @config.command()
 def path(json: options.Json = False) -> None:
-    """Print the path of config.toml."""
+    """Print the path to config.toml."""
     if json:
         print_json({"path": str(places.config_file())})
     else:

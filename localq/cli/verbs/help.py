@@ -65,7 +65,7 @@ def _keys() -> tuple[dict[str, Any], list[Table]]:
     named = {name: {"keys": key.keys, "where": key.where, "what": key.what} for name, key in screen.items()}
     body = {"line_chat": dict(LINE_KEYS), "screen": named}
     return body, [
-        [("line chat", "action"), *LINE_KEYS],
+        [("line mode", "action"), *LINE_KEYS],
         [("full-screen mode", "where", "name in [keys]", "action"), *rows],
     ]
 
@@ -105,7 +105,7 @@ TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
 }
 MEANINGS = {
     "exit-codes": "what an exit code means",
-    "keys": "keys of the line chat and of full-screen mode",
+    "keys": "keys in line mode and full-screen mode",
     "commands": "/commands in a chat",
     "environment": "environment variables",
     "WORD": "options and settings that mention a word, such as vram",

@@ -321,7 +321,7 @@ def check_layout(listing: Listing) -> None:
             raise bad_file(listing.repo, why, "Use another repository or revision.")
     if SINGLE_NAME not in names and INDEX_NAME not in names:
         if pickles := sorted(name for name in names if name.endswith(PICKLE_SUFFIXES)):
-            why = f"the weights are pickle files ({pickles[0]}), which can run code when opened"
+            why = f"the weights are pickle files ({pickles[0]}), which can run code when loaded"
             raise bad_file(listing.repo, why, "Use a repository with .safetensors files.")
         others = sorted(name for name in names if SHARD_NAME.fullmatch(name))
         why = f"contains neither {SINGLE_NAME} nor {INDEX_NAME}" + (f", only {others[0]}" if others else "")

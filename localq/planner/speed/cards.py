@@ -140,7 +140,7 @@ def find(name: str) -> Card:
             step = "localq needs an NVIDIA GPU with compute capability 8.0 or higher: A100, RTX 30 series or newer."
             raise usage_error("--gpu", f"{name!r} is {reason}, which localq does not support", step)
         near = ", ".join(nearest(name))
-        step = f"Nearest known GPUs: {near}. For another GPU, use --vram SIZE and --bandwidth."
+        step = f"Closest known GPUs: {near}. For another GPU, use --vram SIZE and --bandwidth."
         raise usage_error("--gpu", f"{name[:80]!r} is not a known GPU", step)
     return card
 

@@ -22,7 +22,7 @@ STATES = {
     (35, 12040): ("supports CUDA 12.4, but torch needs 13.0", "Update the driver"),
     (35, 13000): ("it is too old for torch's CUDA version", "Update the driver"),
     (803, 13000): (
-        "different versions, which happens after an update; the kernel module is 570.86.15",
+        "different versions, which happens after a driver update; the kernel module is 570.86.15",
         "Restart the machine",
     ),
     (209, 13000): ("it does not support this GPU", "Update the driver"),
@@ -122,7 +122,7 @@ def test_a_kernel_module_that_does_not_tell_its_version(install, capsys, monkeyp
     monkeypatch.setattr(driver, "KERNEL_NODES", (str(tmp_path),))  # a folder: it cannot be read
     code, _, err = doctor(capsys)
     assert code == 7
-    assert "which happens after an update). " in err
+    assert "which happens after a driver update). " in err
 
 
 @pytest.mark.parametrize(
