@@ -8,6 +8,7 @@ amount. Memory of CUDA itself is an assumption until a load measures it (`engine
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from localq.files import delta_memory, format_facts, layer_caches
@@ -102,6 +103,14 @@ def fixed_bytes(
         "weights": weights,
         "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
         "head": head_bytes(arch, placement.head, itemsize),
+        **_unplaced_bytes(arch, format, scheme, itemsize),
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _unplaced_bytes(arch: Architecture, format: str, scheme: str, itemsize: int) -> dict[str, int]:
+    """Those of `fixed_bytes` that are the same in every placement."""
+    return {
         "kv_cache": sum(count * layer_caches.state_bytes([kind], itemsize) for kind, count in arch.cache_kinds.items()),
         "tables": _fixed_tables(arch, format, scheme),
         "scratch": _scratch(arch, format, itemsize),
