@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ import typer
 from typer._click.exceptions import ClickException  # typer carries its parser and exports only parts of it
 
 from localq import __version__
-from localq.cli import import_guard, pause_line, stream_encoding
+from localq.cli import completion, import_guard, pause_line, stream_encoding
 from localq.cli.output import has_screen, is_hung_up, note, note_lost_characters, print_line
 from localq.cli.registry import Verbs
 from localq.errors import ExitCode, LocalqError
@@ -104,16 +105,29 @@ def _report_stream(error: Exception) -> int:
     """The exit code for an error of a standard stream: a closed terminal or a full disk; another one is a bug."""
     if is_hung_up():
         return ExitCode.TERMINATED
-    return _report_full(error) if _is_full(error) else _report_unexpected(error)
+    return _report_unwritable(error) if _is_unwritable(error) else _report_unexpected(error)
 
 
-def _is_full(error: Exception) -> bool:
-    """The disk that stdout is redirected to is full; verbs handle the files that they write."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+def _is_unwritable(error: Exception) -> bool:
+    """The disk that stdout is redirected to is full, or stdout is closed; verbs handle the files that they write."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return full or _is_of_closed(error)
 
 
-def _report_full(error: Exception) -> ExitCode:
-    note(f"localq: stdout: cannot write ({error}). Free some space, or redirect the output elsewhere.")
+def _is_of_closed(error: Exception) -> bool:
+    """The error of a write to a stdout that is not open for writing."""
+    if not isinstance(error, OSError) or error.errno != errno.EBADF:
+        return False
+    with contextlib.suppress(OSError):
+        return fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    return True  # not open at all
+
+
+def _report_unwritable(error: Exception) -> ExitCode:
+    step = "Free some space, or redirect the output elsewhere."
+    if _is_of_closed(error):
+        step = "It is closed; redirect the output to a file."
+    note(f"localq: stdout: cannot write ({error}). {step}")
     return ExitCode.DISK
 
 
@@ -136,11 +150,14 @@ def _remove_abandoned() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open a closed standard stream (`<&-`) as an empty one, so that none is None."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Open a closed standard stream (`<&-`), so that none is None: stdin is empty, stderr takes everything.
+
+    stdout takes nothing: a command whose output is lost must not succeed, as with a full disk.
+    """
+    for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
         if getattr(sys, name) is None:
             # It gets the lowest free number, which is that of the stream.
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
 
 
 def _without_arguments() -> list[str]:
@@ -153,7 +170,8 @@ def execute(arguments: list[str]) -> int:
     try:
         result = app(arguments, prog_name="localq", standalone_mode=False)
     except LocalqError as error:
-        note(f"localq: {error}")
+        if not completion.is_asked():
+            note(f"localq: {error}")
         return error.exit_code
     except ClickException as error:  # usage errors, in the parser's words
         error.show()
@@ -169,11 +187,12 @@ def execute(arguments: list[str]) -> int:
             return ExitCode.CLOSED_PIPE
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILURE
     except (OSError, termios.error) as error:
-        if is_hung_up() or _is_full(error):
+        if is_hung_up() or _is_unwritable(error):
             raise  # `run` handles them
         return _report_unexpected(error)
     except Exception as error:
-        return _report_unexpected(error)
+        # A shell may state its line in variables that are incomplete.
+        return ExitCode.FAILURE if completion.is_asked() else _report_unexpected(error)
     return result if isinstance(result, int) else ExitCode.OK
 
 

@@ -42,6 +42,11 @@ SHELLS = {
 }
 
 
+def is_asked() -> bool:
+    """Whether a shell asks for completions: then nobody reads an error, which would stand in the user's command."""
+    return os.environ.get(VARIABLE, "").startswith("complete_")
+
+
 def use(parameters: list[Any]) -> None:
     """Let the option of typer call `install`."""
     for parameter in parameters:

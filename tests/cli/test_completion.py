@@ -107,3 +107,31 @@ def test_the_option_installs_it_this_way(home):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert disk.read_text(home / ".bashrc").count("source") == 1
+
+
+ASKED = {
+    "nothing": {},
+    "no place": {"COMP_WORDS": "localq sh"},
+    "no words": {"COMP_CWORD": "1"},
+    "a place that is no number": {"COMP_WORDS": "localq sh", "COMP_CWORD": "one"},
+    "an open quote": {"COMP_WORDS": 'localq "sh', "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "localq 'sh"},
+    "a lone backslash": {"COMP_WORDS": "localq \\", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "localq \\"},
+    "broken settings": {"COMP_WORDS": "localq chat -", "COMP_CWORD": "2", "_TYPER_COMPLETE_ARGS": "localq chat -"},
+}
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("given", ASKED)
+def test_completions_of_a_broken_line_are_none_without_a_word(tmp_path, shell, given):
+    """What is printed would stand in the line that the user is typing."""
+    config = tmp_path / "config.toml"
+    config.write_text("= broken" if "settings" in given else "")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("COMP_", "_TYPER_"))}
+    own = {completion.VARIABLE: f"complete_{shell}", "XDG_STATE_HOME": str(tmp_path), "LOCALQ_CONFIG": str(config)}
+    command = [sys.executable, "-m", "localq"]
+    environment = {**kept, **own, **ASKED[given]}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert done.returncode in (0, 1)
+    assert done.stderr == ""
+    assert "unexpected" not in done.stdout
+    assert not list(tmp_path.rglob("errors.log"))

@@ -144,6 +144,21 @@ def test_stderr_that_cannot_be_written_costs_nothing(model, environment, tmp_pat
         assert bool(done.stdout) == bool(sound.stdout)
 
 
+@pytest.mark.parametrize("to", [">/dev/full", ">&-", ">&- <&-", "1</dev/null"])
+def test_output_that_is_lost_is_a_failure(model, environment, to):
+    """A full disk, a closed stdout, and one that is open for reading only: 9, but for commands without output."""
+    lost = [("--version",), ("ls", "--json"), ("config", "path"), ("help", "exit-codes"), ("show", "MODEL")]
+    if to != ">&- <&-":
+        lost.append(("run", "MODEL", "hi", "--max-tokens", "2"))
+    expected = {**dict.fromkeys(lost, 9), ("prune", "--yes"): 0, ("rm", "nobody/nothing", "-y"): 4}
+    for verb, code in expected.items():
+        command = ["sh", "-c", f'exec "$0" "$@" {to}', *LOCALQ, *words(verb, model, model)]
+        done = run(command, environment)
+        assert done.returncode == code, (verb, done.stderr)
+        assert ("stdout: cannot write" in done.stderr) == (code == 9), verb
+        assert "unexpected" not in done.stderr
+
+
 def test_limits_of_torch_are_seen_before_it_is_imported(monkeypatch, tmp_path):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**29, 2**29))
     with pytest.raises(LocalqError, match="may have 512 MiB") as refused:
