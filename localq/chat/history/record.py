@@ -96,7 +96,12 @@ def from_rows(
     place = {row[0]: index for index, row in enumerate(turns)}
     read = [
         _turn(
-            str(role), str(content), bool(complete), None if parent is None else place[parent], float(created_s), stats
+            text(role),
+            text(content),
+            bool(complete),
+            None if parent is None else place[parent],
+            float(created_s),
+            stats,
         )
         for _, parent, role, content, complete, created_s, stats in turns
     ]
@@ -105,14 +110,24 @@ def from_rows(
         if {before, turn.message.role} != {"user", "assistant"} or (turn.parent or 0) > index:
             raise ValueError("turns that do not follow each other")
     known_rows = {
-        TurnSummary(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries
+        TurnSummary(text(words), place[upto], place[made_at]): int(row) for row, upto, made_at, words in summaries
     }
     if any(read[each.upto].message.role != "assistant" for each in known_rows):
         raise ValueError("a summary that ends within an exchange")
-    conversation = Conversation(read, None if head is None else place[head], system, list(known_rows))
+    prompt = None if system is None else text(system)
+    conversation = Conversation(read, None if head is None else place[head], prompt, list(known_rows))
     known = json.loads(settings)
     chosen = None if known is None else ChatSettings.from_dict(known)
-    return Record(conversation, str(model), str(title), chosen, id, [row[0] for row in turns], known_rows)
+    return Record(conversation, text(model), text(title), chosen, id, [row[0] for row in turns], known_rows)
+
+
+def text(value: str | bytes) -> str:
+    """A text of the database: another program may have put bytes there. Raises TypeError for anything else."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in the place of a text")
+    return value
 
 
 def turn_facts(turn: Turn) -> str | None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from localq import disk, places, processes
 from localq.chat.history import snapshot_files
 from localq.chat.history.conversation import Conversation, Turn, TurnSummary
-from localq.chat.history.record import Record, RecordSummary, from_rows, turn_facts
+from localq.chat.history.record import Record, RecordSummary, from_rows, text, turn_facts
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 
 SCHEMA = 1
@@ -137,7 +137,9 @@ class ConversationStore:
         with self._transaction() as db:
             rows = db.execute(query, (*[f"%{_clean(escaped)}%"] * 3, limit)).fetchall()
         with self._damage_named():
-            return [RecordSummary(int(id), str(title), str(model), int(n), float(s)) for id, title, model, n, s in rows]
+            return [
+                RecordSummary(int(id), text(title), text(model), int(n), float(s)) for id, title, model, n, s in rows
+            ]
 
     def find(self, wanted: str | None) -> Record:
         """The conversation with this number or title, else the last used whose title contains it; None: the last.
@@ -153,7 +155,7 @@ class ConversationStore:
                     raise
         with self._transaction() as db:
             rows = db.execute("SELECT id, title FROM sessions WHERE deleted_s IS NULL ORDER BY used DESC").fetchall()
-        titles, folded = {int(id): str(title).casefold() for id, title in rows}, (wanted or "").casefold()
+        titles, folded = {int(id): text(title).casefold() for id, title in rows}, (wanted or "").casefold()
         exact = [id for id, title in titles.items() if title == folded]
         found = exact or [id for id, title in titles.items() if folded in title and not is_number]
         if not found:
@@ -192,6 +194,7 @@ class ConversationStore:
         with _ONE_AT_A_TIME, self._named():
             self._private()
             with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)) as db:
+                db.text_factory = text  # text that is not valid is shown, too
                 db.execute("PRAGMA synchronous = EXTRA")
                 db.execute("PRAGMA secure_delete = ON")
                 db.execute("BEGIN IMMEDIATE")

@@ -80,7 +80,7 @@ def test_a_full_disk_is_named_and_the_turns_are_saved_when_there_is_room(store):
 @pytest.mark.parametrize(
     ("version", "ours", "why"),
     [
-        (SCHEMA + 1, APPLICATION_ID, "newer localq"),
+        (SCHEMA + 1, APPLICATION_ID, "newer version of localq"),
         (SCHEMA, 7, "not a localq conversation database"),
         (0, 0, "not a localq conversation database"),
     ],
@@ -160,3 +160,33 @@ def test_settings_that_nobody_has_saved_are_damage(store, settings):
     with pytest.raises(LocalqError, match="damaged") as caught:
         store.find(None)
     assert caught.value.exit_code == 8
+
+
+TEXTS = ("sessions.title", "sessions.model", "sessions.system", "turns.content", "turns.role", "summaries.content")
+
+
+@pytest.mark.parametrize("kind", ["BLOB", "TEXT"])
+@pytest.mark.parametrize("where", TEXTS)
+def test_bytes_in_the_place_of_a_text_are_shown_as_far_as_they_are_one(store, where, kind):
+    """SQLite keeps any bytes in a column of texts: one such conversation costs no other, and none is b'...'."""
+    other, session = talk(), talk()
+    store.save(other)
+    session.conversation.add_summary("what was said", session.conversation.last_reply())
+    session.conversation.system = "be brief"
+    store.save(session)
+    table, column = where.split(".")
+    garbled = "" if column == "role" else " || x'ff'"  # a role can be one of two only
+    with sqlite3.connect(store.path) as db:
+        which = "id" if table == "sessions" else "session"
+        changed = f"UPDATE {table} SET {column} = CAST({column}{garbled} AS {kind}) WHERE {which} = ?"
+        assert db.execute(changed, (session.id,)).rowcount > 0
+    assert [each.id for each in store.summaries()] == [session.id, other.id]
+    found = store.load(session.id)
+    assert store.find(str(session.id)) == found
+    assert store.find(found.title).id == session.id
+    now = found.conversation
+    texts = [found.title, found.model, now.system, *(each.text for each in now.summaries)]
+    texts += [part for turn in now.turns for part in (turn.message.role, turn.message.content)]
+    assert all(isinstance(each, str) and not each.startswith("b'") for each in (*texts, store.summaries()[0].title))
+    assert any("\ufffd" in each for each in texts) == (column != "role")
+    store.save(found)
