@@ -4,7 +4,8 @@
     generate   prefill, decode, snapshots and profiles of the loaded model
     step/      the fused decode step and its CUDA graphs
     sampler    the next token from the logits; constraint: masks of tokens
-    cache      the KV cache; kv_codec: 8 and 4 bits; snapshot: the cache on disk
+    cache      what layers keep of a text; kv_codec: 8 and 4 bits; sliding: windows; snapshot: the cache on disk
+    cached_text   the ids in the cache and how far they can be cut; checkpoints: copies to go back to
     selftest/  kernels against their references, once per device
     scoring    logits of a text, for evaluation
     patch_transformers   localq's kernels under a transformers model

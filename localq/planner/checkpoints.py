@@ -12,6 +12,7 @@ from localq.kv_bits import KvBits
 from localq.wording import human_bytes
 
 KEPT = 8  # by default: the system prompt, and both ends of the last replies
+LEAST, ENOUGH = 2, 2 * 2**30  # where these are large, as windows are: so many of them, or in so many bytes
 SHARE = 4  # of the free RAM at most one part in so many, by default
 
 
@@ -26,13 +27,13 @@ def bytes_of_one(arch: Architecture, kv_bits: KvBits, itemsize: int, ctx: int, c
 def budget(one: int, wished: int | None, free_ram: int) -> int:
     """Bytes for checkpoints of `one` byte each, of `free_ram`, which is what remains beside the model.
 
-    wished: those that the user asks for; None: `KEPT`, or as many as fit into a part of the RAM. Raises LocalqError
+    wished: those that the user asks for; None: up to `KEPT`, and no more than a part of the RAM. Raises LocalqError
     (exit 3) where the RAM is too small for a wish.
     """
     if not one:
         return 0
     if wished is None:
-        return one * max(0, min(KEPT, free_ram // SHARE // one))
+        return one * max(0, min(KEPT, max(LEAST, ENOUGH // one), free_ram // SHARE // one))
     if wished > max(free_ram, 0):
         why = f"{human_bytes(wished)} of RAM is requested, but only {human_bytes(max(free_ram, 0))} is free"
         step = f"Use less; one checkpoint of this model takes {human_bytes(one)}."

@@ -38,6 +38,9 @@ def test_a_hybrid_keeps_its_states():
 
 def test_a_few_by_default_and_less_where_the_ram_is_small():
     assert budget(100, None, 10**9) == KEPT * 100
+    assert budget(GIB // 2, None, 64 * GIB) == 2 * GIB
+    assert budget(3 * GIB, None, 64 * GIB) == 6 * GIB
+    assert budget(3 * GIB, None, 15 * GIB) == 3 * GIB
     assert budget(100, None, 1300) == 300
     assert budget(100, None, 399) == budget(100, None, -5) == 0
     assert budget(0, GIB, 10 * GIB) == 0
