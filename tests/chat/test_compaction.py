@@ -63,7 +63,7 @@ def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, la
     for size in (200, 200, last):
         session.conversation.add(Message("assistant", "y" * size), session.conversation.add_user("x" * size))
     _, _, told = streamed(command(session, "/compact"))
-    assert "instead of the oldest 4 messages. Undo" in told[-1]
+    assert "instead of the oldest 4 messages. To undo" in told[-1]
     assert store.find(None).conversation.summaries == [TurnSummary("short", 3, 5)]
 
 

@@ -132,7 +132,7 @@ UNUSABLE = [
     ({"found": HIDDEN}, "an NVIDIA driver is installed, but it finds no GPU", "nvidia-smi"),
     ({"nvml": Nvml((7, 5))}, "built for sm_80, sm_86, sm_120, but this GPU is sm_75", "kernels for this GPU"),
     ({"build": None}, "kernels cannot be used: built without CUDA", "Run `make chat` again"),
-    ({"torch": Torch("2.13.0+cpu", None)}, "torch is a CPU build", "Install torch with CUDA"),
+    ({"torch": Torch("2.13.0+cpu", None)}, "torch is a CPU build", "Install a CUDA build of torch"),
 ]
 
 
