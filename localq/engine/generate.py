@@ -209,12 +209,17 @@ class Engine:
                 return
 
     def _settled(self, reply: Iterator[Step]) -> Iterator[Step]:
-        """Yield the steps of a reply, at whose end the text is what the model has read, with a checkpoint there."""
+        """Yield the steps of a reply, at whose end the text is what the model has read, with a checkpoint there.
+
+        Not after an error, which the device may repeat.
+        """
         self._unread = None
         try:
             yield from reply
-        finally:
+        except GeneratorExit:
             self._settle()
+            raise
+        self._settle()
 
     def _settle(self) -> None:
         """Take the last token into the text if states have read it: a step was launched ahead."""
