@@ -164,9 +164,10 @@ def of_architecture(arch: Architecture) -> Workload:
     middle = arch.intermediate or arch.expert_intermediate
     after = PLAIN if traits.four_norms else RESIDUAL
     products = (
-        Product((q + 2 * kv,) if traits.fused else (q, kv, kv), hidden, NORM),
+        Product((q + 2 * kv,) if traits.fused else (arch.query_rows, kv, kv), hidden, NORM),
         *([Product((q,), hidden, NORM)] if traits.attention_gate else []),
         Product((hidden,), q, after),
+        *_delta_nets(arch),
         Product((middle, middle), hidden, GATE_UP),
         Product((hidden,), middle, after),
     )
@@ -184,6 +185,14 @@ def of_architecture(arch: Architecture) -> Workload:
             mixtures=_mixtures(arch),
         )
     )
+
+
+def _delta_nets(arch: Architecture) -> tuple[Product, ...]:
+    """The products around the rule of a gated delta net."""
+    if not arch.recurrent_layers:
+        return ()
+    inputs = (arch.delta_channels, arch.delta_columns)
+    return Product(inputs, arch.hidden, NORM), Product((arch.hidden,), arch.delta_columns, RESIDUAL)
 
 
 def _mixtures(arch: Architecture) -> tuple[MixtureShape, ...]:

@@ -143,6 +143,13 @@ def test_norms_after_the_output_are_no_residual():
     assert forms == [NORM, PLAIN, GATE_UP, PLAIN, PLAIN]
 
 
+def test_a_hybrid_has_the_products_of_both_kinds_of_layers():
+    assert [each.name for each in shapes.workload("qwen3.8-27b").nf4] == [
+        "12288+1024+1024 x 5120", "5120 x 6144", "10240+6144 x 5120", "5120 x 6144", "17408+17408 x 5120",
+        "5120 x 17408", "248320 x 5120",
+    ]  # fmt: skip
+
+
 # ---- what is compared
 
 
