@@ -261,9 +261,7 @@ Quiet = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=help_page.OUTPUT)]
 DryMultiplier = Annotated[
     float | None,
-    typer.Option(
-        "--dry-multiplier", help="DRY multiplier, such as 0.8; 0 = off.", rich_help_panel=help_page.ADVANCED
-    ),
+    typer.Option("--dry-multiplier", help="DRY multiplier, such as 0.8; 0 = off.", rich_help_panel=help_page.ADVANCED),
 ]
 DryBase = Annotated[
     float | None,

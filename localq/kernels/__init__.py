@@ -43,7 +43,8 @@ def why_not() -> str:
     found, reason = _loaded()
     if found is None or found.build_architectures:
         return reason
-    return "localq was built without CUDA kernels (LOCALQ_NO_CUDA=1, or `make chat` without an NVIDIA driver)"
+    why = "LOCALQ_NO_CUDA=1 was set, or `make chat` ran without an NVIDIA driver"
+    return f"localq was built without CUDA kernels ({why})"
 
 
 def module() -> ModuleType:

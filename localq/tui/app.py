@@ -215,7 +215,7 @@ class LocalqApp(ChatApp):
     def _is_free_to_switch(self) -> bool:
         """No other model is being opened: cancelling that would leave the conversation without one."""
         if self._switching:
-            self.notify("Another model is being opened; please wait.", markup=False)
+            self.notify("Another model is loading; please wait.", markup=False)
         return not self._switching
 
     async def _switch(self, name: str, wanted: OpenOptions) -> None:

@@ -216,7 +216,7 @@ class _Conversion:
         from localq.files.model_folder import open_model
         from localq.quantize.output.shards import load_state
 
-        self.say(f"{self.source}: downloaded during quantization, then deleted (--keep-source keeps it).")
+        self.say(f"{self.source}: downloaded during quantization, then deleted (use --keep-source to keep it).")
         try:
             files = open_model(shards.folder, weights=False)
             if ready is not None and not asked.best:
@@ -265,7 +265,8 @@ class _Conversion:
             layers=ready,
             start_note=f"{files.name}: {counted}, on {where}. After an interruption, run the same command to resume.",
         )
-        idle = ("--vram has no effect on the CPU",) if request.vram_bytes and choice.device.type == "cpu" else ()
+        is_idle = request.vram_bytes and choice.device.type == "cpu"
+        idle = ("--vram is ignored when running on the CPU",) if is_idle else ()
         for line in (*choice.notes, *idle):
             self.say(line)
         with progress_lines.quantize_bar(self.quiet) as on_progress:

@@ -85,7 +85,7 @@ def load(
     before = vram.free_before_context() if options.device != "cpu" else {}
     on_progress("starting the device", 0, 0)
     choice = pick(options.device)
-    idle = ("--vram has no effect on the CPU",) if options.vram_bytes and choice.device.type == "cpu" else ()
+    idle = ("--vram is ignored when running on the CPU",) if options.vram_bytes and choice.device.type == "cpu" else ()
     if choice.device.type == "cuda":
         on_progress("testing the kernels", 0, 0)
     choice = replace(choice, notes=(*choice.notes, *idle, *selftest.ensure(choice.device)))

@@ -186,7 +186,7 @@ class SessionsPanel(Widget):
         elif summary is None:
             text = "" if self._job is not None else "No match" if self._searched else self._nothing
         else:
-            more = f" (newest {LIMIT}; search for older ones)" if found >= LIMIT else ""
+            more = f" (newest {LIMIT} shown; search for older ones)" if found >= LIMIT else ""
             text = f"{one_line(summary.title)}, {one_line(summary.model)}{more}"
         self.query_one("#about", Static).update(sanitize(text))
         self._enable("rename", summary is not None)

@@ -187,7 +187,7 @@ def test_notes_of_the_device_are_kept(checkpoint):
 
 def test_a_budget_for_a_gpu_is_noted_where_there_is_none(checkpoint):
     assert load(open_model(checkpoint), LoadOptions(device="cpu", dtype="float32", vram_bytes=2**33)).notes == (
-        "--vram has no effect on the CPU",
+        "--vram is ignored when running on the CPU",
     )
 
 
