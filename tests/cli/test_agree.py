@@ -187,7 +187,7 @@ def test_the_full_screen_asks_by_itself():
 @pytest.mark.parametrize(
     ("gib", "name", "best"),
     [
-        (8, "NVIDIA GeForce RTX 4060", "qwen3-4b-2507"),
+        (8, "NVIDIA GeForce RTX 4060", "gemma-3-12b"),
         (12, "NVIDIA GeForce RTX 4070", "qwen3.5-4b"),
         (16, "NVIDIA GeForce RTX 4080", "qwen3.8-27b"),
         (24, "NVIDIA GeForce RTX 4090", "qwen3.8-27b"),
