@@ -78,21 +78,33 @@ def test_what_is_no_snapshot_is_refused(written):
         {"ids": [10**9]},
         {"ids": "12"},
         {"fingerprint": []},
-        {"version": 2},
+        {"version": "2"},
     ],
     ids=str,
 )
 def test_a_header_that_is_sealed_and_senseless_is_refused(written, changes):
+    path, model = written
+    sealed_with(path, changes)
+    assert refusal(path, model)
+
+
+def sealed_with(path, changes):
+    """The file with another header, which its hash matches."""
     import hashlib
     import json
 
-    path, model = written
     raw = path.read_bytes()
     length = int.from_bytes(raw[8:16], "little")
     text = json.dumps(json.loads(raw[16 : 16 + length]) | changes).encode()
     head = raw[:8] + len(text).to_bytes(8, "little") + text
     path.write_bytes(head + hashlib.sha256(head).digest() + raw[48 + length :])
-    assert refusal(path, model)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_file_of_another_version_of_localq_is_refused_by_its_version(written, version):
+    path, model = written
+    sealed_with(path, {"version": version})
+    assert f"format version is {version}, but this version of localq supports 2" in str(refusal(path, model))
 
 
 def test_an_engine_whose_snapshot_is_bad_reads_the_prompt_anew(engine, tmp_path, monkeypatch):
