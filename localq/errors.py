@@ -32,7 +32,7 @@ class ExitCode(enum.IntEnum):
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "success",
     ExitCode.FAILURE: "any other failure",
-    ExitCode.USAGE: "usage error: unknown option, bad or missing value, text too long",
+    ExitCode.USAGE: "usage error: unknown option, missing or invalid value, input too long",
     ExitCode.DOES_NOT_FIT: "does not fit in the available memory",
     ExitCode.UNKNOWN_MODEL: "unknown model",
     ExitCode.GATED: "gated model, or missing or invalid access token",

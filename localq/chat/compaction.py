@@ -66,7 +66,7 @@ def _compacting(session: ChatSession) -> Replies:
             return
         text, cut = end.text.strip(), cut or end.reason != "stop"
         if not text:
-            raise LocalqError("/compact", "the model wrote no summary", "Try again, or start over with /clear.")
+            raise LocalqError("/compact", "the model returned no summary", "Try again, or start over with /clear.")
     assert end is not None
     before = _read_tokens(session)
     conversation.add_summary(text, turns[count - 1])

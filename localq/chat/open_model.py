@@ -185,4 +185,5 @@ def _refuse_unsupported(target: catalog.Target) -> None:
     """Refuse a model that this version cannot run, before it is downloaded."""
     reason = format_facts.why_unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
-        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists the models that run.", ExitCode.FAILURE)
+        step = "`localq fit --vram SIZE` lists the models that fit in SIZE of VRAM."
+        raise LocalqError(target.name, reason, step, ExitCode.FAILURE)

@@ -243,7 +243,7 @@ _RECORDS = (
         made_of_mixtures=False,
         parameters_per_s=5e4,  # 3 planes, 32,768 tokens: from the count of operations, not timed
         per_core=True,
-        offered_last="3-bit quality not measured on a full model",
+        offered_last="3-bit quality not measured on a whole model",
         speed_key=_key("bcq"),
     ),
     Format(

@@ -1,9 +1,9 @@
 """Architectures: one module per family, which exports `Config`, `Model` and `rename`; `architecture` finds it.
 
 `decoder.py` is the decoder that families vary; its parts are in `attention.py`, `gated_delta_net.py`, `layers.py`,
-`rope.py`, `experts.py` and `mixtures.py`, its facts in `config.py`; `unstacked_experts.py` serves the quantizer. Not here: checkpoints and
-formats (`engine/load`, `formats`), the torch-free traits of a model type (`files/model_types.py`). Called by the
-engine, `quantize` and `bench`. Open `llama.py`, then `decoder.py`.
+`rope.py`, `experts.py` and `mixtures.py`, its facts in `config.py`; `unstacked_experts.py` serves the quantizer. Not
+here: checkpoints and formats (`engine/load`, `formats`), the torch-free traits of a model type
+(`files/model_types.py`). Called by the engine, `quantize` and `bench`. Open `llama.py`, then `decoder.py`.
 """
 
 from __future__ import annotations

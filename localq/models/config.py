@@ -158,7 +158,8 @@ def malformed_error(key: str, why: str) -> LocalqError:
 def unsupported_error(key: str, value: object) -> LocalqError:
     """Return the error for a value of a feature that localq does not support."""
     why = f"localq does not support the value {repr(value)[:MAX_CHARACTERS]}"
-    return LocalqError(f"config.json: {key}", why, f"{gpus.fit_command()} lists the models that run.", ExitCode.FAILURE)
+    step = f"{gpus.fit_command()} lists the models that will run."
+    return LocalqError(f"config.json: {key}", why, step, ExitCode.FAILURE)
 
 
 def integer(config: dict[str, Any], key: str, default: int | None = None) -> int:

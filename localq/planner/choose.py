@@ -71,7 +71,7 @@ def check_unlisted(target: Target, budget: Budget, settings: Settings, force: bo
     offer = uncatalogued.remote(target, settings.offline)
     reason = format_facts.why_unsupported(offer.arch, offer.format)
     if reason is not None:
-        step = "`localq fit --vram SIZE` lists the models that run."
+        step = "`localq fit --vram SIZE` lists the models that fit in SIZE of VRAM."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)
     if refusal := too_large(offer, budget, settings):
         raise refusal

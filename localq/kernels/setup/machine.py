@@ -86,7 +86,7 @@ def build_for_this_machine(no_cuda: str, driver: bool, listed: Sequence[str], sm
     cards = ", ".join(sorted(set(capabilities), key=float))
     if not wanted:
         return BuildChoice(
-            HOST, why=f"compute capability {cards} is too old (8.0 or higher is needed): no CUDA kernels"
+            HOST, why=f"no CUDA kernels: compute capability {cards} is too low (8.0 or higher required)"
         )
     return BuildChoice(
         KERNELS, tuple(wanted), f"CUDA kernels for the cards in this machine (compute capability {cards})"
