@@ -39,7 +39,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.NETWORK: "network failure, or a file is missing while offline",
     ExitCode.NO_DEVICE: "no usable CUDA device, driver or kernels",
     ExitCode.BAD_FILE: "damaged, modified or malformed file",
-    ExitCode.DISK: "disk full or not writable",
+    ExitCode.DISK: "disk full, or no access",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.CLOSED_PIPE: "the output pipe was closed",
     ExitCode.TERMINATED: "terminated (SIGTERM)",

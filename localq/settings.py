@@ -268,7 +268,7 @@ def project_summary(decided: Mapping[str, str]) -> str:
 
 
 def file_text() -> str:
-    """The text of `config.toml`; empty without a file. Raises LocalqError (exit 8) if it cannot be read."""
+    """The text of `config.toml`; empty without a file. Raises as `toml_files.read`."""
     return toml_files.read(places.config_file()) or ""
 
 

@@ -2,7 +2,7 @@
 
 The standard parser takes time and memory by the square of the parts of a key, calls itself for every bracket, and
 makes numbers that Python then refuses to print. So text, comments and strings aside, is counted first; what exceeds a
-limit is no settings file or catalogue. Everything wrong is a `LocalqError` of one line with exit code 8.
+limit is no settings file or catalogue. Everything wrong with a text is a `LocalqError` of one line with exit code 8.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _EMPTY = re.compile(r"\[\]|\{\}")
 def read(path: Path) -> str | None:
     """The text of a regular file, or of /dev/null; None where there is no file.
 
-    Raises LocalqError (exit 8) for anything else: a folder, a pipe, a device, more than MOST_BYTES, not UTF-8.
+    Raises LocalqError: exit 9 for a file that the system does not let this user read; 8 for anything else: a folder, a
+    pipe, a device, more than MOST_BYTES, not UTF-8.
     """
     try:
         raw = disk.read_regular(path, MOST_BYTES + 1, or_null=True)
@@ -52,7 +53,7 @@ def read(path: Path) -> str | None:
     except disk.NotRegularError as error:
         raise bad_file(str(path), "not a regular file", "Use a text file, or move it out of the way.") from error
     except OSError as error:
-        raise _unreadable(str(path), error.strerror or str(error)) from error
+        raise disk.read_error(path, error) from error
     _check_size(len(raw), str(path))
     try:
         return raw.decode("utf-8")

@@ -3,7 +3,8 @@
 Accepted is only a regular file of the folder, or one that a link of its user points to (`inside`), within its size
 limit, in UTF-8 (a byte order mark is skipped), with a JSON object without duplicate keys, NaN, Infinity, numbers of
 many digits or lone surrogates, and not nested deeply. Everything else is a `LocalqError` with exit code 8; for what an
-editor leaves in a file, it says what to change there. Torch-free.
+editor leaves in a file, it says what to change there. A file that the system does not let this user read is one with
+exit code 9. Torch-free.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def read_text(path: Path, max_bytes: int) -> str:
     except disk.NotRegularError as error:
         raise bad_file(str(path), "not a regular file", DAMAGED) from error
     except OSError as error:
-        raise bad_file(str(path), f"cannot be read ({error.strerror})", "Check the file's permissions.") from error
+        raise disk.read_error(path, error) from error
     if len(raw) > max_bytes:
         raise bad_file(str(path), f"larger than {max_bytes:,} bytes, the limit for this kind of file", DAMAGED)
     try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from localq import disk
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files import quantization_files
 from localq.files.json_files import DAMAGED, inside, read_object, read_text
@@ -174,7 +175,7 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
-        raise bad_file(str(folder), f"cannot be read ({error.strerror})", "Check its permissions.") from error
+        raise disk.read_error(folder, error) from error
     config_path = inside(folder, "config.json")
     if config_path is None and any(name.startswith(UNFINISHED) for name in names):
         step = "Run the same `localq quantize` command again to resume."

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from localq import disk
 from localq.errors import bad_file
 from localq.files.extra_tensors import is_of_tower
 from localq.files.json_files import DAMAGED, inside, parse_object, read_object
@@ -78,7 +79,7 @@ def read_header(path: Path) -> Header:
             size, prefix = found.st_size, file.read(8)
             text, start = _header_text(prefix, size, file.read, path)
     except OSError as error:
-        raise bad_file(str(path), f"cannot be read ({error.strerror})", "Check the file's permissions.") from error
+        raise disk.read_error(path, error) from error
     fields = parse_object(text, f"{path} (header)")
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localq import disk
 from localq.errors import LocalqError, bad_file
 from localq.files import file_state
 
@@ -170,7 +171,7 @@ def read_container(path: Path) -> Container:
     try:
         state = file_state.state_of(path.stat())
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise disk.read_error(path, error) from error
     return _read(path, state)
 
 
@@ -189,11 +190,7 @@ def _read(path: Path, _state: file_state.State) -> Container:
                 except _MoreError:
                     count *= 4
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> LocalqError:
-    return bad_file(str(path), f"cannot be read ({error})", "Check the path and the file.")
+        raise disk.read_error(path, error) from error
 
 
 def _parse(cursor: _ByteReader, mtime_ns: int) -> Container:

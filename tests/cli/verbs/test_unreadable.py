@@ -165,3 +165,28 @@ def test_content_is_not_pruned_while_a_snapshot_that_may_use_it_is_closed(capsys
     with closed(folder / "snapshots"):
         localq(capsys, "prune", "-y")
     assert hub_cache.is_complete(folder / "snapshots" / COMMIT)
+
+
+# File of the user or of a model -> a command that reads it.
+FILES_READ = {
+    "config.toml": ["config", "get", "model"],
+    "models.toml": ["show", "smollm2-135m"],
+    "model/config.json": ["show", "MODEL"],
+    "model/model.safetensors.index.json": ["show", "MODEL"],
+    "model/model-00001-of-00002.safetensors": ["show", "MODEL"],
+    "model": ["show", "MODEL"],
+    "model.gguf": ["show", "MODEL"],
+}
+
+
+@pytest.mark.parametrize("name", FILES_READ)
+def test_a_file_that_this_user_may_not_read_is_no_damaged_one(capsys, tmp_path, name):
+    (tmp_path / "model").mkdir()
+    for file, content in FILES.items():
+        (tmp_path / "model" / file).write_bytes(content)
+    if not (tmp_path / name).exists():
+        (tmp_path / name).write_text("")
+    model = tmp_path / Path(name).parts[0]
+    with closed(tmp_path / name) as path:
+        _, err = localq(capsys, *(str(model) if word == "MODEL" else word for word in FILES_READ[name]), code=9)
+    assert f"localq: {path}: cannot read it (Permission denied). Check its permissions and its owner." in err
