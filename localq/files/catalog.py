@@ -5,7 +5,8 @@ A name is, in this order:
 1. a catalogue name or alias, in any case, with or without `@FORMAT` (or `:FORMAT`):
    `llama-3.1-8b`, `llama3.1:8b`, `llama-3.1-8b@nf4`;
 2. a local path, if it looks like one (`./x`, `../x`, `/x`, `~/x`, `x/`, `x.gguf`, `x.safetensors`) or exists;
-3. a hub repository: `org/repo`, `org/repo@REVISION`, with or without `hf.co/` or `https://huggingface.co/` before it.
+3. a hub repository: `org/repo`, `org/repo@REVISION`, with or without `hf.co/` or `https://huggingface.co/` before it;
+4. the name of a model quantized here that the catalogue has no more, as `localq ls` lists it.
 
 So a folder with the name of a model is written `./folder`, and a repository with the name of a path `hf.co/org/repo`.
 The name of an existing file, folder or link never leaves this machine. After a repository, `@` begins a revision, never
@@ -94,6 +95,15 @@ def resolve(name: str) -> Target:
 
     Raises LocalqError: exit 4 for an unknown name, 8 for a file of another kind.
     """
+    try:
+        return _resolve(name)
+    except LocalqError as error:
+        if error.exit_code != ExitCode.UNKNOWN_MODEL or (folder := _made_here(name.strip())) is None:
+            raise
+        return Target(folder.name, "folder", path=folder)
+
+
+def _resolve(name: str) -> Target:
     name = name.strip()
     if not name:
         raise usage_error("model", "the name is empty", f"{gpus.fit_command()} lists models.")
@@ -184,6 +194,18 @@ def _local_path(name: str) -> Path | None:
     if looks or name.casefold().endswith((".gguf", ".safetensors")) or os.path.lexists(path):
         return path
     return None
+
+
+def _made_here(name: str) -> Path | None:
+    """The folder of the model quantized here that is listed by this name, in any case."""
+    from localq.files.hub import cache as hub_cache  # start-up cost: only a name that is not known needs it
+
+    try:
+        made = {each.name.casefold(): each for each in hub_cache.children(places.quantized_dir())}
+        found = made.get(name.casefold())
+        return found if found is not None and hub_cache.is_complete(found) else None
+    except OSError:  # `localq ls` says that it cannot be read
+        return None
 
 
 def _path_target(path: Path) -> Target:

@@ -16,6 +16,8 @@ from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
 from localq.files.local_models import LocalModel, list_local, matching
 from localq.files.removal import remove
+from localq.planner import model_facts
+from localq.settings import Settings
 from tests.support.files import cached_models, fake_hub
 
 OTHER, THIRD = "a" * 40, "b" * 40
@@ -274,3 +276,26 @@ def test_a_shared_blob_stays_while_another_repository_links_to_it():
     assert remove([models["maker/one", "x.gguf"]]) == 0
     assert models["maker/two", "x.gguf"].path.read_bytes() == b"GGUF" * 11
     assert "maker/one" in {model.repo for model in local_models.list_local()}
+
+
+@pytest.mark.parametrize("name", ["gone-8b@nf4", "gone", "qwen3-8b@mxfp4"])
+def test_a_model_made_here_that_the_catalogue_lacks_goes_by_the_name_that_is_listed(name):
+    """By a catalogue file that the user has changed since, or an earlier version of localq."""
+    made = places.quantized_dir() / name
+    for unknown in (name, name.upper(), f"{name}x"):
+        with pytest.raises(LocalqError) as caught:
+            catalog.resolve(unknown)
+        assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
+    made.mkdir(parents=True)
+    for file, content in FILES.items():
+        (made / file).write_bytes(content)
+    [listed] = list_local()
+    assert listed.name == name
+    for asked in (name, name.upper()):
+        assert catalog.resolve(asked).path == made
+        assert model_facts.of_name(asked, Settings())["path"] == str(made)
+        assert [each.path for each in matching(asked)] == [made]
+    (made / "config.json").unlink()
+    with pytest.raises(LocalqError) as caught:
+        catalog.resolve(name)
+    assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
