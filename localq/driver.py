@@ -94,7 +94,7 @@ def probe_driver() -> Driver:
     words, cure = FAILURES.get(status, ("", ""))
     module = f"; the kernel module is {_module_version()}" if status == 803 and _module_version() else ""
     detail = f": {words}{module}" if words else ""
-    return Driver(True, f"it cannot be initialised (CUDA error {status}{detail})", served, cure)
+    return Driver(True, f"initialization failed (CUDA error {status}{detail})", served, cure)
 
 
 def _module_version() -> str:

@@ -205,7 +205,7 @@ class _Fetched:
         shard = self._owner[name]
         header = read_header(self._path_of(shard))
         if header.tensors != self._headers[shard].tensors:
-            raise bad_file(str(header.path), "its tensors differ from its header on the hub", DAMAGED)
+            raise bad_file(str(header.path), "its tensors do not match its header on the Hub", DAMAGED)
         (tensor,) = (tensor for _, tensor in each_tensor(header, (name,)))
         return tensor
 

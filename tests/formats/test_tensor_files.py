@@ -138,7 +138,7 @@ def test_a_file_that_is_fetched_with_another_header(path: Path, tmp_path: Path) 
     with open_fetched(files, headers, lambda shard: path) as checkpoint:
         assert torch.equal(checkpoint.read("a"), TENSORS["a"])
         other_header(path)
-        with pytest.raises(LocalqError, match="differ from its header on the hub"):
+        with pytest.raises(LocalqError, match="do not match its header on the Hub"):
             checkpoint.read("a")
 
 

@@ -186,7 +186,7 @@ def test_a_lost_gpu_is_said_at_once_and_nothing_is_restarted():
     with Machine() as machine:
         machine.says("hello")
         for count in range(INJECTIONS):
-            machine.gone = f"it cannot be initialised (CUDA error {(46, 100, 999)[count % 3]})"
+            machine.gone = f"initialization failed (CUDA error {(46, 100, 999)[count % 3]})"
             started = time.monotonic()
             error, _ = machine.fails(f"sticky 719 {count % LETTERS}")
             assert time.monotonic() - started < PATIENCE_S

@@ -130,7 +130,7 @@ class Shards:
     def _check_header(self, name: str, path: Path) -> Path:
         """`path`, if its tensors are those of the header that was fetched first, which had no hash."""
         if name in self._headers and read_header(path).tensors != self._headers[name].tensors:
-            why = f"the tensors of {name} differ from its header on the hub"
+            why = f"the tensors in {name} do not match its header on the Hub"
             raise bad_file(
                 self._listing.repo, why, "Run the same command again; if it fails again, use another revision."
             )

@@ -123,6 +123,6 @@ def test_a_header_that_was_another_is_named(hub, tmp_path):
     headers = shards.headers()
     one, two = shards.names[:2]
     headers[one] = headers[two]
-    with pytest.raises(LocalqError, match=f"the tensors of {one} differ from its header"):
+    with pytest.raises(LocalqError, match=f"the tensors in {one} do not match its header"):
         shards.path(one)
     shards.close(done=True)
