@@ -197,14 +197,12 @@ def _local_path(name: str) -> Path | None:
 
 
 def _made_here(name: str) -> Path | None:
-    """The folder of the model quantized here that is listed by this name, in any case."""
-    from localq.files.hub import cache as hub_cache  # start-up cost: only a name that is not known needs it
-
+    """The folder of the model quantized here that is listed by this name, in any case; opening it says what it lacks."""
     try:
-        made = {each.name.casefold(): each for each in hub_cache.children(places.quantized_dir())}
+        made = {each.name.casefold(): each for each in places.quantized_dir().iterdir()}
         found = made.get(name.casefold())
-        return found if found is not None and hub_cache.is_complete(found) else None
-    except OSError:  # `localq ls` says that it cannot be read
+        return found if found is not None and (found / "config.json").is_file() else None
+    except OSError:  # there are none, or `localq ls` says that they cannot be read
         return None
 
 
