@@ -197,7 +197,7 @@ def _local_path(name: str) -> Path | None:
 
 
 def _made_here(name: str) -> Path | None:
-    """The folder of the model quantized here that is listed by this name, in any case; opening it says what it lacks."""
+    """The folder of the model quantized here that is listed by this name; opening it says what it lacks."""
     try:
         made = {each.name.casefold(): each for each in places.quantized_dir().iterdir()}
         found = made.get(name.casefold())
