@@ -7,6 +7,7 @@ limit is no settings file or catalogue. Everything wrong with a text is a `Local
 
 from __future__ import annotations
 
+import errno
 import re
 import tomllib
 from pathlib import Path
@@ -53,6 +54,8 @@ def read(path: Path) -> str | None:
     except disk.NotRegularError as error:
         raise bad_file(str(path), "not a regular file", "Use a text file, or move it out of the way.") from error
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):  # no file, whoever reads it
+            raise _unreadable(str(path), error.strerror or str(error)) from error
         raise disk.read_error(path, error) from error
     _check_size(len(raw), str(path))
     try:
