@@ -10,7 +10,6 @@ import math
 
 from localq.files.architecture import Architecture
 from localq.kv_bits import K8V4, KvBits
-from localq.planner import footprint
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer, format_bits
 from localq.planner.placement import Placement

@@ -131,13 +131,19 @@ def _terminal(plan: Plan, outcome: Outcome) -> Iterator[str]:
     wrong = []
     for name, data in outcome.output.items():
         if name != "screen":
-            wrong += [each for each in _acting(data) if each.text not in own and not _is_echo(each, typed)]
+            text = _as_utf8(data, plan.environment.get("PYTHONIOENCODING", ""))
+            wrong += [each for each in _acting(text) if each.text not in own and not _is_echo(each, typed)]
     if wrong:
         yield f"terminal: {len(wrong)} sequences act, such as {[each.text[:100] for each in wrong[:3]]}"
     # Ctrl-S stops the output of a terminal that no screen or line editor has taken: nothing can be put back there.
     is_stopped = not is_chat and typed.rfind("\x13") > typed.rfind("\x11")
     if outcome.terminal_left and not is_stopped:
         yield f"terminal: left as {', '.join(outcome.terminal_left)}"
+
+
+def _as_utf8(data: bytes, encoding: str) -> bytes:
+    """Output in the encoding that the user asked for, if its bytes are none of ASCII's."""
+    return data.decode("utf-16", "replace").encode("utf-8", "replace") if encoding.startswith("utf-16") else data
 
 
 def _acting(data: bytes) -> Iterator[Token]:
