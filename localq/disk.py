@@ -42,7 +42,9 @@ def read_error(path: Path, error: OSError, what: str = "") -> LocalqError:
     """The LocalqError (exit 9) for an OSError of reading below `path`, about `what` (default: the file it names)."""
     named = error.filename if isinstance(error.filename, str) else str(path)
     why = f"cannot read {named if what else 'it'} ({error.strerror or error})"
-    return LocalqError(what or named, why, "Check its permissions and its owner.", ExitCode.DISK)
+    is_faulty = error.errno in (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT)
+    step = "Check the disk or network drive it is on." if is_faulty else "Check its permissions and its owner."
+    return LocalqError(what or named, why, step, ExitCode.DISK)
 
 
 @contextmanager

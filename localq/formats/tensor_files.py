@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.errors import LocalqError, bad_file
+from localq import disk
+from localq.errors import bad_file
 from localq.files import file_state
 from localq.files.json_files import DAMAGED
 from localq.files.safetensors_headers import Entry, Header, read_header
@@ -36,8 +37,8 @@ PIECE_BYTES = 2**23  # of a tensor that is converted while it is read
 class TensorFile:
     """A file opened for its data; it may be removed while it is open.
 
-    mapped: tensors are views of the mapped file: do not write to them. Raises LocalqError (exit 8) for a file that
-    cannot be read or is not the one whose header was checked, here and in every read.
+    mapped: tensors are views of the mapped file: do not write to them. Raises LocalqError for a file that cannot be
+    read (exit 9) or is not the one whose header was checked (exit 8), here and in every read.
     """
 
     def __init__(self, header: Header, *, mapped: bool = False) -> None:
@@ -45,7 +46,7 @@ class TensorFile:
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise disk.read_error(self._path, error) from error
         self._closed = weakref.finalize(self, os.close, self._descriptor)
         self._check_header()
         self._map = self._mapped() if mapped else None
@@ -97,14 +98,14 @@ class TensorFile:
                     raise file_state.changed(self._path)
                 left, offset = left[count:], offset + count
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise disk.read_error(self._path, error) from error
 
     def _check_state(self) -> None:
         """Raise LocalqError where the file was written since its header was read."""
         try:
             found = file_state.state_of(os.fstat(self._descriptor))
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise disk.read_error(self._path, error) from error
         if found != (self._header.size, self._header.mtime_ns):
             raise file_state.changed(self._path)
 
@@ -113,7 +114,7 @@ class TensorFile:
         try:
             head = os.pread(self._descriptor, self._header.start, 0)
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise disk.read_error(self._path, error) from error
         if hashlib.sha256(head).hexdigest() != self._header.digest:
             raise file_state.changed(self._path)
 
@@ -140,13 +141,9 @@ class TensorFile:
             raise file_state.changed(self._path)
         return tensor
 
-    def _unreadable(self, error: OSError) -> LocalqError:
-        why = f"the file cannot be read ({error.strerror or error})"
-        return bad_file(str(self._path), why, "Check the disk and the file's permissions.")
-
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The tensors of a file, or those in `names`, on the CPU. Raises LocalqError (exit 8), also for one not there."""
+    """The tensors of a file, or those in `names`, on the CPU. Raises LocalqError (exit 8, or 9)."""
     return dict(each_tensor(read_header(path), names))
 
 

@@ -154,7 +154,8 @@ def test_a_bad_block_or_a_drive_that_went_away(path: Path, number: int, monkeypa
     for read in reads:
         with pytest.raises(LocalqError, match=os.strerror(number)) as caught:
             read()
-        assert (caught.value.what, caught.value.exit_code) == (str(path), ExitCode.BAD_FILE)
+        assert (caught.value.what, caught.value.exit_code) == (str(path), ExitCode.DISK)
+        assert caught.value.next_step == "Check the disk or network drive it is on."
     file.close()
 
 

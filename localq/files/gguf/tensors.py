@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from localq import disk
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files import file_state
 from localq.files.gguf.names import OFFSET_NORMS, PERMUTED
@@ -29,7 +30,7 @@ _JOINED = 9216  # most values of rows joined into one; 16 such rows in f32 are 5
 class FileBytes:
     """The bytes of a .gguf file, readable after the file is removed. Read, not mapped: pages of a map count as memory.
 
-    Raises LocalqError (exit 8).
+    Raises LocalqError: exit 8 for a file that is damaged or has changed, 9 for one that cannot be read.
     """
 
     def __init__(self, model: GgufModel) -> None:
@@ -37,7 +38,7 @@ class FileBytes:
         try:
             self._file = model.path.open("rb")
         except OSError as error:
-            raise bad_file(self._path, f"cannot be opened ({error})", DAMAGED) from error
+            raise disk.read_error(model.path, error) from error
         try:
             self._check_state()
         except LocalqError:
@@ -54,15 +55,15 @@ class FileBytes:
 
         size = os.fstat(self._file.fileno()).st_size
         if first + count > size:  # before memory is taken for what is not there
-            raise bad_file(self._path, f"tensor {gguf_name!r} is cut off", DAMAGED)
+            raise bad_file(self._path, f"tensor {gguf_name!r} is truncated", DAMAGED)
         data, done = np.empty(count, np.uint8), 0
         try:
             while done < count and (got := os.preadv(self._file.fileno(), [data[done:].data], first + done)):
                 done += got
         except OSError as error:
-            raise bad_file(self._path, f"tensor {gguf_name!r} cannot be read ({error})", DAMAGED) from error
+            raise disk.read_error(self._model.path, error) from error
         if done < count:
-            raise bad_file(self._path, f"tensor {gguf_name!r} is cut off", DAMAGED)
+            raise bad_file(self._path, f"tensor {gguf_name!r} is truncated", DAMAGED)
         self._check_state()
         return data
 

@@ -85,9 +85,7 @@ def build_for_this_machine(no_cuda: str, driver: bool, listed: Sequence[str], sm
     wanted = sorted({each for each in (nearest(one, listed) for one in capabilities) if each}, key=int)
     cards = ", ".join(sorted(set(capabilities), key=float))
     if not wanted:
-        return BuildChoice(
-            HOST, why=f"no CUDA kernels: compute capability {cards} is too low (8.0 or higher required)"
-        )
+        return BuildChoice(HOST, why=f"no CUDA kernels: compute capability {cards} is too low (8.0 or higher required)")
     return BuildChoice(
         KERNELS, tuple(wanted), f"CUDA kernels for the cards in this machine (compute capability {cards})"
     )
