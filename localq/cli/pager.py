@@ -5,20 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import select
 import shlex
 import shutil
 import signal
-import termios
 from collections.abc import Iterator
-from typing import Any
 
 from localq.cli.output import has_screen, note, stdout
 from localq.sanitize import clean_stream, unfiltered
 
-TERMINAL = 1
-NORMAL_KEYS = b"\x1b[?1l\x1b>"  # ends the application mode of cursor keys and keypad
-TO_END_SECONDS = 2.0  # for a pager that is told to end; one that Ctrl-S has stopped does not
 OPTIONS = "FRX"  # of less, unless LESS is set: quit if it fits, keep colours, leave the text on the screen
 
 
@@ -52,25 +46,12 @@ def _is_long(text: str) -> bool:
 
 def _run_pager(command: str, text: str) -> bool:
     """Whether the pager ran."""
-    import subprocess  # start-up cost: most output is short or piped
+    from localq.chat.terminal import child  # start-up cost: most output is short or piped
 
     # The pager handles Ctrl-C. A handler rather than SIG_IGN, which the pager would inherit.
     previous = signal.signal(signal.SIGINT, lambda number, frame: None)
-    attributes = _attributes()
     try:
-        pager = subprocess.Popen(
-            shlex.split(command), stdin=subprocess.PIPE, env={"LESS": OPTIONS, **os.environ}, encoding="utf-8",
-            errors="replace",
-        )  # fmt: skip
-        try:
-            pager.communicate(text)  # quitting it early is no error
-        except BaseException:  # a signal that ends localq ends the pager too
-            pager.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                pager.wait(TO_END_SECONDS)
-            pager.kill()
-            _reset_terminal(attributes)
-            raise
+        child.run(shlex.split(command), text, LESS=OPTIONS)
     except (OSError, ValueError) as error:  # not found, or unbalanced quotes
         if "PAGER" in os.environ:
             note(f"PAGER: cannot run {command} ({error})")
@@ -78,19 +59,3 @@ def _run_pager(command: str, text: str) -> bool:
     finally:
         signal.signal(signal.SIGINT, previous)
     return True
-
-
-def _attributes() -> list[Any] | None:
-    try:
-        return termios.tcgetattr(TERMINAL)
-    except termios.error:
-        return None
-
-
-def _reset_terminal(attributes: list[Any] | None) -> None:
-    """What less leaves to do where a hangup or a kill ends it."""
-    with contextlib.suppress(OSError, termios.error):
-        if select.select([], [TERMINAL], [], 0.5)[1]:  # a stopped one takes no output
-            os.write(TERMINAL, NORMAL_KEYS)
-        if attributes is not None:
-            termios.tcsetattr(TERMINAL, termios.TCSANOW, attributes)

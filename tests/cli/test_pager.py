@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import sys
 
 import pytest
 
 from localq.cli import execute, pager
-from tests.support.cli.terminal import Terminal
 
 
 @pytest.fixture
@@ -97,17 +94,3 @@ def test_nothing_is_paged_into_a_pipe(monkeypatch, capfd, tmp_path, arguments):
     assert not sys.stdout.isatty()
     assert execute(arguments) == 0
     assert len(capfd.readouterr().out.splitlines()) > 20
-
-
-@pytest.mark.skipif(shutil.which("less") is None, reason="no less")
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_signal_to_both_leaves_the_terminal_as_it_was(number):
-    """less ends at a hangup without resetting the terminal."""
-    environment = {**os.environ, "PAGER": "less", "TERM": "xterm-256color"}
-    with Terminal([sys.executable, "-m", "localq", "help", "environment"], environment, (80, 10)) as terminal:
-        terminal.until("variable ")
-        terminal.send("h")
-        terminal.until("HELP")
-        os.killpg(terminal.process.pid, number)
-        assert terminal.wait() == 143, terminal.scrolled
-        assert terminal.left_behind() == []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 from localq import disk
+from localq.chat.terminal import child
 from localq.errors import ExitCode, LocalqError, usage_error
 
 
@@ -33,7 +33,7 @@ def edit(text: str, otherwise: str) -> str:
 
 def _run(command: str, path: Path) -> str:
     try:
-        code = subprocess.run([*shlex.split(command), path], check=False).returncode
+        code = child.run([*shlex.split(command), str(path)])
         if code != 0:
             raise LocalqError(command, f"failed with exit code {code}", "Nothing was changed.")
         return path.read_text(encoding="utf-8", errors="replace")
