@@ -143,7 +143,7 @@ def stated_values(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     found: dict[str, Any] = {}
     notes = []
     if (value := config.get("do_sample")) is not None and not (isinstance(value, int) and value in (0, 1)):
-        notes.append(f"ignoring the model's default do_sample {str(value)[:40]} (must be true or false)")
+        notes.append(f"ignoring the model's default do_sample={str(value)[:40]} (must be true or false)")
     for field, name in STATED.items():
         if config.get(name) is None:
             continue
@@ -151,7 +151,7 @@ def stated_values(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         read = _read(field, value)
         if read is not None:
             found[field] = read
-        shown = f"the model's default {name} {str(value)[:40]}"
+        shown = f"the model's default {name}={str(value)[:40]}"
         if field == "top_p" and value == 0 and read is not None:
             found["temperature"] = 0.0
             notes.append(f"{shown} keeps only the most likely token (greedy)")

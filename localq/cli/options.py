@@ -382,5 +382,5 @@ def read_prompt(words: list[str], verb: str, example: str, required: bool = True
     """
     prompt = PromptText("" if words == ["-"] else " ".join(words), piped_input.read())
     if required and not prompt.text.strip():
-        raise usage_error(verb, "no prompt given", f"Run {example}, or pipe the prompt in.")
+        raise usage_error(verb, "no prompt given", f"Run `{example}`, or pipe the prompt in.")
     return prompt

@@ -113,7 +113,7 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel(
         "nf4_dequantize", "dequantize", (Case("nf4", "", (83, 640)),), (NF4,),
         ((1, 64), (3, 320), (16, 512), (47, 1088), (577, 576), (33, 1536), (1001, 2112)), (), (False, True), FLOATS,
-        (Timed(NF4, 0, label="row by row"), Timed(NF4, 0, label="tiled")), "dequantized",
+        (Timed(NF4, 0, label="row-major"), Timed(NF4, 0, label="tiled")), "dequantized",
     ),
     Kernel(
         "int8_gemv", "int8", (Case("int8", "", (83, 640)),), (Case("int8"),), ROW_SHAPES, (1, 8),

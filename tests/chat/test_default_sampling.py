@@ -87,27 +87,27 @@ SAMPLED = Sampling(temperature=1.0, top_k=50)
 @pytest.mark.parametrize(
     ("stated", "read", "note"),
     [
-        ({"top_k": -1}, {"top_k": 0}, "top_k -1 means off"),
+        ({"top_k": -1}, {"top_k": 0}, "top_k=-1 means off"),
         ({"top_k": 0}, {"top_k": 0}, None),
         ({"top_k": 40.0}, {"top_k": 40}, None),
-        ({"top_k": 2.5}, {}, "top_k 2.5 is ignored (allowed: 0 or more)"),
-        ({"top_k": [5]}, {}, "top_k [5] is ignored"),
+        ({"top_k": 2.5}, {}, "top_k=2.5 is ignored (allowed: 0 or more)"),
+        ({"top_k": [5]}, {}, "top_k=[5] is ignored"),
         ({"top_k": None, "top_p": None, "temperature": None}, {}, None),
-        ({"top_p": 0.0}, {"temperature": 0.0}, "top_p 0.0 keeps only the most likely token (greedy)"),
+        ({"top_p": 0.0}, {"temperature": 0.0}, "top_p=0.0 keeps only the most likely token (greedy)"),
         ({"top_p": 0, "temperature": 0.7}, {"temperature": 0.0}, "greedy"),
         ({"top_p": 1.0}, {"top_p": 1.0}, None),
-        ({"top_p": 1.5}, {}, "top_p 1.5 is ignored"),
-        ({"top_p": -0.5}, {}, "top_p -0.5 is ignored"),
-        ({"top_p": 10**400}, {}, "top_p 1000"),
+        ({"top_p": 1.5}, {}, "top_p=1.5 is ignored"),
+        ({"top_p": -0.5}, {}, "top_p=-0.5 is ignored"),
+        ({"top_p": 10**400}, {}, "top_p=1000"),
         ({"min_p": 0}, {"min_p": 0}, None),
-        ({"min_p": 1.0}, {}, "min_p 1.0 is ignored"),
-        ({"min_p": True}, {}, "min_p True is ignored"),
+        ({"min_p": 1.0}, {}, "min_p=1.0 is ignored"),
+        ({"min_p": True}, {}, "min_p=True is ignored"),
         ({"temperature": 0}, {"temperature": 0}, None),
-        ({"temperature": "0.6"}, {}, "temperature 0.6 is ignored (allowed: "),
-        ({"temperature": -1}, {}, "temperature -1 is ignored"),
-        ({"temperature": float("nan")}, {}, "temperature nan is ignored"),
-        ({"repetition_penalty": 0.0}, {}, "repetition_penalty 0.0 is ignored"),
-        ({"repetition_penalty": {"a": 1}}, {}, "repetition_penalty {'a': 1} is ignored"),
+        ({"temperature": "0.6"}, {}, "temperature=0.6 is ignored (allowed: "),
+        ({"temperature": -1}, {}, "temperature=-1 is ignored"),
+        ({"temperature": float("nan")}, {}, "temperature=nan is ignored"),
+        ({"repetition_penalty": 0.0}, {}, "repetition_penalty=0.0 is ignored"),
+        ({"repetition_penalty": {"a": 1}}, {}, "repetition_penalty={'a': 1} is ignored"),
         ({"typical_p": -7, "num_beams": "x"}, {}, None),
     ],
 )
@@ -188,6 +188,6 @@ def test_a_chat_begins_with_them_and_the_settings_screen_goes_back_to_them(mine,
         assert opened.session.sampling == dataclasses.replace(own, top_p=0.5)
         assert opened.session.max_tokens == 7
         assert settings_form.own_defaults(opened.session) == own
-        assert [line.partition(" (")[0] for line in watcher.said] == ["the model's default min_p -1 is ignored"]
+        assert [line.partition(" (")[0] for line in watcher.said] == ["the model's default min_p=-1 is ignored"]
     with open_model.open_session("mine", settings.Settings(max_tokens=9, device="cpu"), Watcher()) as opened:
         assert opened.session.max_tokens == 9

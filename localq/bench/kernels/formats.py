@@ -37,7 +37,7 @@ MODULES: dict[str, ModuleType] = {**FORMATS, "int8": int8}
 DENSE = Kernel("dense_gemv", "dense", (), (), (), (1, 8), products="dense")  # weights as they are: no format
 DENSE_TIMED = (Timed(Case("dense"), fused=True), Timed(Case("dense"), 8), Timed(Case("dense"), 1, torch.bfloat16))
 F32_RESULTS = ("int8_gemv",)  # logits
-ROW_BY_ROW = "row by row"
+ROW_BY_ROW = "row-major"
 ROOF_BYTES = (2**20, 2**21)  # tables that are read at random: a codebook of 65,536 entries of 16 and of 32 bytes
 ROOF_LOADS, ROOF_THREADS = 512, 1024  # of a thread; of a multiprocessor
 ROTATED = Case("vq2", "s4l16")

@@ -162,5 +162,5 @@ PRODUCTS: dict[str, tuple[ProductRival, ...]] = {
     "vptq_gemv": (vptq_products,),
 }
 WEIGHTS: dict[tuple[str, str], tuple[WeightsRival, ...]] = {
-    ("nf4_dequantize", "row by row"): (bitsandbytes_weights, triton_weights)
+    ("nf4_dequantize", "row-major"): (bitsandbytes_weights, triton_weights)
 }

@@ -66,7 +66,7 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
     failures: list[str] = []
     for name, size in SIZES.items():
         free_memory()
-        print_lines(out, f"{name}: {layers} layers of {size.hidden} x {size.intermediate}")
+        print_lines(out, f"{name}: {layers} layers, hidden size {size.hidden}, intermediate size {size.intermediate}")
         try:
             sizes[name] = _measure(name, random_model(size, layers, device), roof, tokens, repeat, out)
         except Exception as error:  # mostly foreign code: report its own text

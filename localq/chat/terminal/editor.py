@@ -38,4 +38,8 @@ def _run(command: str, path: Path) -> str:
             raise LocalqError(command, f"failed with exit code {code}", "Nothing was changed.")
         return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # not found; quotes that do not close
-        raise LocalqError(command, f"cannot be run ({error})", "Set VISUAL or EDITOR.") from error
+        raise LocalqError(
+            command,
+            f"cannot start the editor ({getattr(error, 'strerror', None) or error})",
+            "Set $VISUAL or $EDITOR to an installed editor.",
+        ) from error

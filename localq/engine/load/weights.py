@@ -267,7 +267,10 @@ def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Destina
     """Set a head in fewer bits than `key`; the source weights stay on the host."""
     weight = checkpoint.read(key).to(places.dtype)
     _note_non_finite(weight, key, non_finite)
-    model.lm_head = heads.quantize_head(weight, places.placement.head, places.dtype, places.device)
+    try:
+        model.lm_head = heads.quantize_head(weight, places.placement.head, places.dtype, places.device)
+    except LocalqError as error:
+        raise bad_file(key, error.why, "Check the weights with `localq verify`.") from error
 
 
 def _note_non_finite(tensor: Tensor, key: str, names: list[str]) -> None:

@@ -134,7 +134,7 @@ class _ByteReader:
                 raise self._cut_off()
             (length,) = length_at(data, at)
             if length > MAX_STRING or at + 8 + length > self.size:
-                raise self.damaged(f"the GGUF header declares a string of {length} bytes, which is too long")
+                raise self.damaged(f"the GGUF header declares a string of {length:,} bytes, which is too long")
             if at + 8 + length > end:
                 raise self._cut_off()
             # Tokens may be invalid UTF-8 on their own; keys and names are valid.
@@ -142,7 +142,7 @@ class _ByteReader:
             at += 8 + length
         self.text_left -= at - self.at
         if self.text_left < 0:
-            raise self.damaged(f"the GGUF header contains more than {MAX_TEXT} bytes of text")
+            raise self.damaged(f"the GGUF header contains more than {MAX_TEXT:,} bytes of text")
         self.at = at
         return found
 

@@ -21,6 +21,7 @@ from localq.sanitize import Address
 
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each retry, unless the server states a time
 LONGEST_PAUSE_S = 300.0
+SERVER_ERRORS = 500  # HTTP statuses from here on
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 DEFAULT_ENDPOINT = "https://huggingface.co"
 # The client's version decides which one; socksio is theirs for SOCKS proxies.
@@ -172,7 +173,8 @@ def _of_refusal(response: Any, repo: str, revision: str, name: str) -> LocalqErr
 
 
 def _of_status(repo: str, status: int) -> LocalqError:
-    return no_hub(repo, f"the hub returned HTTP status {status}")
+    why = f"the hub returned HTTP status {status}"
+    return no_hub(repo, why, "Try again later.") if status >= SERVER_ERRORS else no_hub(repo, why)
 
 
 def no_repository(repo: str) -> LocalqError:

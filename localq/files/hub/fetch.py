@@ -324,7 +324,9 @@ def check_layout(listing: Listing) -> None:
             why = f"the weights are pickle files ({pickles[0]}), which can run code when loaded"
             raise bad_file(listing.repo, why, "Use a repository with .safetensors files.")
         others = sorted(name for name in names if SHARD_NAME.fullmatch(name))
-        why = f"contains neither {SINGLE_NAME} nor {INDEX_NAME}" + (f", only {others[0]}" if others else "")
+        why = f"contains neither {SINGLE_NAME} nor {INDEX_NAME}"
+        if others:
+            why += f", only {others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
         raise bad_file(listing.repo, why, "Use a repository in the transformers layout.")
     for name in (hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME):
         if name not in names:

@@ -131,7 +131,7 @@ class Installation:
             self.record.add(step)
             self.display.line(f"  {step.title:<34} {about(took)}")
         elif step.optional:
-            self.display.line(f"  {step.title:<34} failed: {step.optional} ({running.log})")
+            self.display.line(f"  {step.title:<34} failed; {step.optional} (log: {running.log})")
         else:
             raise SetupError(f"{step.title} failed. Last lines of {running.log}:\n{_tail(running.log)}")
         self.done[step.name] = took

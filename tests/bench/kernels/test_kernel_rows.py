@@ -87,6 +87,7 @@ def test_every_row_is_measured(bench):
         "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
         "additive_dequantize", "vptq_dequantize", "vq_search", "vq_adjoint", "vq_gemv", "vq_dequantize", "hadamard",
         "int4_gemv", "int4_dequantize", "bcq_gemv", "bcq_dequantize", "rowlut_gemv", "rowlut_dequantize",
+        "delta_decode",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)
@@ -99,6 +100,9 @@ def test_every_row_is_measured(bench):
     assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
     mixed = next(row for row in rows if row.op == "attention_decode" and "130, 8-bit keys, 4-bit values" in row.what)
     assert mixed.bytes == 130 * 2 * (64 + 32 + 2 * 4) + 2 * 64 * (6 + 4 + 6)
+    state = 48 * 128 * 128 * 4  # read and written
+    delta = next(row for row in rows if row.op == "delta_decode")
+    assert 2 * state < delta.bytes < 2.1 * state
     names = {rival.name for row in rows for rival in row.rivals}
     assert names >= {"cublas", "bitsandbytes", "torch attention", "triton two-step", "triton fused", "triton joined"}
 

@@ -73,7 +73,7 @@ def test_without_words_edit_opens_the_editor(start, monkeypatch, tmp_path):
     for editor, why in (
         ("true", "unchanged or empty"),
         ("false", "failed with exit code 1"),
-        ("/no/such", "cannot be run"),
+        ("/no/such", "cannot start the editor"),
     ):
         monkeypatch.setenv("VISUAL", editor)
         with pytest.raises(LocalqError, match=why):
