@@ -74,6 +74,18 @@ def test_non_finite_weights_load_with_a_note_and_end_replies(edit, value):
         list(Engine(loaded).generate(prompt_of(4), GREEDY))
 
 
+def test_a_head_that_cannot_be_quantized_is_named(edit):
+    key = "lm_head.weight"
+
+    def change(tensors, config):
+        tensors[key] = torch.full_like(tensors["model.embed_tokens.weight"], float("nan"))
+        config["tie_word_embeddings"] = False
+
+    with pytest.raises(LocalqError, match=f"{key}: contains NaN or infinity. Check the weights") as caught:
+        load(edit(change), LoadOptions(device="cpu", dtype="float32", head="nf4"))
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
 @pytest.mark.parametrize(("dtype", "notes"), [("float32", 0), ("float16", 1)])
 def test_overflow_of_the_computing_type_is_noted(edit, dtype, notes):
     def change(tensors, config):
