@@ -37,7 +37,8 @@ def plan(rng: random.Random, scratch: Scratch) -> Plan:
     argv, scripted = _command(rng, model)
     if argv[:1] == ["config"]:
         scratch.allow(scratch.config)
-    environment: dict[str, str | None] = {"TERM": rng.choice(TERMS)}
+    # Else keys drawn by lot make less write files and run commands.
+    environment: dict[str, str | None] = {"TERM": rng.choice(TERMS), "LESSSECURE": "1"}
     if rng.random() < 0.2:
         environment["PAGER"] = rng.choice(("less", "cat", "true", "false", "no-such-program", "head -1", "", "'"))
     keys = [_key(rng, scratch) for _ in range(rng.randint(0, 8))]

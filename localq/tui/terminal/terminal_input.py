@@ -38,6 +38,7 @@ TICK_S = 0.1  # between two checks for the end of the app
 # and SSH sends it in one piece: vim waits 0.1 s, neovim 0.05 s, tmux 0.01 s. ESCDELAY (milliseconds) overrides it.
 ESCAPE_S = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.05
 PASTED, END = "\x1b[200~", "\x1b[201~"
+CTRL_C = ("\x03", "\x1b[99;5u")  # the second in kitty's keyboard protocol
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode categories: controls, surrogates, line and paragraph separators
 
 
@@ -111,12 +112,17 @@ class InputReader:
         return max(0.0, min(ends) - time.monotonic()) if ends else TICK_S
 
     def _pasted(self, text: str) -> Generator[Message, None, str]:
-        """Take the part of `text` that belongs to the paste; return the rest."""
+        """Take the part of `text` that belongs to the paste; return the rest. Ctrl-C, read by itself, ends
+        one whose end was lost: every key would be part of it. In a longer read it may have been pasted."""
         assert self._paste is not None
         begun, self._paste = len(self._paste), self._paste + text
         end = self._paste.find(END, max(0, begun - len(END)))
         if end < 0:
-            return ""
+            if text not in CTRL_C:
+                return ""
+            paste, self._paste = self._paste.removesuffix(text), None
+            yield Paste(paste.replace("\0", ""))
+            return text
         paste, rest, self._paste = self._paste[:end], self._paste[end + len(END) :], None
         yield Paste(paste.replace("\0", ""))
         return rest

@@ -107,6 +107,21 @@ def test_a_paste_is_one_text_and_presses_no_key(text, size):
         assert [getattr(message, "key", None) or message.text for message in found] == ["a", text, "b"]
 
 
+@pytest.mark.parametrize("press", [b"\x03", b"\x1b[99;5u"])
+def test_ctrl_c_ends_a_paste_whose_end_was_lost(press):
+    reader = InputReader()
+    assert list(reader.feed(b"\x1b[200~half a text")) == []
+    paste, key = reader.feed(press)
+    assert (paste.text, key.key) == ("half a text", "ctrl+c")
+    assert [message.key for message in reader.feed(b"z")] == ["z"]
+
+
+def test_ctrl_c_within_a_paste_is_no_press():
+    reader = InputReader()
+    found = [message for part in (b"\x1b[200~one\x03", b"\x03two\x03", b"\r\x1b[201~") for message in reader.feed(part)]
+    assert [message.text for message in found] == ["one\x03\x03two\x03\r"]
+
+
 def test_what_only_looked_like_a_paste_is_typed_when_nothing_more_comes():
     reader = InputReader()
     assert list(reader.feed(b"\x1b[20")) == []
