@@ -13,6 +13,7 @@ import re
 import sys
 from pathlib import Path
 
+from localq.cli import piped_input
 from localq.cli.output import note, stderr
 from localq.disk import read_text
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -48,7 +49,8 @@ def _read(value: str) -> Secret:
 def _prompt() -> Secret:
     """The first line of stdin; at a terminal a prompt without echo."""
     if not sys.stdin.isatty():
-        return Secret(sys.stdin.readline(MAX_LINE).strip())
+        with piped_input.read_errors():
+            return Secret(sys.stdin.readline(MAX_LINE).strip())
     import getpass  # start-up cost: rarely needed
 
     try:

@@ -27,7 +27,7 @@ def read() -> str:
     if sys.stdin is None or sys.stdin.isatty():
         return ""
     pieces, size = [], 0
-    with _note_waiting(f"reading stdin until EOF; {_SKIP}"), _read_errors():
+    with _note_waiting(f"reading stdin until EOF; {_SKIP}"), read_errors():
         while piece := sys.stdin.read(_PIECE):
             pieces.append(piece)
             size += len(piece)
@@ -42,7 +42,7 @@ def read_line(first: bool, before: int = 0) -> str:
     `read`.
     """
     waiting = _note_waiting(f"waiting for messages on stdin; {_SKIP}") if first else contextlib.nullcontext()
-    with waiting, _read_errors():
+    with waiting, read_errors():
         line = sys.stdin.readline(MOST_CHARACTERS + 1)
     _check_size(before + len(line))
     if not line:
@@ -54,7 +54,7 @@ def read_bytes() -> bytes:
     """All of stdin as bytes. Raises LocalqError (exit 2) where it is longer than MOST_CHARACTERS or cannot be read."""
     if sys.stdin is None:
         return b""
-    with _note_waiting("reading stdin until EOF"), _read_errors():
+    with _note_waiting("reading stdin until EOF"), read_errors():
         raw = sys.stdin.buffer.read(MOST_CHARACTERS + 1)
     _check_size(len(raw), "bytes")
     return raw
@@ -89,8 +89,11 @@ def _print(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _read_errors() -> Iterator[None]:
-    """Turn an OSError of stdin into a LocalqError (exit 2). A pipe is made to block: without data it has not ended."""
+def read_errors() -> Iterator[None]:
+    """Turn an error of reading stdin into a LocalqError (exit 2).
+
+    A pipe is made to block: without data it has not ended.
+    """
     try:
         with contextlib.suppress(io.UnsupportedOperation, ValueError):  # not a file, in tests
             os.set_blocking(sys.stdin.fileno(), True)
@@ -98,3 +101,5 @@ def _read_errors() -> Iterator[None]:
     except OSError as error:
         why = f"cannot read it ({error.strerror or error})"
         raise usage_error("stdin", why, "Redirect stdin from a text file, a pipe or /dev/null.") from error
+    except UnicodeError as error:  # invalid bytes are replaced, but not the lack of UTF-16's byte order mark
+        raise usage_error("stdin", f"not text in {sys.stdin.encoding} ({error})", "Unset PYTHONIOENCODING.") from error

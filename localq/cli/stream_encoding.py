@@ -19,13 +19,20 @@ _warnings: dict[str, str] = {}  # direction -> the warning, "" once it is printe
 
 
 def prepare(*streams: TextIO | None) -> None:
-    """Make these streams replace characters and record warnings. ASCII input is read as UTF-8."""
+    """Make these streams replace characters and record warnings. Input is UTF-8 where ASCII is set."""
     codecs.register_error(_ERRORS, _replace)
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ERRORS)
-            if stream is sys.stdin and not stream.isatty() and is_encoded_as(stream, "ascii"):
+            if stream is sys.stdin and _is_read_as_utf8(stream):
                 stream.reconfigure(encoding="utf-8", errors=_ERRORS)
+
+
+def _is_read_as_utf8(stdin: TextIO) -> bool:
+    """Whether UTF-8 is better than the encoding of the environment: no keyboard sends UTF-16."""
+    if stdin.isatty():
+        return "a".encode(stdin.encoding) != b"a"
+    return is_encoded_as(stdin, "ascii")
 
 
 def take_warnings() -> list[str]:

@@ -116,6 +116,20 @@ def test_stdin_that_cannot_be_read_is_an_error_in_one_line(monkeypatch, tmp_path
     assert caught.value.exit_code == ExitCode.USAGE
 
 
+@pytest.mark.parametrize("arguments", [["run", "smollm2-135m"], ["pull", "a/b", "--token", "-"]])
+def test_input_that_is_not_in_the_encoding_of_the_environment(arguments, tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-16", "LOCALQ_CONFIG": str(tmp_path / "config.toml")}
+    done = subprocess.run(
+        [sys.executable, "-m", "localq", *arguments],
+        input=b"hello\n",
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert "stdin: not text in utf-16 (UTF-16 stream does not start with BOM)." in done.stderr.decode("utf-16")
+
+
 def test_the_line_chat_says_once_that_it_waits_for_messages(pipe, monkeypatch):
     notes = at_the_note(monkeypatch, lambda: threading.Thread(target=pipe.send, args=["one\\\ntwo\nthree\n"]).start())
     reader = Reader()

@@ -39,6 +39,8 @@ def run(command: Sequence[str], text: str | None = None, **more_environment: str
         program.kill()
         _reset(attributes)
         raise
+    if program.returncode < 0:  # it crashed, or was killed
+        _reset(attributes)
     return program.returncode
 
 
