@@ -161,7 +161,7 @@ def test_output_that_is_lost_is_a_failure(model, environment, to):
 
 def test_limits_of_torch_are_seen_before_it_is_imported(monkeypatch, tmp_path):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**29, 2**29))
-    with pytest.raises(LocalqError, match="may have 512 MiB") as refused:
+    with pytest.raises(LocalqError, match="limited to 512 MiB") as refused:
         processes.check_torch()
     assert refused.value.exit_code == ExitCode.DOES_NOT_FIT
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)

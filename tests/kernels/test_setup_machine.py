@@ -66,7 +66,7 @@ def test_where_nvidia_smi_names_no_card_kernels_are_built_for_all(tmp_path, text
 def test_a_card_that_is_too_old_gets_no_kernels(tmp_path):
     build = machine.build_for_this_machine("", True, LISTED, program(tmp_path / "nvidia-smi", "7.5"))
     assert build.kind == machine.HOST
-    assert "7.5 is too old" in build.why
+    assert "7.5 is too low" in build.why
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys, monkeypatch, weighed:
     arguments = ("quantize", source, "--format", "squeezellm", "--out", tmp_path / "out", *text)
     assert execute([*map(str, arguments)]) == 0
     said = capsys.readouterr().err
-    assert ("weighting errors with 2 windows of 256 tokens" in said) == weighed
+    assert ("weighting errors using 2 windows of 256 tokens" in said) == weighed
     with open_checkpoint(open_model(tmp_path / "out")) as made:
         assert squeezellm.stored_shape(made, "model.layers.0.mlp.up_proj")
 

@@ -85,9 +85,10 @@ def chat(
     with reply_options.suggest_prompt("chat", model is not None and model_named is None):
         if dry_run:
             return _plan(_resume(settings, project, flags, continue_, resume)[0], named, format, json, force)
+        first = _first_message(prompt)
         wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
         settings, start = _start(_resume(settings, project, flags, continue_, resume), stop, wanted)
-    return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=_first_message(prompt))
+    return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=first)
 
 
 def _first_message(prompt: str | None) -> options.PromptText | None:

@@ -74,7 +74,7 @@ def test_an_interrupted_write_continues_and_another_is_refused(tmp_path, text):
 
 
 def test_a_larger_vocabulary_is_refused_before_anything_is_written(tmp_path, text):
-    with pytest.raises(LocalqError, match=r"has 49,152 tokens, small .* only 320"):
+    with pytest.raises(LocalqError, match=r"has 49,152 tokens, but small .* only 320"):
         writer.write(small("fp16", 320), "fp16", tmp_path / "out", text, CPU)
     assert not (tmp_path / "out").exists()
 

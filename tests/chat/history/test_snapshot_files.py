@@ -56,7 +56,7 @@ def test_what_is_larger_than_all_may_be_removes_nothing(database):
 def test_a_full_disk_is_told_before_anything_is_written(database, monkeypatch):
     path = written(snapshot_files.snapshot_path(database, 1), 100, 50)
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 500)
-    with pytest.raises(LocalqError, match=r"snapshot not saved: 300 bytes .* but only 500 bytes free") as caught:
+    with pytest.raises(LocalqError, match=r"snapshot not saved: 300 bytes .* but only 500 bytes are free") as caught:
         snapshot_files.make_room(snapshot_files.snapshot_path(database, 2), 300, 10_000)
     assert caught.value.exit_code == ExitCode.DISK
     assert names() == {path.name}

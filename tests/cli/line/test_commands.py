@@ -120,7 +120,7 @@ def test_everything_that_set_lists_can_be_set_with_it(start):
     assert talk.says("/set grammar regex [ab]+") == talk.says("/grammar regex [ab]+")
     assert talk.says("/set grammar")[1] == "answers are now constrained by regex [ab]+\n"
     assert talk.refuses("/set think on") == talk.refuses("/think on")
-    assert "stop, think, grammar" in talk.refuses("/set nothing 1")
+    assert "stop, think, preserve_thinking, grammar" in talk.refuses("/set nothing 1")
 
 
 def test_tokens_and_the_prompt_are_those_that_the_model_reads(start):

@@ -49,4 +49,4 @@ def test_an_unknown_tensor_is_refused_without_the_advice_to_download_again(edit,
         load(edit(lambda tensors, config: tensors.update({key: torch.ones(32)})), CPU)
     assert caught.value.exit_code == ExitCode.BAD_FILE
     assert "again" not in str(caught.value)
-    assert "another repository" in caught.value.next_step
+    assert "a different repository" in caught.value.next_step

@@ -15,7 +15,7 @@ from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
 from localq.engine.step import fused
 from localq.engine.step.fused import OPERATIONS, FusedStep
-from localq.engine.step.operands import dense_operand, fusable, operand
+from localq.engine.step.operands import dense_operand, fusable, operand, product
 from localq.engine.step.state import StepState
 from localq.formats import mxfp4, nf4, vptq
 from localq.formats.codebooks import aqlm
@@ -212,7 +212,7 @@ def test_linears_in_mxfp4_go_into_one_launch(monkeypatch):
     assert operand(mxfp4.Linear(mxfp4.quantize(torch.randn(8, 96)))) is None  # no whole 64 columns
     asked = []
     monkeypatch.setattr(mxfp4_kernel, "mxfp4_gemv", lambda x, operands, **around: asked.append(operands))
-    fused.product(torch.zeros(1, 128), pair, out=torch.empty(1, 64))
+    product(torch.zeros(1, 128), pair, out=torch.empty(1, 64))
     assert [each.codes.shape for each in asked[0]] == [(40, 64), (24, 64)]
     assert [each.bias for each in asked[0]] == [linear.bias for linear in linears]
 

@@ -89,7 +89,7 @@ OF_GPTQ: dict[str, tuple[Damage, str]] = {
         lambda made, config: made.update({".qweight": made[".qweight"][:, :44], ".scales": made[".scales"][:, :44]}),
         "44 x 128 codes cannot be packed into words",
     ),
-    "awq's name": (said(quant_method="awq"), "but the tensors are packed as for gptq"),
+    "awq's name": (said(quant_method="awq"), "but the tensors are packed for gptq"),
 }
 
 
@@ -119,7 +119,7 @@ def test_act_order_without_its_order():
 
 
 def test_awq_under_the_name_of_gptq():
-    refused(AWQ, said(quant_method="gptq"), "but the tensors are packed as for awq")
+    refused(AWQ, said(quant_method="gptq"), "but the tensors are packed for awq")
 
 
 def test_awq_of_broken_groups():

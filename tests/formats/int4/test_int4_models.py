@@ -295,7 +295,7 @@ DAMAGED = {
         "awq", lambda held, config: held.update({f"{Q}.weight": torch.zeros(128, 128)}),
         rf"'{Q}\.weight' and another tensor both map to",
     ),
-    "the other's name": ("awq", said(quant_method="gptq"), "but the tensors are packed as for awq"),
+    "the other's name": ("awq", said(quant_method="gptq"), "but the tensors are packed for awq"),
 }  # fmt: skip
 
 
