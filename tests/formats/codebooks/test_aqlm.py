@@ -174,17 +174,18 @@ def halves(*shape: int) -> Tensor:
 
 
 CODES = torch.zeros(66, 12, 2, dtype=torch.int8)
+SIZES = r"must have three dimensions, and codebooks .* four"
 DAMAGED: dict[str, tuple[Held, str]] = {
     "no codebooks": (stored(codebooks=None), r"lacks a\.q_proj\.codebooks"),
     "no scales": (stored(scales=None), r"lacks a\.q_proj\.scales"),
     "codes of floats": (stored(codes=CODES.half()), "codes are float16, expected int8 or int16"),
     "codes of 32 bits": (stored(codes=CODES.int()), "codes are int32"),
     "unsigned codes": (stored(codes=CODES.to(torch.uint8)), "codes are uint8"),
-    "codes of two sizes": (stored(codes=CODES[..., 0]), r"must have three dimensions, and codebooks .* four"),
-    "codes of four sizes": (stored(codes=CODES[None]), r"must have three dimensions, and codebooks .* four"),
-    "codebooks of three sizes": (stored(codebooks=halves(2, 256, 8)), r"must have three dimensions, and codebooks .* four"),
-    "no rows": (stored(codes=CODES[:0], scales=halves(0, 1, 1, 1)), r"must have three dimensions, and codebooks .* four"),
-    "codewords of nothing": (stored(codebooks=halves(2, 256, 1, 0)), r"must have three dimensions, and codebooks .* four"),
+    "codes of two sizes": (stored(codes=CODES[..., 0]), SIZES),
+    "codes of four sizes": (stored(codes=CODES[None]), SIZES),
+    "codebooks of three sizes": (stored(codebooks=halves(2, 256, 8)), SIZES),
+    "no rows": (stored(codes=CODES[:0], scales=halves(0, 1, 1, 1)), SIZES),
+    "codewords of nothing": (stored(codebooks=halves(2, 256, 1, 0)), SIZES),
     "a codebook too few": (stored(codebooks=halves(1, 256, 1, 8)), "2 codes per group do not match 1 codebooks"),
     "a codebook too many": (stored(codebooks=halves(3, 256, 1, 8)), "2 codes per group do not match 3 codebooks"),
     "no power of two": (stored(codebooks=halves(2, 255, 1, 8)), "255 entries"),
