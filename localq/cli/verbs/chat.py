@@ -81,12 +81,11 @@ def chat(
     _check_json(json, dry_run)
     model = options.single_model(model, model_named)
     settings, project = options.load_reply_settings(flags := options.setting_flags(locals()), say=False)
-    named = model is not None or continue_ or resume is not None
+    named, wish = model is not None or continue_ or resume is not None, OpenOptions(format, force, agreed=yes)
     with reply_options.suggest_prompt("chat", model is not None and model_named is None):
         if dry_run:
             return _plan(_resume(settings, project, flags, continue_, resume)[0], named, format, json, force)
-        first = _first_message(prompt)
-        wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
+        first, wanted = _first_message(prompt), reply_options.parse_grammar(json_schema, grammar, regex)
         settings, start = _start(_resume(settings, project, flags, continue_, resume), stop, wanted)
     return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=first)
 
