@@ -1,7 +1,8 @@
 // One token through a gated delta net, in one launch: convolution, silu, the rule, norm and gate.
 //
-//   q, k, v = silu(conv(inputs)); q, k of length 1, q / sqrt(128); beta = sigmoid(b); g = -exp(A_log) softplus(a +
-//   dt_bias) S = exp(g) S;  S += k (beta (v - S^T k))^T;  o = S^T q;  out = norm(o) * weight * silu(z)
+//   q, k, v = silu(conv(inputs));  q, k of length 1;  q / sqrt(128)
+//   beta = sigmoid(b);  g = -exp(A_log) softplus(a + dt_bias)
+//   S = exp(g) S;  S += k (beta (v - S^T k))^T;  o = S^T q;  out = norm(o) * weight * silu(z)
 //
 // The recurrence in f32; q, k, v, beta, o and the norm are rounded to T where transformers rounds them
 // (models/qwen3_5/modeling_qwen3_5.py). S is read and written once: o = exp(g) S^T q + written (k q) needs the old S.

@@ -231,7 +231,7 @@ Checkpoints = Annotated[
 Desktop = Annotated[
     str | None,
     typer.Option(
-        "--desktop", metavar="SIZE", help="With --vram: VRAM other programs use [700MB].",
+        "--desktop", metavar="SIZE", help="With --vram: desktop VRAM use (default 700MB).",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip

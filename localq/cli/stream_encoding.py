@@ -19,7 +19,7 @@ _warnings: dict[str, str] = {}  # direction -> the warning, "" once it is printe
 
 
 def prepare(*streams: TextIO | None) -> None:
-    """Make these streams replace characters and record warnings. Input is UTF-8 where ASCII is set."""
+    """Make these streams replace characters and record warnings. Input in ASCII is read as UTF-8."""
     codecs.register_error(_ERRORS, _replace)
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):

@@ -14,7 +14,7 @@ The states of recurrent layers are changed by every token, in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ class KVCache:
 
     @property
     def is_cuda(self) -> bool:
-        """True where it lies on a GPU."""
+        """True for a cache on a GPU."""
         return self._scratch.is_cuda
 
     @property
@@ -123,14 +123,11 @@ class KVCache:
             window.make_room(first, count)
 
     def keeps(self, tokens: int) -> bool:
-        """True if windows still hold what follows the first `tokens` tokens sees of them."""
+        """True if the windows still hold all that the tokens after the first `tokens` tokens see."""
         return all(window.keeps(tokens) for window in self._windows.values())
 
     def view(self, window: int, live: int) -> tuple[int, int]:
-        """Return what slots of layers with `window` are for a pass that looks at positions below `live`.
-
-        The position of the first slot, and how many slots the pass looks at.
-        """
+        """Return (position of slot 0, slots read) of layers with `window`, for a pass over positions below `live`."""
         sliding = self._windows.get(window)
         return (0, live) if sliding is None else (sliding.base, min(live - sliding.base, sliding.capacity))
 
@@ -163,7 +160,7 @@ class KVCache:
             values.copy_(_restore(stored.v, stored.v_scales, live, value_bits, self.dtype))
         return keys, values
 
-    # ---- what follows a text needs of it, to copy and to store
+    # ---- the parts that a continuation of the text needs, to copy and to store
 
     def part_shapes(self, tokens: int) -> list[Shape]:
         """Return the shapes of `parts`."""
@@ -178,7 +175,7 @@ class KVCache:
         return found
 
     def parts(self, tokens: int) -> list[Tensor]:
-        """Return what tokens behind the first `tokens` need of these, layer by layer, as views.
+        """Return views of what the tokens after the first `tokens` need, layer by layer.
 
         k, v and, of codes, the scales of k and v, of all positions or of those that a window reaches back to; the parts
         of a state, whatever `tokens`.
@@ -194,22 +191,23 @@ class KVCache:
         return found
 
     def passing_parts(self, tokens: int) -> list[Tensor]:
-        """Return those of `parts` that going on overwrites for good: of windows and states."""
-        found: list[Tensor] = []
-        for index, layer in self.kv_layers.items():
-            window = self.window_of(index)
-            if window is not None and window.capacity < self.capacity:
-                found += [part[:, window.slots_of(tokens)] for part in stored_parts(layer)]
+        """Return those of `parts` that later tokens overwrite: of windows that slide, and of states."""
+        found = [part[:, window.slots_of(tokens)] for layer, window in self._sliding() for part in stored_parts(layer)]
         return [*found, *(part for state in self.states.values() for part in state)]
 
     def passing_sizes(self) -> list[int]:
         """Return the bytes of `passing_parts` of a long text."""
         found = [part.nbytes for state in self.states.values() for part in state]
+        for layer, window in self._sliding():
+            found += [part.nbytes // part.shape[1] * (window.window - 1) for part in stored_parts(layer)]
+        return found
+
+    def _sliding(self) -> Iterator[tuple[KVLayer, SlidingWindow]]:
+        """The layers whose window is smaller than the context."""
         for index, layer in self.kv_layers.items():
             window = self.window_of(index)
             if window is not None and window.capacity < self.capacity:
-                found += [part.nbytes // part.shape[1] * (window.window - 1) for part in stored_parts(layer)]
-        return found
+                yield layer, window
 
     def begin(self) -> None:
         """Begin a text: windows from position 0 on, states of zeros."""

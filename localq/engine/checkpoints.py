@@ -22,8 +22,8 @@ class Checkpoints:
         self._cache, self.budget, self.bytes = cache, budget, 0
         self._copies: dict[int, list[Tensor]] = {}  # length -> parts; the least recently used first
 
-    def are_worth(self) -> bool:
-        """True where the model needs some, and one of any length fits."""
+    def are_useful(self) -> bool:
+        """True if the model needs checkpoints and the budget holds at least one."""
         sizes = (held_bytes(size, self._cache.is_cuda) for size in self._cache.passing_sizes())
         return 0 < sum(sizes) <= self.budget
 

@@ -229,7 +229,7 @@ class Engine:
 
     def _passes(self, first: int, end: int, marks: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield start and end of the passes from `first` on, which end at `marks` where a checkpoint can be kept."""
-        ends = sorted({*marks, end}) if self._text.checkpoints.are_worth() else [end]
+        ends = sorted({*marks, end}) if self._text.checkpoints.are_useful() else [end]
         while first < end:
             stop = min(first + self.chunk, next(mark for mark in ends if mark > first))
             yield first, stop

@@ -159,7 +159,7 @@ class Architecture:
 
     @property
     def delta_columns(self) -> int:
-        """Columns of what a gated delta net gathers."""
+        """Columns of the output of the heads of a gated delta net."""
         return self.delta_value_heads * self.delta_value_dim
 
     def _delta_nets(self) -> tuple[Linears, ...]:

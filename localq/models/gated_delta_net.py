@@ -189,10 +189,8 @@ def chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, matrix:
     )
     del system, wanted
     within = (q @ k.mT)[:, :, None] * between
-    out, state = (
-        torch.empty_like(v),
-        matrix.clone().view(heads, shared, *matrix.shape[1:]),
-    )  # gradients need the old one
+    out = torch.empty_like(v)
+    state = matrix.clone().view(heads, shared, *matrix.shape[1:])  # gradients need the old one
     for index in range(len(k)):
         written = writes[index] - reads[index] @ state
         out[index] = (q[index, :, None] @ state) * since[index] + within[index] @ written

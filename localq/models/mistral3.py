@@ -1,5 +1,7 @@
-"""Mistral 3, the text part: the multimodal wrapper around a `mistral` (Mistral Small 3.1 and 3.2) or a `ministral3`
-(Ministral 3, Devstral Small 2). The tensors of its vision part stay unread.
+"""Mistral 3, the text part: a multimodal wrapper around a `mistral` or a `ministral3`.
+
+Mistral Small 3.1 and 3.2 wrap a `mistral`, Ministral 3 and Devstral Small 2 a `ministral3`. The tensors of the vision
+part are not read.
 """
 
 from __future__ import annotations

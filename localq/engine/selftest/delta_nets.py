@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from localq.kernels import delta_net
 from localq.kernels.delta_net import DIM, TAPS, DeltaWeights, DeltaWorkspace
+from localq.models.gated_delta_net import EPSILON
 
-EPSILON = 1e-6  # beside the squared length of q and k
 ROUNDED = 4  # results may differ by that many roundings: of q, k and v, which go either way at a tie, of o, of its norm
 
 

@@ -21,7 +21,7 @@ def operand(module: nn.Module) -> Operand | None:
 
 
 def known(found: Operand | None) -> Operand:
-    """`found`, where `why_not` has asked whether there is one."""
+    """Return `found`, which `why_not` has checked to be an operand."""
     assert found is not None
     return found
 

@@ -80,7 +80,7 @@ class Steps:
     # ---- in a reply
 
     def obey(self, constraint: Constraint) -> None:
-        """Only what `constraint` allows now may be chosen next, anything where it lets go. Raises as `next_mask`."""
+        """Limit the next token to those that `constraint` allows, if it limits any. Raises as `next_mask`."""
         if constraint.free():
             self.sampler.masked = False
         else:

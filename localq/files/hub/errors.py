@@ -125,7 +125,7 @@ def no_hub(repo: str, why: str, step: str = "Check the connection and run the sa
 
 
 def no_model_hub(what: str, why: str = "") -> LocalqError:
-    """The error (exit 6) for an answer that no hub gives. why: what is wrong with it, "" where it is no such thing."""
+    """The error (exit 6) for a response that no hub gives. why: what is wrong with it, "" if it is no hub's at all."""
     said = f"{endpoint()} does not respond like a model hub"
     return no_hub(what, f"{said}: {why}" if why else said, "Check HF_ENDPOINT.")
 

@@ -1,4 +1,4 @@
-"""The access token as the hub's library finds it, with its files looked at first.
+"""The access token, as the hub's library finds it; its files are checked first.
 
 The library reads a token's file whatever that is: a pipe blocks it, a device fills the memory.
 """

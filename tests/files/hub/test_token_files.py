@@ -56,7 +56,7 @@ def test_a_file_is_not_looked_at_where_a_variable_has_the_token(server, tmp_path
     os.mkfifo(tmp_path / "token")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     server.add(REPO, fake_hub.model_files())
-    fetch.fetch(source())
+    assert fetch.fetch(source())
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
