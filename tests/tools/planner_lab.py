@@ -49,6 +49,21 @@ class Outcome:
     predicted_tok_s: float
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Seconds to the first token of two turns.
+
+    first_s    of the first, which is computed from its first token
+    second_s   of the second, which continues it; computed: the tokens that were not in the cache
+    alone_s    of as many tokens in an empty cache
+    """
+
+    first_s: float
+    second_s: float
+    computed: int
+    alone_s: float
+
+
 class GpuLab:
     """Loads through the engine as a chat does, on random weights."""
 
@@ -95,6 +110,24 @@ class GpuLab:
         fit, expected = _fit_bytes(case, plan), _fit_rate(case, plan, self._machine(), len(prompt))
         seconds = round(time.monotonic() - started, 1)
         return Outcome(case, plan.ctx, plan.ledger.total, fit, peak, told, allocations, seconds, rate, expected)
+
+    def turn(self, case: Case, depth: int, added: int) -> Turn:
+        """See `planner_report.Lab`. The first reply has 64 tokens, and the second turn holds them."""
+        from localq.bench.synthetic import sources
+
+        files, opened = sources.random(case.name, seed=0)
+        engine = self._engine(files, opened, case, memory_plan.parse_card(str(case.gib)))
+        vocab = engine.model.vocab
+        text, more = (
+            [(7 * token + start) % vocab for token in range(count)] for start, count in ((1, depth), (5, added))
+        )
+        first, answer, _ = _first_token(engine, text)
+        second, _, computed = _first_token(engine, [*text, *answer, *more])
+        others = ([(11 * token + turn) % vocab for token in range(computed)] for turn in range(3))
+        alone = min(_first_token(engine, other)[0] for other in others)
+        del engine
+        self._bare()
+        return Turn(first, second, computed, alone)
 
     def hold(self, free: int) -> int:
         """See `planner_report.Lab`."""
@@ -168,6 +201,19 @@ def _decoded(engine: Any, prompt: list[int]) -> tuple[int, float]:
     last = list(engine.generate(prompt, Sampling(), max_tokens=TOKENS))[-1]
     allocations = torch.cuda.memory_stats(engine.model.device)["num_device_alloc"] - before
     return int(allocations), last.stats.tokens_per_s
+
+
+def _first_token(engine: Any, prompt: list[int]) -> tuple[float, list[int], int]:
+    """Seconds to the first token behind `prompt`, the 64 tokens of its reply, and how many of the prompt were new."""
+    from localq.sampling import Sampling
+
+    started, at, found = time.monotonic(), 0.0, list[int]()
+    for step in engine.generate(prompt, Sampling(), max_tokens=64, marks=(len(prompt),)):
+        found += step.ids
+        if found and not at:
+            at = time.monotonic() - started
+        stats = step.stats
+    return at, found, len(prompt) - stats.cached_tokens
 
 
 def _fit_bytes(case: Case, plan: memory_plan.Plan) -> int:

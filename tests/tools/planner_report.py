@@ -1,11 +1,13 @@
 """What the planner says against what a GPU shows: predicted and measured memory, full cards, loading again and again.
 
-    python -m tests.tools.planner_report [table] [ballast] [cycles] [--only NAME ...]
+    python -m tests.tools.planner_report [table] [turns] [ballast] [cycles] [--only NAME ...]
 
 table     random weights of catalogued shapes under budgets of 8 to 48 GiB: the peak by torch's allocator and what CUDA
           has besides, against the plan of the load, and against `localq fit` of the same shape, context and placement,
           which knows no GPU. Off by 3 % or 200 MiB at most; no device allocation while tokens are decoded. tok/s stands
           beside what `fit` predicts from the bandwidth measured here (off by 10 % at most on an H200; no bound of this)
+turns     the second turn of a conversation of 24,000 tokens, in models whose cache cannot be cut: it begins to answer
+          within the time that its new tokens take by themselves and 0.2 s
 ballast   another process holds all but so many MiB: a load fits or is refused, and memory never runs out on the way
 cycles    the same model loaded, used and dropped: the memory of the device comes back
 
@@ -25,13 +27,13 @@ from typing import Any, Protocol
 
 from localq.errors import ExitCode, LocalqError
 from localq.planner.footprint import MIB
-from tests.tools.planner_lab import Case, GpuLab, Outcome
+from tests.tools.planner_lab import Case, GpuLab, Outcome, Turn
 
 SHARE, LEAST = 0.03, 200 * MIB  # a prediction may be off by the larger of the two
 BACK = 64 * MIB  # of the device's memory, what may be missing after a model is gone
 STEP, FIRST, LAST = 256 * MIB, 1024 * MIB, 5120 * MIB  # of what the ballast leaves
 CYCLES = 50
-PARTS = ("table", "ballast", "cycles")
+PARTS = ("table", "turns", "ballast", "cycles")
 RAN_OUT = "ran out of memory"  # how `engine.load.out_of_memory` begins
 FITS, REFUSED, OUT_OF_MEMORY = "fits", "refused", "out of memory"
 
@@ -51,7 +53,23 @@ CASES = (
     Case("llama-3.3-70b@vq2", 24, 32_768, kv_bits=4),
     Case("llama-3.1-8b@fp16", 48),
     Case("llama-3.3-70b@nf4", 48),
+    Case("qwen3.8-27b@nf4", 24, 4096, head="8"),
+    Case("qwen3.8-27b@nf4", 24, 32_768, kv_bits=None),
+    Case("qwen3.8-27b@nf4", 32, 131_072, kv_bits=None),
+    Case("qwen3.8-27b@nf4", 24, kv_bits=None),
+    Case("qwen3.6-35b-a3b@nf4", 24, 4096),
+    Case("qwen3.6-35b-a3b@nf4", 24, 32_768, kv_bits=None),
+    Case("qwen3.6-35b-a3b@nf4", 24, 131_072, kv_bits=None),
+    Case("qwen3.6-35b-a3b@nf4", 24, kv_bits=None),
+    Case("gemma-3-27b@nf4", 24, kv_bits=None),
+    Case("gpt-oss-20b@mxfp4", 24, kv_bits=None),
 )
+TURNS = (
+    Case("qwen3.8-27b@nf4", 24, 32_768, kv_bits=None),
+    Case("qwen3.6-35b-a3b@nf4", 24, 32_768, kv_bits=None),
+    Case("gemma-3-27b@nf4", 24, 32_768, kv_bits=None),
+)
+DEPTH, ADDED, LATE = 24_000, 200, 0.2  # tokens of the first turn, of the second; s
 SMALL = Case("llama-3.2-3b@nf4", 8, kv_bits=None)  # takes whatever the ballast leaves
 
 
@@ -78,8 +96,12 @@ class Lab(Protocol):
         """Load a small model, use it, drop it; bytes that are free then."""
         ...
 
+    def turn(self, case: Case, depth: int, added: int) -> Turn:
+        """Two turns of a conversation, of `depth` and of `added` tokens. Raises LocalqError."""
+        ...
 
-# ---- the three parts
+
+# ---- the four parts
 
 
 def off(predicted: int, measured: int) -> bool:
@@ -123,6 +145,27 @@ def table(lab: Lab, cases: Iterable[Case], say: Callable[[str], None]) -> dict[s
     return {"rows": rows, "failed": failed, "worst_share": round(worst, 5)}
 
 
+def turns(lab: Lab, cases: Iterable[Case], say: Callable[[str], None]) -> dict[str, Any]:
+    """Every case, a line each; "failed" counts what began too late or was refused."""
+    rows, failed = [], 0
+    for case in cases:
+        try:
+            got = lab.turn(case, DEPTH, ADDED)
+        except LocalqError as error:
+            failed += 1
+            say(f"{case.name}: FAILED {error}")
+            rows.append({**asdict(case), "error": str(error)})
+            continue
+        bad = got.second_s > got.alone_s + LATE
+        failed += bad
+        say(
+            f"{case.name}: {DEPTH:,} tokens, first token after {got.first_s:.2f} s; {got.computed:,} tokens more: "
+            f"{got.second_s:.3f} s, by themselves {got.alone_s:.3f} s" + (" FAILED" if bad else "")
+        )
+        rows.append({**asdict(case), **asdict(got), "failed": bad})
+    return {"depth": DEPTH, "rows": rows, "failed": failed}
+
+
 def ballast(lab: Lab, sizes: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
     """A load for each size that is left free. Fails where memory ran out, and where not both answers were seen."""
     tries = []
@@ -162,7 +205,7 @@ def main(arguments: Sequence[str] | None = None, made: Callable[[], Lab] | None 
     """Run what is asked for; 0, or 1 where a bound does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all without")
-    parser.add_argument("--only", action="append", default=[], help="cases of the table whose NAME begins so")
+    parser.add_argument("--only", action="append", default=[], help="cases of the table and turns whose NAME begins so")
     asked = parser.parse_args(arguments)
     parts = asked.parts or PARTS
     if unknown := set(parts) - set(PARTS):
@@ -172,9 +215,11 @@ def main(arguments: Sequence[str] | None = None, made: Callable[[], Lab] | None 
     def say(line: str) -> None:
         print(line, flush=True)
 
+    only = tuple(asked.only)
     if "table" in parts:
-        only = tuple(asked.only)
         result["table"] = table(lab, [case for case in CASES if case.name.startswith(only or ("",))], say)
+    if "turns" in parts:
+        result["turns"] = turns(lab, [case for case in TURNS if case.name.startswith(only or ("",))], say)
     if "ballast" in parts:
         result["ballast"] = ballast(lab, range(FIRST, LAST + 1, STEP), say)
     if "cycles" in parts:

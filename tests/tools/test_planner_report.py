@@ -11,14 +11,16 @@ from localq.files import catalog
 from localq.planner import placement
 from localq.planner import plan as memory_plan
 from tests.tools import planner_report
-from tests.tools.planner_report import CASES, FIRST, LAST, MIB, STEP, Case, Outcome, main
+from tests.tools.planner_report import CASES, FIRST, LAST, MIB, STEP, Case, Outcome, Turn, main
 
 
 class FakeLab:
     """A device of numbers: every measurement is `predicted` and `error`; loads need `needs` bytes free."""
 
-    def __init__(self, error: int = 0, allocations: int = 0, needs: int = 2048 * MIB, leak: int = 0) -> None:
-        self.error, self.allocations, self.needs, self.leak = error, allocations, needs, leak
+    def __init__(
+        self, error: int = 0, allocations: int = 0, needs: int = 2048 * MIB, leak: int = 0, late: float = 0.0
+    ) -> None:
+        self.error, self.allocations, self.needs, self.leak, self.late = error, allocations, needs, leak, late
         self.free, self.cycles, self.runs_out, self.breaks = 0, 0, False, False
 
     def measure(self, case: Case) -> Outcome:
@@ -33,6 +35,9 @@ class FakeLab:
     def hold(self, free: int) -> int:
         self.free = free
         return free
+
+    def turn(self, case: Case, depth: int, added: int) -> Turn:
+        return Turn(depth / 1000, 0.1 + self.late, added + 1, 0.1)
 
     def cycle(self) -> int:
         self.cycles += 1
@@ -55,6 +60,7 @@ def test_all_parts_pass_on_a_device_that_does_what_was_predicted(capsys):
 @pytest.mark.parametrize(("lab", "part"), [
     (FakeLab(error=320 * MIB), "table"), (FakeLab(error=-320 * MIB), "table"), (FakeLab(allocations=1), "table"),
     (FakeLab(needs=0), "ballast"), (FakeLab(needs=LAST + 2), "ballast"), (FakeLab(leak=2 * MIB), "cycles"),
+    (FakeLab(late=0.3), "turns"),
 ])  # fmt: skip
 def test_what_is_off_fails(capsys, lab, part):
     """Too little, too much, an allocation, no refusal, no fit, 100 MiB lost in 50 cycles."""
@@ -87,11 +93,11 @@ def test_a_refused_case_is_named_and_fails(capsys):
 
 
 def test_the_cases_are_what_was_asked_for_and_every_one_fits():
-    """At least 12; all of 8, 12, 16, 24 and 48 GiB; 16, 8 and 4 bit; three formats; 8B to 70B."""
+    """At least 12; all of 8, 12, 16, 24, 32 and 48 GiB; 16, 8 and 4 bit; four formats; 8B to 70B."""
     assert len(CASES) >= 12
-    assert {case.gib for case in CASES} == {8, 12, 16, 24, 48}
+    assert {case.gib for case in CASES} == {8, 12, 16, 24, 32, 48}
     assert {case.kv_bits for case in CASES} >= {16, 8, 4}
-    assert {case.name.partition("@")[2] for case in CASES} == {"nf4", "fp16", "vq2"}
+    assert {case.name.partition("@")[2] for case in CASES} == {"nf4", "fp16", "vq2", "mxfp4"}
     for case in CASES:
         name, _, format = case.name.partition("@")
         wishes = placement.Wishes(case.ctx, case.kv_bits, case.embed, case.head)

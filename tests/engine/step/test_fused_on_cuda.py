@@ -9,6 +9,7 @@ from localq.engine import profile
 from localq.engine.step.fused import OPERATIONS, why_not
 from localq.engine.step.graph import StepGraphs
 from localq.engine.step.state import Readback
+from localq.files.layer_caches import KeysAndValues
 from localq.sampling import Sampling
 from tests.support.engine import fused_models
 from tests.support.engine.fused_models import (
@@ -50,13 +51,22 @@ def test_projections_of_two_formats_are_launched_one_by_one():
 
 
 @pytest.mark.parametrize(
-    ("name", "bits", "lengths"), [("qwen3", 16, 1000), ("gemma2", 16, 200), ("qwen3", 8, 200), ("qwen3", 4, 200)]
+    ("name", "bits", "lengths"),
+    [
+        ("qwen3", 16, 1000),
+        ("gemma2", 16, 200),
+        ("qwen3", 8, 200),
+        ("qwen3", 4, 200),
+        ("qwen3.5", 16, 1000),
+        ("qwen3.5-moe", 8, 200),
+    ],
 )
 @torch.inference_mode()
 def test_graph_equals_eager_bit_for_bit_at_random_lengths(name, bits, lengths):
     model, _ = fused_models.pair(name, {**CASES[name], "sliding_window": 700}, torch.bfloat16, True, LONG)
     step, cache = step_of(model, LONG, bits)
     fill(model, cache)
+    states = [part for state in cache.states.values() for part in state]
     step.state.sampler.reset(SAMPLED, torch.arange(20), LONG)
     graphs, sampler = StepGraphs(step), step.state.sampler
     seen = sampler.seen.clone()
@@ -66,15 +76,18 @@ def test_graph_equals_eager_bit_for_bit_at_random_lengths(name, bits, lengths):
     tokens = torch.randint(model.config.vocab_size, (lengths,), generator=generator).cuda()
     differing = torch.zeros(1, dtype=torch.int64, device="cuda")
     for number, position in enumerate(positions):
-        found = []
+        found, before = [], [part.clone() for part in states]
         for run in (graphs.replay, step.run):
             step.state.rewind(position)
+            for part, kept in zip(states, before, strict=True):
+                part.copy_(kept)
             sampler.step.fill_(number)
             sampler.seen.copy_(seen)
             step.state.token.copy_(tokens[number : number + 1])
             step.logits.fill_(float("nan"))
             run(number % 2 == 0)
-            found.append((step.logits.clone(), step.state.chosen.clone(), step.state.position.clone()))
+            found.append([step.logits.clone(), step.state.chosen.clone(), step.state.position.clone()])
+            found[-1] += [part.clone() for part in states]
         for mine, theirs in zip(*found, strict=True):
             differing += (mine != theirs).sum()  # NaN differs from itself
     assert int(differing) == 0
@@ -107,8 +120,13 @@ def test_windows_that_slide_give_the_bits_of_a_cache_that_keeps_everything(name,
 
 
 def fill(model, cache) -> None:
-    """Random keys and values in every slot, through the cache's own write."""
+    """Random keys and values in every slot, through the cache's own write; random states."""
+    for state in cache.states.values():
+        for part in state:
+            part.normal_()
     for layer, kept in enumerate(model.cache_layout()):
+        if not isinstance(kept, KeysAndValues):
+            continue
         k, v = torch.randn(2, LONG, kept.kv_heads, kept.head_dim, dtype=torch.bfloat16, device="cuda")
         cache.update(layer, k, v, torch.arange(LONG, device="cuda"), LONG)
 
