@@ -42,8 +42,8 @@ void bind_experts(py::module_& m) {
   m.def(
       "router",
       [](uintptr_t x, uintptr_t weight, uintptr_t bias, int norm, uintptr_t norm_weight, float eps, int64_t in_features,
-         int64_t experts, int active, int how, uintptr_t workspace, uintptr_t weights, uintptr_t chosen, int type,
-         int device, uintptr_t stream) {
+         int64_t experts, int active, int how, uintptr_t workspace, uintptr_t weights, uintptr_t chosen,
+         uintptr_t shared_gate, int type, int device, uintptr_t stream) {
         const Router r = {pointer<const void>(x),
                           pointer<const void>(weight),
                           pointer<const void>(bias),
@@ -56,12 +56,14 @@ void bind_experts(py::module_& m) {
                           static_cast<Weighing>(how),
                           pointer<int32_t>(workspace),
                           pointer<float>(weights),
-                          pointer<int32_t>(chosen)};
+                          pointer<int32_t>(chosen),
+                          pointer<const void>(shared_gate)};
         router(r, static_cast<Type>(type), device, stream_of(stream));
       },
       py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("norm"), py::arg("norm_weight"), py::arg("eps"),
       py::arg("in_features"), py::arg("experts"), py::arg("active"), py::arg("how"), py::arg("workspace"),
-      py::arg("weights"), py::arg("chosen"), py::arg("type"), py::arg("device"), py::arg("stream"));
+      py::arg("weights"), py::arg("chosen"), py::arg("shared_gate"), py::arg("type"), py::arg("device"),
+      py::arg("stream"));
 
   m.def(
       "experts_gate_up",

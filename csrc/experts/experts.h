@@ -14,7 +14,7 @@ enum class ExpertFormat : int { kMxfp4 = 0, kNf4 = 1, kPlain = 2 };
 enum class Gate : int { kSilu = 0, kClamped = 1 };    // kClamped: gpt-oss
 enum class Weighing : int { kChosen = 0, kAll = 1 };  // softmax over the chosen experts, or over all
 
-constexpr int kMostExperts = 512, kMostChosen = 16;
+constexpr int kMostExperts = 512, kMostChosen = 16;  // a stack may have a shared expert behind so many
 
 // The matrices [out, in] of `experts` experts, consecutive and row-major.
 //   kMxfp4  codes u8 [experts, out, in/2], even column = low nibble; scales u8 [experts, out, in/32], E8M0
@@ -37,6 +37,9 @@ void route(const float* logits, int64_t experts, int active, Weighing how, float
 // The same for the logits norm(x) W^T + bias.
 //   x, weight, bias  T [in], [experts, in], [experts] or null
 //   workspace        i32 [1 + experts], the first 0 between calls
+//   shared_gate      T [in] or null: of an expert that every token goes through, number `experts` of its stacks; then
+//                    chosen and weights have one more element, its number and sigmoid(norm(x) . shared_gate), with
+//                    logit and sigmoid rounded to T
 struct Router {
   const void *x, *weight, *bias;
   NormKind norm;
@@ -48,6 +51,7 @@ struct Router {
   int32_t* workspace;
   float* weights;
   int32_t* chosen;
+  const void* shared_gate;
 };
 void router(const Router& r, Type type, int device, cudaStream_t stream);
 

@@ -23,7 +23,8 @@ struct Described {
 
 void check_stack(const char* op, const ExpertStack& w) {
   const bool plain = w.format == ExpertFormat::kPlain;
-  require(w.experts >= 1 && w.experts <= kMostExperts, op, "experts", w.experts, "must be from 1 to 512");
+  require(w.experts >= 1 && w.experts <= kMostExperts + 1, op, "experts", w.experts,
+          "must be from 1 to 512, and a shared one");
   require(w.out >= 1 && w.in >= 1, op, "out", w.out, "must be positive, like in");
   require(w.in <= 1 << 24 && w.in % (plain ? 8 : 64) == 0, op, "in", w.in,
           "must be a multiple of 64, or of 8 with 16-bit weights");

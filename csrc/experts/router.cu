@@ -4,8 +4,10 @@
 //   weights  f32 [active]: exp(logit - largest) over the sum of these, of the chosen experts or of all
 // `route` takes logits, in one warp. `router` computes them first, one block per expert, and the block that increments
 // a counter last makes the choice: one launch. The result does not depend on which block that is; the counter is left
-// at zero. Needs in % 8 == 0; up to 512 experts and 16 chosen. Bound: latency. Reads experts * in * 2 bytes once; the
-// first words of W are requested before x is available.
+// at zero. Of a mixture with a shared expert one more block writes its entry behind the chosen ones:
+//   chosen[active] = experts;  weights[active] = sigmoid(norm(x) . gate), both logit and sigmoid rounded to T
+// Needs in % 8 == 0; up to 512 experts and 16 chosen, with the shared one. Bound: latency. Reads experts * in * 2 bytes
+// once; the first words of W are requested before x is available.
 #include "common/block_loads.cuh"
 #include "common/gemv.cuh"
 #include "common/launch.h"
@@ -88,13 +90,23 @@ __device__ __forceinline__ float dot(const Eight<T>& a, const Eight<T>& b, float
   return sum;
 }
 
+// The entry of the shared expert, in the order of rounding of a Linear and a sigmoid in T.
+template <typename T>
+__device__ __forceinline__ void write_shared(const Router& r, float logit) {
+  T rounded;
+  round_to(logit, rounded);
+  round_to(1.f / (1.f + __expf(-to_float(rounded))), rounded);
+  r.chosen[r.active] = int32_t(r.experts), r.weights[r.active] = to_float(rounded);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant__ Router r) {
   uint8_t* const memory = shared_memory();
   float* const scratch = reinterpret_cast<float*>(memory);  // one float per warp, and one for all
   T* const staged = reinterpret_cast<T*>(memory + 64);
   const uint32_t words = uint32_t(r.in) / 8, expert = blockIdx.x;
-  const auto* row = reinterpret_cast<const Eight<T>*>(static_cast<const T*>(r.weight) + uint64_t(expert) * r.in);
+  const bool shared = expert == uint32_t(r.experts);  // the block behind those of the experts
+  const auto* row = static_cast<const Eight<T>*>(shared ? r.shared_gate : r.weight) + (shared ? 0 : expert * words);
   Eight<T> ahead[kAhead] = {};
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
@@ -122,13 +134,17 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
     sum = dot(row[word], mine[word], sum);
   }
   sum = block_sum(sum, scratch);
+  if (shared) {
+    if (threadIdx.x == 0) write_shared<T>(r, sum);
+    return;
+  }
   auto* logits = reinterpret_cast<float*>(r.workspace + 1);
   if (threadIdx.x == 0) {
     if (r.bias != nullptr) sum += to_float(static_cast<const T*>(r.bias)[expert]);
     __stcg(logits + expert, sum);
     __threadfence();
     const int before = atomicAdd(r.workspace, 1);
-    scratch[kThreads / 32] = before + 1 == int(gridDim.x) ? 1.f : 0.f;
+    scratch[kThreads / 32] = before + 1 == int(r.experts) ? 1.f : 0.f;
   }
   __syncthreads();
   if (scratch[kThreads / 32] == 0.f || threadIdx.x >= 32) return;
@@ -168,10 +184,15 @@ void router(const Router& r, Type type, int device, cudaStream_t stream) {
   require_aligned(r.x, 16, op, "x");
   require_aligned(r.weight, 16, op, "weight");
   require_aligned(r.workspace, 4, op, "workspace");
+  if (r.shared_gate != nullptr) {
+    require(r.active < kMostChosen, op, "active", r.active, "must be at most 15 with a shared expert");
+    require_aligned(r.shared_gate, 16, op, "shared_gate");
+  }
   if (r.norm != NormKind::kNone) require_aligned(r.norm_weight, 2, op, "norm_weight");
   const DeviceGuard guard(device, op);
   auto* kernel = type == Type::kFloat16 ? router_kernel<__half> : router_kernel<__nv_bfloat16>;
-  launch(op, device, kernel, dim3(unsigned(r.experts)), dim3(kThreads), size_t(bytes), stream, r);
+  const unsigned blocks = unsigned(r.experts) + (r.shared_gate != nullptr ? 1 : 0);
+  launch(op, device, kernel, dim3(blocks), dim3(kThreads), size_t(bytes), stream, r);
 }
 
 }  // namespace localq

@@ -49,6 +49,7 @@ class Router(PlainLinear):
 class Experts(nn.Module):
     """E MLPs: gated(x gate_up^T + bias) down^T + bias, where gated is silu(gate) * up; a family may override it.
 
+    stacked       matrices of a stack: E, and one more where a shared expert lies behind them (`engine.load`)
     gate          the name of `combine` in the kernels: "silu", or "clamped" with its `alpha` and `limit`
     interleaved   rows 2i of gate_up are of the gate and rows 2i + 1 of up; else the first half and the second
     """
@@ -61,7 +62,8 @@ class Experts(nn.Module):
 
     def __init__(self, config: DecoderConfig, bias: bool = True) -> None:
         super().__init__()
-        self.count, self.width = config.experts, config.expert_width
+        self.count = self.stacked = config.experts
+        self.width = config.expert_width
         hidden, rows = config.hidden, 2 * self.width
         self.gate_up_proj = nn.Parameter(torch.empty(self.count, rows, hidden))
         self.down_proj = nn.Parameter(torch.empty(self.count, hidden, self.width))
@@ -117,8 +119,23 @@ class Mixture(nn.Module):
         return out
 
 
+class StackedExpert(nn.Module):
+    """The expert behind the others in their stacks. It has no weights of its own."""
+
+    def __init__(self, experts: Experts) -> None:
+        super().__init__()
+        self._stacks = (experts,)  # a module in a tuple is not registered twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        (experts,) = self._stacks
+        return experts.one(x, experts.count)
+
+
 class SharedExpertMixture(Mixture):
     """A mixture beside one expert that every token goes through, times the sigmoid of a gate."""
+
+    shared_expert: GatedMLP | StackedExpert
 
     def __init__(self, router: Router, experts: Experts, shared: GatedMLP, hidden: int) -> None:
         super().__init__(router, experts)

@@ -17,7 +17,7 @@ from localq.engine import selftest
 from localq.engine.cache import KVCache
 from localq.engine.load import device as devices
 from localq.engine.load import plan as load_plan
-from localq.engine.load import vram, weights
+from localq.engine.load import shared_experts, vram, weights
 from localq.engine.load.placing import Destinations
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import stored_format
@@ -122,6 +122,8 @@ def _load(
     with torch.device("meta"):
         model = family.Model(config)
     assignment = weights.assign(checkpoint, model, family.rename, name)
+    if held is not None:
+        assignment = shared_experts.append(model, assignment, checkpoint)
     sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
     scheme = stored_format.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()})
     plan, held = load_plan.plan_load(files, options, assignment, sum(sizes), dtype, held, scheme)

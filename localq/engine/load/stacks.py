@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -61,14 +61,50 @@ class ExpertStack:
         return self.module.from_checkpoint(checkpoint, self.name)
 
 
-AnyStack = ExpertStack | ExpertPieces
+@dataclass(frozen=True)
+class JoinedStack:
+    """A dense stack [experts, out, in] in one tensor, and behind it one more expert in a matrix or two.
+
+    name    of the stack in the checkpoint; parts: of the matrices, whose rows lie behind each other
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    format: str | None = None
+    shared: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Its tensors' names."""
+        return self.name, *self.parts
+
+    def shape(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """[experts, out, in], the one more among them."""
+        experts, *of_one = checkpoint.tensors[self.name].shape
+        return experts + 1, *of_one
+
+    def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
+        """Read [experts, out, in]."""
+        weight = torch.empty(self.shape(checkpoint), dtype=dtype)
+        stack = checkpoint.read_as(self.name, dtype) if checkpoint.converts else checkpoint.read(self.name)
+        weight[:-1] = stack
+        torch.cat([checkpoint.read_as(key, dtype) for key in self.parts], out=weight[-1])
+        return weight
+
+
+AnyStack = ExpertStack | ExpertPieces | JoinedStack
+
+
+def is_packed(stack: AnyStack) -> TypeGuard[ExpertStack | ExpertPieces]:
+    """Whether its matrices are all in one quantized format, in which a GPU keeps them."""
+    return stack.format is not None
 
 
 def load_stack(
-    stack: AnyStack, held: SharedTensors, place: Callable[[Tensor], Tensor], device: torch.device
+    stack: ExpertStack | ExpertPieces, held: SharedTensors, place: Callable[[Tensor], Tensor], device: torch.device
 ) -> SlabStack | LinearStack:
     """Load `stack` in its format onto `device`; `held` reads its tensors, `place` copies them, shared ones once."""
-    assert stack.format is not None  # dense stacks are filled as parameters
+    assert stack.format is not None  # `is_packed`
     if isinstance(stack, ExpertPieces) and stack.format in LINEARS:
         return LinearStack(stack.linears(held, place, device))
     linear, checkpoint = FORMATS[stack.format].Linear, held.checkpoint
@@ -80,7 +116,8 @@ def idle_bytes(model: Decoder) -> int:
     idle = 0
     for experts in (module for module in model.modules() if isinstance(module, Experts)):
         held = sum(tensor.nbytes for tensor in (*experts.parameters(), *experts.buffers()))
-        idle += held - held * model.config.experts_active // experts.count
+        shared = experts.stacked - experts.count  # every token goes through it
+        idle += held - held * (model.config.experts_active + shared) // experts.stacked
     return idle
 
 

@@ -161,10 +161,10 @@ def block_sizes(
 ) -> list[int]:
     """Return the device bytes of every weight but embedding and head; packed: quantized ones stay quantized."""
     shapes = dict(model.named_parameters())
-    kept = {target for target, stack in assignment.stacks.items() if packed and stack.format}
+    kept = {target: stack for target, stack in assignment.stacks.items() if packed and stacks.is_packed(stack)}
     dense = [target for target in (*assignment.dense, *assignment.stacks) if target not in (*LARGE, *kept)]
     sizes = [shapes[target].numel() * dtype_of(model, target, dtype).itemsize for target in dense]
-    sizes += [size for target in kept for size in assignment.stacks[target].placed_bytes(checkpoint)]
+    sizes += [size for stack in kept.values() for size in stack.placed_bytes(checkpoint)]
     for path, entry in assignment.quantized.items():
         if path == HEAD:
             continue
@@ -174,7 +174,7 @@ def block_sizes(
             sizes.append(shapes[f"{path}.weight"].numel() * dtype.itemsize)
     if packed:
         blocks = [entry for path, entry in assignment.quantized.items() if path != HEAD and not _is_plain(model, path)]
-        held = (*blocks, *(assignment.stacks[target] for target in kept))
+        held = (*blocks, *kept.values())
         sizes += [checkpoint.tensors[key].nbytes for key in {key: None for entry in held for key in entry.shared}]
     return sizes
 
@@ -239,7 +239,7 @@ def fill(
         done += sum(sizes[key] for key in entry.keys)
         on_progress(done, total)
     for target, stack in stacks_.items():
-        if places.packed and stack.format:
+        if places.packed and stacks.is_packed(stack):
             _replace(model, target, stacks.load_stack(stack, shared, places.block, places.device))
         else:
             tensor = stack.read(checkpoint, places.dtype)

@@ -15,7 +15,7 @@ The list is data: it is run eagerly, captured as a graph, and timed launch by la
 x is updated in place, element by element. Torch computes what no kernel does: act(gate) * up where gate and up lie in
 one matrix that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats; and queries times a number that
 grows with the position, before they are turned (ministral3, where the context has positions that are not times one);
-and what heads gather, and a shared expert gives, times the sigmoid of a gate (muse_glimmer, qwen3_5).
+and what heads gather times the sigmoid of a gate (muse_glimmer, qwen3_5).
 
 Matrices that multiply a rotated x (vq2) rotate it themselves, behind the norm: one launch for all that share their
 signs, which are all that read the same x in what `localq quantize` writes.
@@ -81,7 +81,7 @@ def _products(mixer: nn.Module, part: nn.Module) -> list[nn.Module]:
     assert isinstance(mixer, Attention | GatedDeltaNet)
     found = [*mixer.inputs(), mixer.out_proj if isinstance(mixer, GatedDeltaNet) else mixer.o_proj]
     if isinstance(part, SharedExpertMixture):
-        found.append(part.shared_expert_gate)
+        found.append(part.shared_expert_gate)  # the router reads it
         part = part.shared_expert
     return [*found, *part.inputs(), part.down_proj] if isinstance(part, GatedMLP) else found
 
@@ -108,10 +108,11 @@ class FusedStep:
         self._add_attention_buffers(model, dtype, device)
         dense = any(isinstance(block.mlp, GatedMLP) for block in model.layers)
         self._gated = self._buffer(config.intermediate if dense else 0, dtype, device)
-        self._experts = ExpertLaunches(config, dtype, device) if config.experts else None
+        shared = any(isinstance(block.mlp, SharedExpertMixture) for block in model.layers)
+        self._experts = ExpertLaunches(config, dtype, device, shared) if config.experts else None
         nets = [mixer for mixer in _mixers(model) if isinstance(mixer, GatedDeltaNet)]
         self._delta = DeltaLaunches(nets[0].shape, dtype, device) if nets else None
-        self._shared: tuple[Tensor, Tensor] | None = None  # of shared experts: their MLP, and the gate
+        self._shared: Tensor | None = None  # of shared experts that are not among the routed ones
         self._gate_up: Tensor | None = None  # only where they cannot be computed in one launch
         self.logits = self._buffer(config.vocab_size, torch.float32, device)
         self._workspace = attention.AttentionWorkspace(config.heads, config.kv_heads, config.head_dim, device)
@@ -275,24 +276,16 @@ class FusedStep:
     def _add_mixture(self, part: Mixture, norm: RMSNorm) -> None:
         """x of the stream += mixture(norm(x)); a shared expert reads x before it changes."""
         assert self._experts is not None
-        routed = self._experts.of(part, self._x, _norm(norm))
-        if not isinstance(part, SharedExpertMixture):
+        routing, *routed = self._experts.of(part, self._x, _norm(norm))
+        self._launches.append(routing)
+        if not isinstance(part, SharedExpertMixture) or not isinstance(part.shared_expert, GatedMLP):
             self._launches += routed
             return
-        shared, stream, branch = part.shared_expert, self._x, self._branch
+        shared = part.shared_expert
         if self._shared is None:
-            width = shared.down_proj.in_features
-            self._shared = (
-                self._buffer(width, stream.dtype, stream.device),
-                self._buffer(1, stream.dtype, stream.device),
-            )
-        gated, gate = self._shared
-        self._add_mlp(shared, norm, gated)
-        self._add_product("down", gated, [known(operand(shared.down_proj))], branch)
-        self._add_product("router", stream, [known(operand(part.shared_expert_gate))], gate, norm=_norm(norm))
-        self._launches += routed
-        self._launches.append(Launch("down", gate.sigmoid_, lambda live: 2 * gate.nbytes))
-        self._launches.append(Launch("down", lambda: stream.addcmul_(branch, gate), lambda live: 3 * stream.nbytes))
+            self._shared = self._buffer(shared.down_proj.in_features, self._x.dtype, self._x.device)
+        self._add_mlp(shared, norm, self._shared)
+        self._launches += [*routed, *self._experts.add_shared(part, self._shared, self._branch, self._x)]
 
     def _add_mlp(self, part: GatedMLP, norm: RMSNorm, out: Tensor) -> None:
         """out = act(gate) * up."""

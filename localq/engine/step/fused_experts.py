@@ -4,6 +4,10 @@
     gate_up   x -> norm -> gated(gate, up) of every chosen expert
     down      + residual; of vq2 what goes into it is rotated first, by the same launch
 
+A shared expert is one more of the chosen where the loader could put it behind the others (`load.shared_experts`). Else
+it is an MLP of its own: its gate comes from the router all the same, and its down, as the only expert of a stack, adds
+it to x by that weight.
+
 A graph of them stays the same whatever is chosen. Their bytes are those of the chosen experts alone.
 """
 
@@ -13,14 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from localq.engine.step.launch import Launch
+from localq.engine.step.operands import known, operand, product_launch
 from localq.formats import mxfp4, nf4
+from localq.formats.codebooks.experts_kernel import VqStack
+from localq.formats.codebooks.linear import VqLinear
 from localq.formats.expert_linears import LinearStack
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts import stacks
 from localq.formats.linear import SlabStack
 from localq.kernels.gemv import Norm
 from localq.models.config import DecoderConfig
-from localq.models.experts import Experts, Mixture, PackedStack
+from localq.models.experts import Experts, Mixture, PackedStack, SharedExpertMixture, StackedExpert
+from localq.models.layers import GatedMLP
 
 
 def stack_of(part: nn.Parameter | PackedStack) -> stacks.Stack | None:
@@ -37,12 +45,49 @@ def stack_of(part: nn.Parameter | PackedStack) -> stacks.Stack | None:
     return stacks.Nf4Stack(part.tall.operand(), part.count) if isinstance(part.tall, nf4.Linear) else None
 
 
+def stack_of_one(linear: nn.Module, dtype: torch.dtype) -> stacks.Stack | None:
+    """The matrix of a Linear without a bias as the only one of a stack; None where no kernel reads that so."""
+    found: stacks.Stack | None = None
+    if getattr(linear, "bias", None) is not None:
+        return None
+    if isinstance(linear, VqLinear):
+        found = LinearStack([[linear]]).stack
+    elif isinstance(linear, mxfp4.Linear) or (isinstance(linear, nf4.Linear) and not linear.tiled):
+        found = stack_of(SlabStack(linear, 1))
+    elif isinstance(linear, nn.Linear):
+        found = linear.weight.detach()[None]
+    if found is None:
+        return None
+    try:
+        stacks.check_stack("experts_down", found, dtype, stacks.device_of(found))
+    except ValueError:
+        return None
+    return found if expert_kernel.has_room(found, 1) else None
+
+
+def entries(mixture: Mixture) -> int:
+    """Elements of the choice of `router`: the chosen experts, and a shared one."""
+    return mixture.router.active + isinstance(mixture, SharedExpertMixture)
+
+
+def multiplied(mixture: Mixture) -> int:
+    """Experts in the launches of gate and up, and of down."""
+    return entries(mixture) if _is_stacked(mixture) else mixture.router.active
+
+
+def _is_stacked(mixture: Mixture) -> bool:
+    return isinstance(mixture, SharedExpertMixture) and isinstance(mixture.shared_expert, StackedExpert)
+
+
 def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
     """Why the kernels cannot run it (whose weights are in place) beside x of `dtype`; empty when they can."""
     router, experts = mixture.router, mixture.experts
-    if experts.count > expert_kernel.MOST_EXPERTS or router.active > expert_kernel.MOST_CHOSEN:
+    if experts.count > expert_kernel.MOST_EXPERTS or entries(mixture) > expert_kernel.MOST_CHOSEN:
         most = f"at most {expert_kernel.MOST_CHOSEN} of {expert_kernel.MOST_EXPERTS}"
-        return f"no kernel supports {router.active} of {experts.count} experts per token ({most})"
+        count = f"{router.active} of {experts.count} experts"
+        if entries(mixture) > router.active:
+            count += " and a shared one"
+        return f"no kernel supports {count} per token ({most})"
     for part in (experts.gate_up_proj, experts.down_proj):
         if (stack := stack_of(part)) is None:
             return "no kernel supports experts in this format"
@@ -50,9 +95,9 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
             stacks.check_stack("experts", stack, dtype, router.weight.device)
         except ValueError as error:
             return f"no kernel supports these {error}"
-        if part is experts.down_proj and not expert_kernel.has_room(stack, router.active):
+        if part is experts.down_proj and not expert_kernel.has_room(stack, multiplied(mixture)):
             columns = stacks.shape_of(stack)[2]
-            return f"{router.active} experts of {columns} columns exceed the input buffer of every kernel"
+            return f"{multiplied(mixture)} experts of {columns} columns exceed the input buffer of every kernel"
     return _why_not_turned(experts)
 
 
@@ -69,33 +114,50 @@ def _signs(part: nn.Parameter | PackedStack) -> tuple[Tensor | None, bool]:
 
 
 class ExpertLaunches:
-    """What the mixtures of all layers share: buffers, allocated at once, and how their launches are made."""
+    """What the mixtures of all layers share: buffers, allocated at once, and how their launches are made.
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.weights = torch.zeros(config.experts_active, dtype=torch.float32, device=device)
-        self.chosen = torch.zeros(config.experts_active, dtype=torch.int32, device=device)
+    weights, chosen   of the chosen experts, and behind them of a shared one
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, shared: bool = False) -> None:
+        """shared: some mixture has a shared expert."""
+        active = config.experts_active + shared
+        self.weights = torch.zeros(active, dtype=torch.float32, device=device)
+        self.chosen = torch.zeros(active, dtype=torch.int32, device=device)
         self.workspace = expert_kernel.router_workspace(config.experts, device)
-        self.gated = torch.zeros(config.experts_active, config.expert_width, dtype=dtype, device=device)
+        self.gated = torch.zeros(active, config.expert_width, dtype=dtype, device=device)
+        self._first = torch.zeros(int(shared), dtype=torch.int32, device=device)  # the choice among one
+        self._gate = torch.zeros(int(shared), dtype=dtype, device=device)
+        self._tables: list[Tensor] = []  # of stacks of one matrix in codebooks
 
     def bytes(self) -> int:
         """Device memory of the buffers."""
-        return sum(each.nbytes for each in (self.weights, self.chosen, self.workspace, self.gated))
+        buffers = (self.weights, self.chosen, self.workspace, self.gated, self._first, self._gate, *self._tables)
+        return sum(each.nbytes for each in buffers)
 
     def of(self, mixture: Mixture, x: Tensor, norm: Norm) -> list[Launch]:
-        """x T [1, hidden] += mixture(norm(x))."""
-        gated, routed, chosen, workspace = self.gated, self.weights, self.chosen, self.workspace
+        """x T [1, hidden] += mixture(norm(x)), without a shared expert that has matrices of its own."""
+        count, chosen_count, workspace = multiplied(mixture), entries(mixture), self.workspace
+        gated, routed, chosen = self.gated[:count], self.weights[:chosen_count], self.chosen[:chosen_count]
         router, experts = mixture.router, mixture.experts
         gate_up, down = stack_of(experts.gate_up_proj), stack_of(experts.down_proj)
         assert gate_up is not None  # `why_not` has asked
         assert down is not None
         signs, _ = _signs(experts.down_proj)
         of_router = (x, router.weight.detach(), _detached(router.bias), router.active)
-        of_gate_up = (x, gate_up, _detached(experts.gate_up_proj_bias), chosen)
-        of_down = (gated, down, _detached(experts.down_proj_bias), chosen, routed)
+        shared_gate = mixture.shared_expert_gate.weight.detach() if isinstance(mixture, SharedExpertMixture) else None
+        of_gate_up = (x, gate_up, _detached(experts.gate_up_proj_bias), chosen[:count])
+        of_down = (gated, down, _detached(experts.down_proj_bias), chosen[:count], routed[:count])
 
         def route() -> None:
             expert_kernel.router(
-                *of_router, norm=norm, how=router.how, weights=routed, chosen=chosen, workspace=workspace
+                *of_router,
+                norm=norm,
+                how=router.how,
+                weights=routed,
+                chosen=chosen,
+                workspace=workspace,
+                shared_gate=shared_gate,
             )
 
         def open_() -> None:
@@ -119,12 +181,38 @@ class ExpertLaunches:
             Launch("down", close, lambda live: closing),
         ]
 
+    def add_shared(self, mixture: SharedExpertMixture, gated: Tensor, branch: Tensor, x: Tensor) -> list[Launch]:
+        """x T [1, hidden] += weight * (gated T [1, w] W^T), weight as `router` left it and W of the down of its MLP.
+
+        branch T [1, hidden] holds the product where several launches are needed.
+        """
+        shared, weight = mixture.shared_expert, self.weights[mixture.router.active :]
+        assert isinstance(shared, GatedMLP)
+        stack = stack_of_one(shared.down_proj, x.dtype)
+        if stack is not None:
+            if isinstance(stack, VqStack):
+                self._tables.append(stack.table)
+            signs, first = getattr(shared.down_proj, "signs", None), self._first
+            moved = expert_kernel.experts_down_bytes(stack, 1, x.element_size()) + x.nbytes
+            moved += 0 if signs is None else signs.nbytes
+
+            def close() -> None:
+                expert_kernel.experts_down(gated, stack, None, first, weight, residual=x, out=x, signs=signs)
+
+            return [Launch("down", close, lambda live: moved)]
+        gate = self._gate
+        return [
+            product_launch("down", gated, [known(operand(shared.down_proj))], branch),
+            Launch("down", lambda: gate.copy_(weight), lambda live: weight.nbytes + gate.nbytes),
+            Launch("down", lambda: x.addcmul_(branch, gate), lambda live: 3 * x.nbytes),
+        ]
+
 
 def _bytes(mixture: Mixture, gate_up: stacks.Stack, down: stacks.Stack, x: Tensor, norm: Norm) -> tuple[int, int, int]:
     """What the three launches must move, biases and norms included."""
-    router, experts, active = mixture.router, mixture.experts, mixture.router.active
-    size = x.element_size()
-    routing = expert_kernel.router_bytes(experts.count, x.shape[1], size) + norm.weight.nbytes
+    router, experts, active = mixture.router, mixture.experts, multiplied(mixture)
+    size, shared = x.element_size(), entries(mixture) > router.active
+    routing = expert_kernel.router_bytes(experts.count, x.shape[1], size, shared=shared) + norm.weight.nbytes
     routing += 0 if router.bias is None else router.bias.nbytes
     opening = expert_kernel.experts_gate_up_bytes(gate_up, active, size) + norm.weight.nbytes
     signs, _ = _signs(experts.down_proj)

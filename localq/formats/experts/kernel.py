@@ -1,7 +1,8 @@
 """Mixtures of experts for one token: the router, gate and up of all chosen experts, down of all with their sum.
 
 Three launches are a whole mixture: `router`, `experts_gate_up`, `experts_down`. Which experts were
-chosen is read on the device, so that a graph of a step stays the same. All work under CUDA graph capture, allocate
+chosen is read on the device, so that a graph of a step stays the same. An expert that every token goes through is the
+last of its stacks, and the router adds it to the chosen ones. All work under CUDA graph capture, allocate
 nothing, and give the same bits run after run. What a stack is: `stacks.py`; the kernels: csrc/experts/gemv.cuh.
 """
 
@@ -88,22 +89,27 @@ def router(
     weights: Tensor,
     chosen: Tensor,
     workspace: Tensor,
+    shared_gate: Tensor | None = None,
 ) -> None:
     """`route` of the logits norm(x) weight^T + bias, in one launch. x T [1, in], weight T [E, in], bias T [E] or None.
 
     T float16 or bfloat16, in % 8 == 0; logits are sums in f32, not rounded to T. `workspace`: `router_workspace`, of
     this call alone while it runs; the logits f32 [E] are left in it from its second element on. Bound by latency: reads
     `router_bytes`.
+    shared_gate   T [1, in] of a shared expert: weights and chosen have one more element, sigmoid(norm(x) shared_gate^T)
+                  with logit and sigmoid rounded to T, and E; active is at most 15 then
     """
     op = "router"
     experts, columns = weight.shape
-    _check_choice(op, experts, active, how, weights, chosen, x.device)
+    _check_choice(op, experts, active, how, weights, chosen, x.device, shared_gate is not None)
     if columns % 8 or not columns:
         raise ValueError(f"{op}: weight has {columns} columns, must be a positive multiple of 8")
     check(op, "x", x, weight.device, HALF_TYPES, columns)
     check(op, "weight", weight, x.device, (x.dtype,), weight.numel())
     if bias is not None:
         check(op, "bias", bias, x.device, (x.dtype,), experts)
+    if shared_gate is not None:
+        check(op, "shared_gate", shared_gate, x.device, (x.dtype,), columns)
     check(op, "workspace", workspace, x.device, (torch.int32,), experts + 1)
     check_cuda(op, "x", x)
     kernels.module().router(
@@ -118,6 +124,7 @@ def router(
         how=HOW[how],
         weights=weights.data_ptr(),
         chosen=chosen.data_ptr(),
+        shared_gate=0 if shared_gate is None else shared_gate.data_ptr(),
         **norm_arguments(op, norm, x),
         **place(x),
     )
@@ -128,9 +135,9 @@ def router_workspace(experts: int, device: torch.device | str) -> Tensor:
     return torch.zeros(experts + 1, dtype=torch.int32, device=device)
 
 
-def router_bytes(experts: int, columns: int, itemsize: int = 2) -> int:
-    """Bytes that `router` must move: its matrix and x once."""
-    return itemsize * (experts + 1) * columns
+def router_bytes(experts: int, columns: int, itemsize: int = 2, *, shared: bool = False) -> int:
+    """Bytes that `router` must move: its matrix, the gate of a `shared` expert, and x once."""
+    return itemsize * (experts + 1 + shared) * columns
 
 
 def experts_gate_up(
@@ -291,7 +298,14 @@ def _check_operands(op: str, x: Tensor, stack: Stack, bias: Tensor | None, chose
 
 
 def _check_choice(
-    op: str, experts: int, active: int, how: str, weights: Tensor, chosen: Tensor, device: torch.device
+    op: str,
+    experts: int,
+    active: int,
+    how: str,
+    weights: Tensor,
+    chosen: Tensor,
+    device: torch.device,
+    shared: bool = False,
 ) -> None:
     if how not in HOW:
         raise ValueError(f"{op}: how = {how!r}, must be one of {list(HOW)}")
@@ -299,5 +313,7 @@ def _check_choice(
         raise ValueError(f"{op}: {experts} experts, must be 1 to {MOST_EXPERTS}")
     if not 1 <= active <= min(experts, MOST_CHOSEN):
         raise ValueError(f"{op}: {active} of {experts} experts, must be 1 to {min(experts, MOST_CHOSEN)}")
-    check(op, "weights", weights, device, (torch.float32,), active)
-    check(op, "chosen", chosen, device, (torch.int32,), active)
+    if active + shared > MOST_CHOSEN:
+        raise ValueError(f"{op}: {active} experts and a shared one, must be at most {MOST_CHOSEN} together")
+    check(op, "weights", weights, device, (torch.float32,), active + shared)
+    check(op, "chosen", chosen, device, (torch.int32,), active + shared)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from localq.engine.load import weights
+from localq.engine.load import shared_experts, weights
 from localq.engine.load.placing import Destinations
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import open_checkpoint
@@ -21,6 +21,7 @@ def packed_model(files: ModelFiles) -> tuple[Any, list[int], Destinations]:
         model = family.Model(family.Config.from_dict(files.config))
     with open_checkpoint(files) as checkpoint:
         assignment = weights.assign(checkpoint, model, family.rename, "tiny")
+        assignment = shared_experts.append(model, assignment, checkpoint)
         sizes = weights.block_sizes(assignment, checkpoint, model, torch.float32, packed=True)
         places = Destinations(cpu, torch.float32, Placement(), sizes)
         places.packed = True

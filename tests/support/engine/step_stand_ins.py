@@ -103,8 +103,12 @@ def delta_decode(inputs, gates, write, decay, weights, columns, matrix, workspac
     columns.copy_(window[:, 1:])
 
 
-def router(x, weight, bias, active, *, norm, how, weights, chosen, workspace) -> None:
+def router(x, weight, bias, active, *, norm, how, weights, chosen, workspace, shared_gate=None) -> None:
     """`formats.experts.kernel.router`."""
+    if shared_gate is not None:
+        weights[active:] = torch.sigmoid(F.linear(normed(x, norm), shared_gate))[0]
+        chosen[active:] = len(weight)
+        weights, chosen = weights[:active], chosen[:active]
     logits = F.linear(normed(x, norm), weight, bias)[0]
     largest, places = logits.topk(active)
     shares = torch.softmax(logits, -1)[places] if how == "softmax_of_all" else torch.softmax(largest, -1)
@@ -134,9 +138,8 @@ def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alp
             out[row] = F.silu(first) * second
 
 
-def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up, signs=None) -> None:
+def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up=False, signs=None) -> None:
     """`formats.experts.kernel.experts_down` of a stack in 16 bit, MXFP4 or codebooks, whose x may be rotated."""
-    assert behind_gate_up
     if signs is not None:
         gated = rotation.rotate(gated, signs)
     total = residual[0].clone()

@@ -30,6 +30,7 @@ STRUCTS = {  # csrc/experts/experts.h
     "router": fields_of(
         x=POINTER, weight=POINTER, bias=POINTER, norm=INT, norm_weight=POINTER, eps=FLOAT, in_features=LONG,
         experts=LONG, active=INT, how=INT, workspace=POINTER, weights=POINTER, chosen=POINTER,
+        shared_gate=POINTER,
     ),
     "experts_gate_up": fields_of(
         stack=STACK, x=POINTER, norm=INT, norm_weight=POINTER, eps=FLOAT, bias=POINTER, chosen=POINTER, active=INT,

@@ -46,11 +46,12 @@ def _wide(given):
     return None if given is None else given.float()
 
 
-def router(x, weight, bias, active, *, norm, how, weights, chosen, workspace):
-    x, weight, bias, norm = (_wide(each) for each in (x, weight, bias, norm))
+def router(x, weight, bias, active, *, norm, how, weights, chosen, workspace, shared_gate=None):
+    x, weight, bias, norm, shared_gate = (_wide(each) for each in (x, weight, bias, norm, shared_gate))
     step_stand_ins.router(
-        x, weight, bias, active, norm=norm, how=how, weights=weights, chosen=chosen, workspace=workspace
-    )
+        x, weight, bias, active, norm=norm, how=how, weights=weights, chosen=chosen, workspace=workspace,
+        shared_gate=shared_gate,
+    )  # fmt: skip
     logits = torch.nn.functional.linear(step_stand_ins.normed(x, norm), weight, bias)
     workspace[1:].view(torch.float32).copy_(logits[0])
 
