@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.formats import mxfp4
+from localq.formats import mxfp4, nf4
 from localq.formats.codebooks import rotation
 from localq.formats.codebooks.experts_kernel import VqStack
+from localq.formats.experts.stacks import Nf4Stack
 from localq.models.attention import Span, attend
 from localq.models.layers import ACTIVATIONS
 from localq.models.rope import rotate
@@ -122,12 +123,17 @@ def matrix_of(stack: Any, expert: int) -> Tensor:
         return stack[expert]
     if isinstance(stack, VqStack):
         return torch.cat([weights_of(each) for each in stack.matrices[expert]])
+    if isinstance(stack, Nf4Stack):
+        of = stack.matrix
+        tables = (of.codes, of.absmax, of.nested_absmax, of.nested_map, torch.tensor(of.offset))
+        packed = nf4.Packed(*tables, (of.out_features, of.in_features), torch.float16)
+        return nf4.dequantize(packed, torch.float32).view(stack.experts, -1, of.in_features)[expert]
     blocks = stack.blocks[expert]
     return mxfp4.dequantize(mxfp4.Packed(blocks.flatten(1), stack.scales[expert]), torch.float32)
 
 
 def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alpha, limit) -> None:
-    """`formats.experts.kernel.experts_gate_up` of a stack in 16 bit, MXFP4 or codebooks."""
+    """`formats.experts.kernel.experts_gate_up` of a stack in any format."""
     for row, expert in enumerate(chosen.tolist()):
         both = F.linear(normed(x, norm), matrix_of(stack, expert), None if bias is None else bias[expert])[0]
         first, second = (both[0::2], both[1::2]) if interleaved else both.chunk(2)
@@ -139,7 +145,7 @@ def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alp
 
 
 def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up=False, signs=None) -> None:
-    """`formats.experts.kernel.experts_down` of a stack in 16 bit, MXFP4 or codebooks, whose x may be rotated."""
+    """`formats.experts.kernel.experts_down` of a stack in any format, whose x may be rotated."""
     if signs is not None:
         gated = rotation.rotate(gated, signs)
     total = residual[0].clone()
