@@ -173,8 +173,16 @@ class Architecture:
 
     def _mlp(self) -> tuple[Linears, ...]:
         experts = self._gated(self.expert_intermediate, self.expert_layers * self.experts, True)
-        shared = self._gated(self.shared_intermediate, self.expert_layers if self.shared_intermediate else 0, False)
-        return (*experts, *shared, *self._gated(self.intermediate, self.layers - self.expert_layers, False))
+        return (
+            *experts,
+            *self.shared_experts,
+            *self._gated(self.intermediate, self.layers - self.expert_layers, False),
+        )
+
+    @property
+    def shared_experts(self) -> tuple[Linears, ...]:
+        """The matrices of the experts that every token goes through."""
+        return self._gated(self.shared_intermediate, self.expert_layers if self.shared_intermediate else 0, False)
 
     def _gated(self, width: int, copies: int, expert: bool) -> tuple[Linears, ...]:
         down = Linears("down", self.hidden, width, copies, expert)

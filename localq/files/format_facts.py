@@ -316,6 +316,16 @@ def of_linear(arch: Architecture, linear: Linears, format: str) -> Format:
     return of_experts(arch, format) if linear.expert else outside_experts(arch, format)
 
 
+def stacks_shared(arch: Architecture, format: str) -> bool:
+    """Whether a GPU holds shared experts behind the routed ones: all of one width, in 16 bit or one stacked format.
+
+    Files may leave a shared expert in 16 bit beside experts in NF4, which only their tensors tell.
+    """
+    own = of_experts(arch, format)
+    alike = arch.shared_intermediate == arch.expert_intermediate and own.name == outside_experts(arch, format).name
+    return bool(arch.experts and arch.shared_intermediate) and alike and (own.stacks_experts or not own.is_quantized)
+
+
 def why_unsupported(arch: Architecture, format: str) -> str | None:
     """Why localq does not run models of this shape in `format`, in a few words; None if it does."""
     own = of(format)

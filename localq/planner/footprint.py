@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from localq.files import delta_memory, format_facts, layer_caches
 from localq.files.architecture import Architecture, Linears
@@ -77,8 +78,13 @@ def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
 def placed_weights(arch: Architecture, format: str, scheme: str = "") -> int:
     """Bytes of the blocks' weights in memory."""
     formats = ((each, format_facts.of_linear(arch, each, format)) for each in arch.linears)
-    more = (each.count * (of.placed_bytes(each, scheme) - of.matrix_bytes(each, scheme)) for each, of in formats)
-    return weights_bytes(arch, format, scheme)["weights"] + sum(more)
+    more = sum(each.count * (of.placed_bytes(each, scheme) - of.matrix_bytes(each, scheme)) for each, of in formats)
+    if format_facts.stacks_shared(arch, format):
+        own = format_facts.of_experts(arch, format)
+        for each in arch.shared_experts:
+            stacked = own.placed_bytes(replace(each, expert=True), scheme)
+            more += each.count * (stacked - own.placed_bytes(each, scheme))
+    return weights_bytes(arch, format, scheme)["weights"] + more
 
 
 def head_bytes(arch: Architecture, head: str, itemsize: int = 2) -> int:
@@ -287,9 +293,12 @@ def _step_buffers(arch: Architecture, itemsize: int) -> int:
     row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width + arch.traits.growing_queries
     if arch.traits.attention_gate or arch.traits.hybrid:  # it, behind what the heads gather
         row += 2 * arch.query_columns
-    if arch.traits.hybrid:  # q and gate as their matrix gives them; shared experts and their gate
-        row += 2 * arch.query_columns + (arch.shared_intermediate + 1 if arch.shared_intermediate else 0)
+    if arch.traits.hybrid:  # q and gate as their matrix gives them
+        row += 2 * arch.query_columns
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
+    if arch.shared_intermediate and arch.experts:  # in the choice, and at most with an MLP and a gate of its own
+        row += arch.expert_intermediate + arch.shared_intermediate + 1
+        routing += 12
     return itemsize * row + routing + _delta_buffers(arch, itemsize) + 4 * arch.vocab
 
 

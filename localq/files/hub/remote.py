@@ -42,7 +42,7 @@ _OUTLINED = re.compile(
     rf"|{'|'.join(map(re.escape, quantization_files.NAMES))}"
 )
 _ENDS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.")
-_EXPERT_SCALES = re.compile(r"\.experts\.\d+\.\w+\.weight\.absmax$")
+_EXPERT_SCALES = re.compile(r"\.(?:experts\.\d+|shared_expert)\.\w+\.weight\.absmax$")
 _NOT_TEXT = re.compile(r"vision|visual|audio")
 
 

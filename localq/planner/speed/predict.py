@@ -169,7 +169,7 @@ def _launches(
     width, dense = arch.intermediate, arch.layers - arch.expert_layers
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
     yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
-    if (shared := arch.shared_intermediate) and arch.experts:
+    if (shared := arch.shared_intermediate) and arch.experts and not format_facts.stacks_shared(arch, format):
         shapes = [(2 * shared, arch.hidden), (arch.hidden, shared)]
         yield arch.expert_layers * _products(shapes, around, scheme, machine)
     yield _head(arch, placement.head, machine)
@@ -186,17 +186,20 @@ def _delta_net(arch: Architecture, format: Format, scheme: str, machine: Machine
 
 
 def _gates(arch: Architecture) -> int:
-    """Small launches of gates in a step, which were not measured: before and behind attention, of shared experts."""
+    """Small launches of gates in a step, which were not measured: before and behind attention."""
     attentions = arch.layers - arch.recurrent_layers
-    own = 2 * attentions if arch.traits.hybrid else attentions if arch.traits.attention_gate else 0
-    return own + (3 * arch.expert_layers if arch.shared_intermediate else 0)
+    return 2 * attentions if arch.traits.hybrid else attentions if arch.traits.attention_gate else 0
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
-    """Time of the router and of the chosen experts: gate and up, and down, as one product each."""
+    """Time of the router and of the chosen experts: gate and up, and down, as one product each.
+
+    A shared expert is one more of them, or has products of its own (`format_facts.stacks_shared`).
+    """
     own, width = format_facts.of_experts(arch, format), arch.expert_intermediate
-    opened = _product(2 * arch.experts_active * width, arch.hidden, own, scheme, machine, expert=True)
-    closed = _product(arch.experts_active * arch.hidden, width, own, scheme, machine, expert=True)
+    active = arch.experts_active + format_facts.stacks_shared(arch, format)
+    opened = _product(2 * active * width, arch.hidden, own, scheme, machine, expert=True)
+    closed = _product(active * arch.hidden, width, own, scheme, machine, expert=True)
     return machine.latency * measurements.load().router_us + opened + closed
 
 
