@@ -12,6 +12,7 @@ from typing import Any
 from localq.errors import LocalqError
 from localq.files import catalog
 from localq.planner import plan as memory_plan
+from localq.planner.placement import Wishes
 from localq.planner.speed import cards, predict
 from localq.planner.speed.predict import Machine
 
@@ -220,7 +221,7 @@ def _fit_bytes(case: Case, plan: memory_plan.Plan) -> int:
     """What `localq fit` has for the same shape, context and placement, without a GPU."""
     name, _, format = case.name.partition("@")
     placement = plan.placement
-    wishes = placement.Wishes(plan.ctx, placement.kv_bits, placement.embed, placement.head)
+    wishes = Wishes(plan.ctx, placement.kv_bits, placement.embed, placement.head)
     return memory_plan.assess(catalog.find(name).arch, format, 2**50, wishes=wishes).ledger.total
 
 
