@@ -47,7 +47,7 @@ void launch_any(const char* op, int device, const LaunchWishes& wishes, const vo
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = attributes;
-  if (about.dependent_launch) {
+  if (about.dependent_launch && !wishes.begins_step) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -2,7 +2,8 @@
 // tables and prefetch weights while the previous one drains.
 //
 // Contract: every thread of every kernel calls dependency_wait() before it reads anything that an earlier kernel
-// writes, and before it writes anything. Weights and tables that no kernel writes may be read earlier.
+// writes, and before it writes anything. Weights and tables that no kernel writes may be read earlier, and so may what
+// the step before has written: a step begins with a launch (embed) that waits until all earlier work has ended.
 // release_dependents() may be called at any point, because the next kernel's own wait covers all remaining work.
 #pragma once
 
@@ -41,6 +42,7 @@ const DeviceFacts& device_facts(int device, const char* op);
 struct LaunchWishes {
   int cluster = 1;  // blocks along x
   bool most_l1 = false;
+  bool begins_step = false;  // starts when all earlier work has ended
 };
 
 // Launches `kernel` on `stream`; `arguments` are pointers to its argument values. Opts in to more than 48 KB of shared

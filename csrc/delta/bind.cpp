@@ -10,9 +10,12 @@ namespace localq {
 void bind_delta(py::module_& m) {
   m.def(
       "delta_decode",
-      [](const py::dict& operands, float eps, int key_heads, int shared, int type, int device, uintptr_t stream) {
+      [](const py::dict& operands, float eps, float x_eps, int x_kind, int key_heads, int shared, int hidden, int type,
+         int device, uintptr_t stream) {
         const DeltaStep step = {address<const void>(operands, "inputs"),
                                 address<const void>(operands, "gates"),
+                                address<const void>(operands, "x"),
+                                address<const void>(operands, "x_norm"),
                                 address<const void>(operands, "write"),
                                 address<const void>(operands, "decay"),
                                 address<const void>(operands, "taps"),
@@ -20,17 +23,20 @@ void bind_delta(py::module_& m) {
                                 address<const float>(operands, "offsets"),
                                 address<const void>(operands, "norm"),
                                 eps,
+                                x_eps,
+                                static_cast<NormKind>(x_kind),
                                 address<void>(operands, "columns"),
                                 address<float>(operands, "matrix"),
                                 address<float>(operands, "heads"),
                                 address<int32_t>(operands, "arrived"),
                                 address<void>(operands, "out"),
                                 key_heads,
-                                shared};
+                                shared,
+                                hidden};
         delta_decode(step, static_cast<Type>(type), device, stream_of(stream));
       },
-      py::arg("operands"), py::arg("eps"), py::arg("key_heads"), py::arg("shared"), py::arg("type"), py::arg("device"),
-      py::arg("stream"));
+      py::arg("operands"), py::arg("eps"), py::arg("x_eps"), py::arg("x_kind"), py::arg("key_heads"), py::arg("shared"),
+      py::arg("hidden"), py::arg("type"), py::arg("device"), py::arg("stream"));
 }
 
 }  // namespace localq

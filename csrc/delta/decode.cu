@@ -1,14 +1,18 @@
 // One token through a gated delta net, in one launch: convolution, silu, the rule, norm and gate.
 //
-//   q, k, v = silu(conv(inputs));  q, k of length 1;  q / sqrt(128)
+//   q, k, v = silu(conv(inputs));  q, k of length 1;  q / sqrt(128);  b, a = norm(x) W^T
 //   beta = sigmoid(b);  g = -exp(A_log) softplus(a + dt_bias)
 //   S = exp(g) S;  S += k (beta (v - S^T k))^T;  o = S^T q;  out = norm(o) * weight * silu(z)
 //
-// The recurrence in f32; q, k, v, beta, o and the norm are rounded to T where transformers rounds them
+// The recurrence, b, a and beta in f32; q, k, v, o and the norm are rounded to T where transformers rounds them
 // (models/qwen3_5/modeling_qwen3_5.py). S is read and written once: o = exp(g) S^T q + written (k q) needs the old S.
 // Grid: a block per 32 values of a value head, so that 27B has 192 blocks, of 8 warps with 16 keys each; a lane has a
 // value. The last block of a key head norms its value heads, a warp each, and moves the columns of the convolution on,
 // which the others read. Sums have a fixed order: deterministic. Bound: memory, 128 KiB per value head.
+//
+// b and a have no launch of their own: each block of a head multiplies its two rows, which stay in L2 for the others.
+// Before the dependency wait the state and these rows are loaded: no launch writes the rows, and the state was written
+// by the step before this one, which has ended.
 #include "delta/decode_kernel.cuh"
 
 namespace localq {
@@ -32,8 +36,12 @@ void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t str
           "must be from 1 to 8");
   require_aligned(step.inputs, 2, kOp, "inputs");
   require_aligned(step.gates, 2, kOp, "gates");
-  require_aligned(step.write, 2, kOp, "write");
-  require_aligned(step.decay, 2, kOp, "decay");
+  require(step.hidden >= 8 && step.hidden % 8 == 0, kOp, "hidden", step.hidden, "must be a multiple of 8");
+  require(step.x_kind != NormKind::kNone, kOp, "x_kind", int(step.x_kind), "must be a norm");
+  require_aligned(step.x, 16, kOp, "x");
+  require_aligned(step.x_norm, 16, kOp, "x_norm");
+  require_aligned(step.write, 16, kOp, "write");
+  require_aligned(step.decay, 16, kOp, "decay");
   require_aligned(step.taps, 8, kOp, "taps");
   require_aligned(step.rates, 4, kOp, "rates");
   require_aligned(step.offsets, 4, kOp, "offsets");

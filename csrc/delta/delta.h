@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/gemv.h"
 #include "common/types.h"
 
 namespace localq {
@@ -15,7 +16,9 @@ constexpr int kDeltaTaps = 4;   // of the convolution
 // Operands of a step; H key heads, R value heads for each of them, C = (2 H + H R) * 128 channels: q, k, v.
 //   inputs      T [C]            of the convolution, this token's
 //   gates       T [H R * 128]    z
-//   write, decay   T [H R]       b and a of this token
+//   x           T [hidden]       what the projections read, before its norm
+//   x_norm      [hidden]         its weight: T, or f32 for kOffset; x_kind, x_eps
+//   write, decay   T [H R, hidden]   rows that give b and a
 //   taps        T [C, 4]         of the convolution, the token's own last
 //   rates       f32 [H R]        -exp(A_log)
 //   offsets     f32 [H R]        dt_bias
@@ -28,13 +31,16 @@ constexpr int kDeltaTaps = 4;   // of the convolution
 struct DeltaStep {
   const void* inputs;
   const void* gates;
+  const void* x;
+  const void* x_norm;
   const void* write;
   const void* decay;
   const void* taps;
   const float* rates;
   const float* offsets;
   const void* norm;
-  float eps;
+  float eps, x_eps;
+  NormKind x_kind;
   void* columns;
   float* matrix;
   float* heads;
@@ -42,6 +48,7 @@ struct DeltaStep {
   void* out;
   int key_heads;
   int shared;  // R
+  int hidden;
 };
 
 void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t stream);
