@@ -291,10 +291,8 @@ def _step_buffers(arch: Architecture, itemsize: int) -> int:
     """Bytes of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
     width = arch.intermediate + arch.expert_intermediate * arch.experts_active
     row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width + arch.traits.growing_queries
-    if arch.traits.attention_gate or arch.traits.hybrid:  # it, behind what the heads gather
-        row += 2 * arch.query_columns
-    if arch.traits.hybrid:  # q and gate as their matrix gives them
-        row += 2 * arch.query_columns
+    if arch.traits.attention_gate or arch.traits.hybrid:  # its gate
+        row += arch.query_columns
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
     if arch.shared_intermediate and arch.experts:  # in the choice, and at most with an MLP and a gate of its own
         row += arch.expert_intermediate + arch.shared_intermediate + 1
