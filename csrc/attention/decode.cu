@@ -150,13 +150,15 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
     work<kAhead>(state, shared, a, at);
     __syncthreads();
   }
-  // Loaded here, it arrives while results are sent, and takes no register from the loop over tiles.
+  // Loaded here, it arrives while results are sent, and takes no register from the loop over tiles; its sigmoid is ready
+  // when those of others have come.
   const uint2 gate = load_gate<kDim>(a, at.first_head, at.heads, (threadIdx.x / 8 << a.rank_bits) + at.rank);
   cluster_wait();
   if (split <= own) send(shared, at.heads, a.rank_bits, at.rank, split == own);
   cluster_arrive();
+  const float4 sigmoid = sigmoid_of(gate, a);
   cluster_wait();
-  receive(shared, a, at.first_head, at.heads, at.rank, own, gate);
+  receive(shared, a, at.first_head, at.heads, at.rank, own, sigmoid);
 }
 
 // Clusters of 2^rank_bits blocks that are resident at once, so that none waits for others to end.

@@ -211,6 +211,9 @@ def attention_cases() -> Iterator[Case]:
                 heads, kv_heads, width, live - 1, live + 3, HALF, bits, window=window, sinks=sinks
             )
             yield f"attention_decode {case}", attention_operands.Operands(case).run
+    for (heads, width), live, gate, bits in product(((6, 24), (24, 256)), LIVE, ("in q", "apart"), KV_BITS):
+        case = attention_operands.Case(heads, heads // 6, width, live - 1, live, HALF, bits, gate=gate)
+        yield f"attention_decode {case}", attention_operands.Operands(case).run
     for live, bits in product(LIVE, KV_BITS):
         case = attention_operands.Case(12, 4, 128, live - 1, live, HALF, bits, rotary=128, norm="llama", softcap=9.0)
         yield f"attention_decode {case}", attention_operands.Operands(case).run
