@@ -262,6 +262,8 @@ def attention_decode(
     window,
     sinks=None,
     base=None,
+    q_stride=0,
+    gate=None,
     out=None,
 ):
     """Without norms, rotation, cap, window and base. A cache of codes is read through `engine.kv_codec`."""
@@ -269,8 +271,9 @@ def attention_decode(
     from localq.engine import kv_codec
 
     width, slot = layer.head_dim, int(position)
-    q = qkv[0, : heads * width].view(heads, 1, width).float()
-    new = qkv[0, heads * width :].view(2, layer.kv_heads, width)
+    behind = heads * (q_stride or width)
+    q = qkv[0, :behind].view(heads, 1, -1)[..., :width].float()
+    new = qkv[0, behind:].view(2, layer.kv_heads, width)
     read, kept = [], ((layer.k, layer.k_scales, new[0]), (layer.v, layer.v_scales, new[1]))
     for (stored, scales, part), bits in zip(kept, kv_bits.split(layer.bits), strict=True):
         if bits == 16:
@@ -285,6 +288,8 @@ def attention_decode(
         scores = torch.cat((scores, sinks.view(heads, 1, 1).float()), -1)
     attended = torch.softmax(scores, -1)[..., : slot + 1] @ read[1]
     result = attended.reshape(1, -1).to(qkv.dtype)
+    if gate is not None:
+        result = torch.nn.functional.glu(torch.cat((result, gate.reshape(1, -1)), -1))
     return result if out is None else out.copy_(result)
 
 
