@@ -259,6 +259,10 @@ def _delta_pass(arch: Architecture, itemsize: int) -> int:
     gathered, around = arch.delta_columns, 2 * arch.hidden  # the residual and its norm
     # q, k and v, and what they are convolved from; then with what is gathered; then the gate in f32
     mixing = itemsize * PREFILL_CHUNK * (around + arch.delta_channels + gathered) + rule
+    if itemsize == 2 and (arch.delta_key_dim, arch.delta_value_dim) == delta_memory.KERNEL_DIMS:
+        # by kernels: the same, the gate, what is gathered, and their workspace
+        workspace = delta_memory.kernel_bytes(PREFILL_CHUNK, heads, shared)
+        mixing = max(mixing, 2 * PREFILL_CHUNK * (around + arch.delta_channels + 2 * gathered) + workspace)
     gating = PREFILL_CHUNK * (itemsize * (around + 3 * gathered) + 2 * 4 * gathered)
     return max(mixing, gating, itemsize * PREFILL_CHUNK * (around + 2 * arch.delta_channels)) + rates
 

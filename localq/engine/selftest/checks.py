@@ -100,6 +100,19 @@ def _delta_decode(device: torch.device) -> None:
         near(got, out, delta_nets.ROUNDED * (out.abs() + 1))
 
 
+def _delta_prefill(device: torch.device) -> None:
+    """Two passes, of which the first fills a chunk and two tokens of the next."""
+    case = delta_nets.draw(1, 2, HALF, device, tokens=66)
+    for tokens in (66, 3):
+        parts = {name: getattr(case, name)[:tokens] for name in ("inputs", "gates", "write", "decay")}
+        case = replace(case, **parts)
+        out, columns, matrix = delta_nets.expected(case.to(torch.device("cpu")))
+        got = case.prefill()
+        same(case.columns, columns)
+        near(case.matrix, matrix, matrix.abs() + 1)
+        near(got, out, delta_nets.ROUNDED * (out.abs() + 1))
+
+
 def _vq_search(device: torch.device) -> None:
     for stride, length, beam in searches.SHAPES:
         if why := searches.known(43, 6 * stride, stride, length, device).why_not(beam):
@@ -171,6 +184,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "hadamard": _hadamard,
     "attention_decode": _attention_decode,
     "delta_decode": _delta_decode,
+    "delta_prefill": _delta_prefill,
     "vq_search": _vq_search,
     "vq_adjoint": searches.check_adjoint,
     "embed": _embed,

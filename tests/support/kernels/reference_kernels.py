@@ -77,6 +77,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(attention, "attention_decode", attention_decode)
     monkeypatch.setattr(attention, "AttentionWorkspace", lambda heads, kv_heads, head_dim, device: None)
     monkeypatch.setattr(delta_net, "delta_decode", delta_decoded)
+    monkeypatch.setattr(delta_net, "delta_prefill", delta_prefilled)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
 
 
@@ -319,3 +320,8 @@ def delta_decoded(inputs, gates, write, decay, weights, columns, matrix, workspa
     matrix.copy_(state)
     out = torch.empty_like(gates) if out is None else out
     return out.copy_(result)
+
+
+def delta_prefilled(inputs, gates, write, decay, weights, columns, matrix, workspace=None, out=None):
+    """`kernels.delta_net.delta_prefill`."""
+    return delta_decoded(inputs, gates, write, decay, weights, columns, matrix, workspace, out)
