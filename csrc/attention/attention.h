@@ -26,11 +26,14 @@ struct KvLayer {
 };
 
 // Attention of one token in one layer.
-//   qkv       T [(heads + 2 kv_heads) * head_dim]: q, k, v in this order, before norm and rotation
+//   qkv       T [heads * q_stride + 2 kv_heads * head_dim]: q, k, v in this order, before norm and rotation
+//   q_stride  elements from q of a head to that of the next: head_dim, or more where something lies between them
 //   position  i64 [1] on the device
 //   base      i64 [1] on the device: the position of slot 0; null = 0. Steps do not change it
 //   rotary    T [ctx, 2, rotary_dim], cos and signed sin, or null
 //   sinks     T [heads], an additional score in the softmax of each head, without a value; or null
+//   gate      T; its sigmoid multiplies what is gathered, rounded before and after. That of head h begins at
+//             gate + h * gate_stride elements, as part of qkv or elsewhere; or null
 //   out       T [heads * head_dim]
 //   partials  f32 [attention_partials(...)]
 //   arrived   i32 [kv_heads * 16], all zero before and after
@@ -41,7 +44,9 @@ struct AttentionStep {
   const void* rotary;
   int rotary_dim;
   const void* sinks;
-  int heads;
+  int heads, q_stride;
+  const void* gate;
+  int gate_stride;
   NormKind q_norm, k_norm;
   const void* q_norm_weight;
   const void* k_norm_weight;

@@ -87,16 +87,41 @@ __device__ __forceinline__ float4 turned_back(float4 o, int width, int lane) {
   return {y[0] * scale, y[1] * scale, y[2] * scale, y[3] * scale};
 }
 
-// out = o / sum of weights, including the sink's. Called by all lanes of a warp; those without `live` write nothing.
+// The gate of a thread's four columns of a unit, in T; anything without a gate, and where the block has no such unit.
 template <int kDim>
-__device__ __forceinline__ void finish(const Partial& part, float sink, const Arguments& a, int first_head, int unit,
-                                       bool live) {
+__device__ __forceinline__ uint2 load_gate(const Arguments& a, int first_head, int heads, int unit) {
+  constexpr int kUnits = kDim / 32;
+  const int head = unit / kUnits, column = unit % kUnits * 32 + threadIdx.x % 8 * 4;
+  uint2 gate = {};
+  if (a.step.gate != nullptr && head < heads && column < a.layer.head_dim) {
+    const auto* from = static_cast<const uint16_t*>(a.step.gate) + int64_t(first_head + head) * a.step.gate_stride;
+    gate = __ldcg(reinterpret_cast<const uint2*>(from + column));
+  }
+  return gate;
+}
+
+// What the four columns are multiplied by, as torch's glu computes it; anything without a gate.
+__device__ __forceinline__ float4 sigmoid_of(uint2 gate, const Arguments& a) {
+  if (a.step.gate == nullptr) return {};
+  const auto sigmoid = [&](unsigned x) { return 1.f / (1.f + expf(-value_of(uint16_t(x), a.bf16))); };
+  return {sigmoid(gate.x), sigmoid(gate.x >> 16), sigmoid(gate.y), sigmoid(gate.y >> 16)};
+}
+
+// out = o / sum of weights, including the sink's; with a gate that rounded, times `sigmoid`. Called by all lanes of a
+// warp; those without `live` write nothing.
+template <int kDim>
+__device__ __forceinline__ void finish(const Partial& part, float sink, float4 sigmoid, const Arguments& a,
+                                       int first_head, int unit, bool live) {
   constexpr int kUnits = kDim / 32;
   const int head_dim = a.layer.head_dim, column = unit % kUnits * 32 + threadIdx.x % 8 * 4;
   const float sum = part.facts.y + exp2f(sink - part.facts.x + kLift);  // infinite if the sink is far above all scores
   float4 o = {part.o.x / sum, part.o.y / sum, part.o.z / sum, part.o.w / sum};
   if (a.layer.key_bits != 16) o = turned_back(o, hadamard_width(head_dim), threadIdx.x % 32);
   if (!live || column >= head_dim) return;
+  if (a.step.gate != nullptr) {
+    o.x = rounded(o.x, a.bf16) * sigmoid.x, o.y = rounded(o.y, a.bf16) * sigmoid.y;
+    o.z = rounded(o.z, a.bf16) * sigmoid.z, o.w = rounded(o.w, a.bf16) * sigmoid.w;
+  }
   uint2 packed;
   packed.x = bits_of(o.x, a.bf16) | unsigned(bits_of(o.y, a.bf16)) << 16;
   packed.y = bits_of(o.z, a.bf16) | unsigned(bits_of(o.w, a.bf16)) << 16;
@@ -159,9 +184,10 @@ __device__ __forceinline__ bool arrives_last(Shared<kDim, kHeadTiles>& shared, i
 }
 
 // Called after all blocks of the cluster have sent: combines this block's units and, if it is the last, writes `out`.
+// `sigmoid`: of the gate of the thread's first unit. With clusters it has no other.
 template <int kDim, int kHeadTiles>
 __device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int first_head, int heads,
-                                        int rank, int own) {
+                                        int rank, int own, float4 sigmoid) {
   constexpr int kUnits = kDim / 32, kMost = 8 * kHeadTiles * kUnits;
   const int bits = a.rank_bits, ranks = 1 << bits, cluster = int(blockIdx.x) >> bits, clusters = (own >> bits) + 1;
   const int sources = min(ranks, own + 1 - (cluster << bits)), lane = threadIdx.x % 32;
@@ -171,11 +197,14 @@ __device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const 
                 place = int64_t(blockIdx.y) * a.step.splits * kMost;
   const Exchange exchange = {reinterpret_cast<float4*>(a.step.partials) + 8 * place,
                              reinterpret_cast<float2*>(a.step.partials + 32 * places) + place, kMost};
+  const auto factors = [&](int i, int unit) {
+    return i == int(threadIdx.x) ? sigmoid : sigmoid_of(load_gate<kDim>(a, first_head, heads, unit), a);
+  };
   for (int i = threadIdx.x; i - lane < items; i += kThreads) {
     const int item = min(i, items - 1), unit = (item / 8 << bits) + rank;
     const Partial part = received(shared, item, unit, bits, sources);
     if (clusters == 1) {
-      finish<kDim>(part, shared.sink[unit / kUnits], a, first_head, unit, i < items);
+      finish<kDim>(part, shared.sink[unit / kUnits], factors(i, unit), a, first_head, unit, i < items);
     } else if (i < items) {
       const int64_t at = int64_t(cluster) * kMost + unit;
       __stcg(exchange.o + 8 * at + i % 8, part.o);
@@ -185,7 +214,8 @@ __device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const 
   if (clusters == 1 || !arrives_last(shared, a.step.arrived + (blockIdx.y << bits) + rank, clusters)) return;
   for (int i = threadIdx.x; i - lane < items; i += kThreads) {
     const int item = min(i, items - 1), unit = (item / 8 << bits) + rank;
-    finish<kDim>(fetched(exchange, unit, clusters), shared.sink[unit / kUnits], a, first_head, unit, i < items);
+    const Partial part = fetched(exchange, unit, clusters);
+    finish<kDim>(part, shared.sink[unit / kUnits], factors(i, unit), a, first_head, unit, i < items);
   }
 }
 

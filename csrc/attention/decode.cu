@@ -3,6 +3,7 @@
 //   q, k = rotate(norm(q), norm(k));  cache[slot] = k, v;  out = softmax(cap(scale q K^T)) V per head
 //   slot = position - base; K, V: slots max(0, slot + 1 - window) .. slot; cap(x) = softcap tanh(x / softcap)
 //   with sinks: the softmax of a head has one more score, its sink, which has no value
+//   with a gate: out, rounded, times its sigmoid
 //
 // Shapes: attention.h; 8- and 4-bit codes: kv_codes.cuh. Heads of a group share k and v: each byte of the cache is read
 // once for all of them, or twice if they are more than 8 and head_dim is at most 64 or above 128.
@@ -149,11 +150,15 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
     work<kAhead>(state, shared, a, at);
     __syncthreads();
   }
+  // Loaded here, it arrives while results are sent, and takes no register from the loop over tiles; its sigmoid is ready
+  // when those of others have come.
+  const uint2 gate = load_gate<kDim>(a, at.first_head, at.heads, (threadIdx.x / 8 << a.rank_bits) + at.rank);
   cluster_wait();
   if (split <= own) send(shared, at.heads, a.rank_bits, at.rank, split == own);
   cluster_arrive();
+  const float4 sigmoid = sigmoid_of(gate, a);
   cluster_wait();
-  receive(shared, a, at.first_head, at.heads, at.rank, own);
+  receive(shared, a, at.first_head, at.heads, at.rank, own, sigmoid);
 }
 
 // Clusters of 2^rank_bits blocks that are resident at once, so that none waits for others to end.
@@ -219,10 +224,17 @@ void check(const AttentionStep& step, const KvLayer& layer, Type type) {
       op, "rotary_dim", step.rotary_dim, "must be even and at most head_dim");
   require(step.window >= 0, op, "window", step.window, "must not be negative");
   require(step.splits >= 1 && step.splits <= kMaxSplits, op, "splits", step.splits, "must be from 1 to 64");
+  require(step.q_stride >= layer.head_dim && step.q_stride % 8 == 0, op, "q_stride", step.q_stride,
+          "must be a multiple of 8, at least head_dim");
   require_aligned(step.qkv, 16, op, "qkv");
   require_aligned(step.position, 8, op, "position");
   if (step.base != nullptr) require_aligned(step.base, 8, op, "base");
   require_aligned(step.out, 8, op, "out");
+  if (step.gate != nullptr) {
+    require(step.gate_stride >= layer.head_dim && step.gate_stride % 4 == 0, op, "gate_stride", step.gate_stride,
+            "must be a multiple of 4, at least head_dim");
+    require_aligned(step.gate, 8, op, "gate");
+  }
   if (step.sinks != nullptr) require_aligned(step.sinks, 2, op, "sinks");
   require_aligned(step.partials, 16, op, "partials");
   require_aligned(step.arrived, 4, op, "arrived");

@@ -12,12 +12,14 @@ namespace localq::decoding {
 template <int kDim, int kHeadTiles>
 __device__ __forceinline__ void stage_rows(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
                                            int first_head, int heads) {
-  const int chunks = a.layer.head_dim / 8;
+  const int chunks = a.layer.head_dim / 8, apart = a.step.q_stride / 8;
   const auto* qkv = static_cast<const uint4*>(a.step.qkv);
+  const auto* kv = qkv + int64_t(a.step.heads) * apart;  // k of all kv heads, then v
   for (int i = threadIdx.x; i < (heads + 2) * chunks; i += kThreads) {
     const int row = i / chunks, chunk = i % chunks;
-    const int head = row < heads ? first_head + row : a.step.heads + kv_head + (row - heads) * a.layer.kv_heads;
-    *reinterpret_cast<uint4*>(&shared.row[row][8 * chunk]) = __ldcg(qkv + int64_t(head) * chunks + chunk);
+    const uint4* from = row < heads ? qkv + int64_t(first_head + row) * apart
+                                    : kv + int64_t(kv_head + (row - heads) * a.layer.kv_heads) * chunks;
+    *reinterpret_cast<uint4*>(&shared.row[row][8 * chunk]) = __ldcg(from + chunk);
   }
 }
 

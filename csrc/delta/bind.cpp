@@ -37,6 +37,31 @@ void bind_delta(py::module_& m) {
       },
       py::arg("operands"), py::arg("eps"), py::arg("x_eps"), py::arg("x_kind"), py::arg("key_heads"), py::arg("shared"),
       py::arg("hidden"), py::arg("type"), py::arg("device"), py::arg("stream"));
+  m.def(
+      "delta_prefill",
+      [](const py::dict& operands, float eps, int key_heads, int shared, int tokens, int chunks, int type, int device,
+         uintptr_t stream) {
+        const DeltaPass pass = {address<const void>(operands, "inputs"),
+                                address<const void>(operands, "gates"),
+                                address<const void>(operands, "write"),
+                                address<const void>(operands, "decay"),
+                                address<const void>(operands, "taps"),
+                                address<const float>(operands, "rates"),
+                                address<const float>(operands, "offsets"),
+                                address<const void>(operands, "norm"),
+                                eps,
+                                address<void>(operands, "columns"),
+                                address<float>(operands, "matrix"),
+                                address<void>(operands, "workspace"),
+                                address<void>(operands, "out"),
+                                key_heads,
+                                shared,
+                                tokens,
+                                chunks};
+        delta_prefill(pass, static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("operands"), py::arg("eps"), py::arg("key_heads"), py::arg("shared"), py::arg("tokens"),
+      py::arg("chunks"), py::arg("type"), py::arg("device"), py::arg("stream"));
 }
 
 }  // namespace localq

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "common/launch.h"
-#include "common/rounding.cuh"
 #include "delta/delta.h"
+#include "delta/functions.cuh"
 
 namespace localq::delta {
 
@@ -11,20 +11,7 @@ constexpr int kColumns = 32;                       // values per block, one per 
 constexpr int kSlices = kDeltaDim / kColumns;      // blocks per value head
 constexpr int kWarps = 8, kThreads = 32 * kWarps;  // a warp has 16 keys
 constexpr int kKeys = kDeltaDim / kWarps;
-constexpr int kMostShared = kWarps;  // value heads per key head: each has a warp at the end
-constexpr float kEpsilon = 1e-6f;    // beside the squared length of q and k
-
-__device__ __forceinline__ float sigmoid(float x) {
-  return 1.f / (1.f + __expf(-x));
-}
-__device__ __forceinline__ float softplus(float x) {
-  return x > 20.f ? x : log1pf(__expf(x));  // as in torch
-}
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
-  return x;
-}
+static_assert(kMostShared == kWarps);  // value heads of a key head: each has a warp at the end
 
 // The place of a block: its key head and value head, and the first of its values.
 struct Place {

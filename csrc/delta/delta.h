@@ -1,4 +1,4 @@
-// One decode step of a gated delta net (decode.cu): host API.
+// A decode step (decode.cu) and a pass of many tokens (prefill.cu) of a gated delta net: host API.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -52,5 +52,39 @@ struct DeltaStep {
 };
 
 void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t stream);
+
+// Operands of a pass of N tokens; H, R, C, taps, rates, offsets, norm and eps as above.
+//   inputs      T [N, C]            of the convolution
+//   gates       T [N, H R * 128]    z
+//   write, decay   T [N, H R]       b and a
+//   columns     T [C, 3]            the last inputs, the latest last; moves on by N
+//   matrix      f32 [H R, 128 keys, 128 values]   the state; moves on by N tokens
+//   workspace   bytes [chunks * delta_chunk_bytes(H, R)]
+//   out         T [N, H R * 128]
+//   chunks      of 64 tokens that go through the kernels together
+struct DeltaPass {
+  const void* inputs;
+  const void* gates;
+  const void* write;
+  const void* decay;
+  const void* taps;
+  const float* rates;
+  const float* offsets;
+  const void* norm;
+  float eps;
+  void* columns;
+  float* matrix;
+  void* workspace;
+  void* out;
+  int key_heads;
+  int shared;
+  int tokens;
+  int chunks;
+};
+
+void delta_prefill(const DeltaPass& pass, Type type, int device, cudaStream_t stream);
+
+// Bytes of workspace for a chunk; localq/files/delta_memory.py has the same number.
+int64_t delta_chunk_bytes(int key_heads, int shared);
 
 }  // namespace localq

@@ -1,4 +1,4 @@
 set(HOST)
-set(LONG)
+set(LONG prefill.cu)
 set(SHORT decode.cu)
 set(BINDINGS bind.cpp)

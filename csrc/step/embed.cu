@@ -37,8 +37,8 @@ void launch_rows(const int64_t* ids, const void* table, float scale, void* out, 
   const dim3 grid(unsigned((hidden / 8 + kThreads - 1) / kThreads), unsigned(rows));
   LaunchWishes wishes;
   wishes.begins_step = true;  // later launches read early what the step before has written (launch.h)
-  launch(kOp, device, wishes, embed_kernel<T>, grid, dim3(kThreads), 0, stream, ids, static_cast<const T*>(table), scale,
-         static_cast<T*>(out), int(hidden));
+  launch(kOp, device, wishes, embed_kernel<T>, grid, dim3(kThreads), 0, stream, ids, static_cast<const T*>(table),
+         scale, static_cast<T*>(out), int(hidden));
 }
 
 }  // namespace

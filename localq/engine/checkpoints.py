@@ -21,6 +21,7 @@ class Checkpoints:
         """Hold at most `budget` bytes."""
         self._cache, self.budget, self.bytes = cache, budget, 0
         self._copies: dict[int, list[Tensor]] = {}  # length -> parts; the least recently used first
+        self._spare: list[Tensor] = []  # buffers of the next copy
 
     def are_useful(self) -> bool:
         """True if the model needs checkpoints and the budget holds at least one."""
@@ -32,22 +33,37 @@ class Checkpoints:
         """The lengths that can be restored."""
         return sorted(self._copies)
 
+    def reserve(self, tokens: int) -> None:
+        """Allocate what `save` at this length takes, while the device works: to pin memory takes 1 s per GB or so."""
+        if self._makes_room(tokens):
+            self._spare = [_host_buffer(part) for part in self._cache.passing_parts(tokens)]
+
     @torch.inference_mode()
     def save(self, tokens: int) -> None:
         """Copy the cache, which holds exactly a text of `tokens` tokens."""
         if tokens in self._copies:
             self._copies[tokens] = self._copies.pop(tokens)
             return
-        parts = self._cache.passing_parts(tokens)
-        size = self._size(parts)
-        if not 0 < size <= self.budget:
+        if not self._makes_room(tokens):
             return
-        while self.bytes + size > self.budget:
-            self._drop(next(iter(self._copies)))
-        self._copies[tokens] = [_host_copy(part) for part in parts]
-        self.bytes += size
+        parts, spare = self._cache.passing_parts(tokens), self._spare
+        if [each.shape for each in spare] != [part.shape for part in parts]:
+            spare = [_host_buffer(part) for part in parts]
+        self._copies[tokens], self._spare = spare, []
+        for part, buffer in zip(parts, spare, strict=True):
+            buffer.copy_(part, non_blocking=True)
+        self.bytes += self._size(parts)
         if parts[0].is_cuda:
             torch.cuda.current_stream().synchronize()
+
+    def _makes_room(self, tokens: int) -> bool:
+        """Drop others for a copy at this length; False if there is one, or the budget is too small."""
+        size = self._size(self._cache.passing_parts(tokens))
+        if tokens in self._copies or not 0 < size <= self.budget:
+            return False
+        while self.bytes + size > self.budget:
+            self._drop(next(iter(self._copies)))
+        return True
 
     @torch.inference_mode()
     def restore(self, tokens: int) -> None:
@@ -78,9 +94,9 @@ def held_bytes(size: int, pinned: bool) -> int:
     return 1 << (size - 1).bit_length() if pinned and size else size
 
 
-def _host_copy(part: Tensor) -> Tensor:
-    """Return a copy on the host; some systems pin little (WSL2, containers), and pageable memory is only slower."""
+def _host_buffer(part: Tensor) -> Tensor:
+    """Return host memory for a copy; some systems pin little (WSL2, containers), and pageable memory is only slower."""
     if part.is_cuda:
         with contextlib.suppress(RuntimeError):
-            return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)
-    return part.to("cpu", copy=True)
+            return torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    return torch.empty(part.shape, dtype=part.dtype)

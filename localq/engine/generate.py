@@ -180,11 +180,11 @@ class Engine:
             if cancelled():
                 yield reply.end("cancelled")
                 return
-            self._prefill(reply, first, stop)
+            self._prefill(reply, first, stop, keep=stop in marks)
             yield Step((), reply.record_prefill(len(self._text)))
-            if stop in marks:
+            if stop in marks and (stop < len(prompt) or constraint is not None):
                 self._text.checkpoint()
-        for token in self._decode(reply, constraint):
+        for token in self._decode(reply, constraint, keep=constraint is None and len(prompt) in marks):
             if isinstance(token, Stats):  # the conversation is computed again
                 yield Step((), token)
                 if cancelled():
@@ -258,12 +258,17 @@ class Engine:
         self._text.ids.extend(part)
 
     @torch.inference_mode()
-    def _prefill(self, reply: ReplyStats, first: int, stop: int) -> None:
-        """Run one pass of the prompt, over positions first..stop; the last pass samples the first token."""
+    def _prefill(self, reply: ReplyStats, first: int, stop: int, keep: bool) -> None:
+        """Run one pass of the prompt, over positions first..stop; the last pass samples the first token.
+
+        keep: a checkpoint is saved behind it.
+        """
         part = reply.prompt[first:stop]
         logits = self._pass(part, first)
         if stop == len(reply.prompt):
             self._steps.begin(logits[0], len(reply.prompt) - 1, reply.greedy)
+        if keep:
+            self._text.checkpoints.reserve(stop)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()  # for correct progress, and so that Cancel does not wait for queued passes
         self._text.ids.extend(part)
@@ -277,14 +282,19 @@ class Engine:
             logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
         return logits
 
-    def _decode(self, reply: ReplyStats, constraint: Constraint | None) -> Iterator[int | Stats]:
+    def _decode(self, reply: ReplyStats, constraint: Constraint | None, keep: bool) -> Iterator[int | Stats]:
         """Yield tokens, at most `reply.limit`, the first from the prefill. Keeps the ids of the text in step.
 
         Yields progress where the cache is computed again (`_recompute`). A constraint must accept a token before the
         next one is requested. On a GPU the mask after a token is computed while the device runs that token's pass.
+        keep: a checkpoint of the prompt is saved behind the first token; for a reply without a constraint.
         """
         launched = 1
         token: int | None = None
+        if keep:  # the user has the first token before the copy is made
+            token = self._take(reply, None)
+            yield token
+            self._text.checkpoint()
         same_until = self.model.model.same_tables_until(len(reply.prompt))
         while reply.count < reply.limit:
             position, waiting = len(reply.prompt) + launched - 1, launched - reply.count

@@ -1,13 +1,19 @@
 """Memory of a pass of many tokens through a gated delta net (`models.gated_delta_net`). Torch-free.
 
-The rule is computed in f32, some key heads with their value heads at a time, so that its temporaries do not grow with
-the heads of a layer. The planner and the model share the numbers here.
+In torch the rule is computed in f32, some key heads with their value heads at a time, so that its temporaries do not
+grow with the heads of a layer. The kernels (`kernels.delta_net.delta_prefill`) take all heads and some chunks at a
+time. The planner, the model and the kernels share the numbers here.
 """
 
 from __future__ import annotations
 
 CHUNK = 64  # tokens whose recurrence is solved at once
-GROUP_BYTES = 64 * 2**20  # limit of the temporaries of a group of heads
+GROUP_BYTES = 64 * 2**20  # limit of the temporaries of a group of heads, or of chunks
+# Of the kernels' workspace (csrc/delta/tiles.cuh), per chunk: q, k or v of a head in 16 bit; and of a value head the
+# writes in f32, the reads and 10 blocks of scores in two halves of 16 bit each, and factors of the tokens.
+KERNEL_DIMS = (128, 128)  # keys and values of the heads that they take
+TILE_BYTES = 2 * CHUNK * 128
+VALUE_HEAD_BYTES = 4 * CHUNK * 128 + 4 * CHUNK * 128 + 2 * 10 * 512 + 4 * (2 * CHUNK + 4)
 
 
 def head_bytes(tokens: int, shared: int, key_dim: int, value_dim: int) -> int:
@@ -31,3 +37,21 @@ def rule_bytes(tokens: int, key_heads: int, shared: int, key_dim: int, value_dim
     """Most bytes of the temporaries of the rule in a pass of `tokens`."""
     shape = (shared, key_dim, value_dim)
     return group_heads(tokens, key_heads, *shape) * head_bytes(tokens, *shape)
+
+
+def chunk_bytes(key_heads: int, shared: int) -> int:
+    """Bytes of the kernels' workspace for a chunk, with heads of 128 x 128."""
+    heads = key_heads * shared
+    return (2 * key_heads + heads) * TILE_BYTES + heads * VALUE_HEAD_BYTES
+
+
+def group_chunks(tokens: int, key_heads: int, shared: int) -> int:
+    """Return how many chunks go through the kernels together: groups of equal size."""
+    chunks = -(-tokens // CHUNK)
+    groups = -(-chunks // max(1, GROUP_BYTES // chunk_bytes(key_heads, shared)))
+    return -(-chunks // groups)
+
+
+def kernel_bytes(tokens: int, key_heads: int, shared: int) -> int:
+    """Bytes of the kernels' workspace in a pass of `tokens`."""
+    return group_chunks(tokens, key_heads, shared) * chunk_bytes(key_heads, shared)

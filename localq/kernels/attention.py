@@ -94,28 +94,36 @@ def attention_decode(
     workspace: AttentionWorkspace,
     sinks: Tensor | None = None,
     base: Tensor | None = None,
+    q_stride: int = 0,
+    gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """One token's attention, and the write of its k and v, in one launch -> T [1, heads * head_dim].
 
-    qkv       T [1, (heads + 2 * kv_heads) * head_dim]: q, k and v behind each other, before norm and rotation
+    qkv       T [1, heads * q_stride + 2 * kv_heads * head_dim]: q, k and v behind each other, before norm and rotation
     position  i64 [1] on the device, below the length of `rotary`; less `base` below the capacity of `layer`
     rotary    T [ctx, 2, rotary_dim] as `models.rope.Rope.table` makes it, or None
     window    slots that are seen, the token's own included; 0 = all
     softcap   scores become softcap * tanh(score / softcap); 0 = none
     sinks     T [heads]: one more score in each head's softmax, uncapped, whose weight multiplies nothing; or None
     base      i64 [1] on the device: the position of slot 0, which no running step changes; None = 0
+    q_stride  elements from q of a head to that of the next, a multiple of 8; 0 = head_dim: they lie beside each other
+    gate      T [heads, head_dim], whose rows may lie apart, in qkv too; its sigmoid multiplies what the heads gather,
+              which is rounded before; None = there is none
 
     Later slots are never read. Scores and sums in f32, softmax weights rounded to 16 bit. The same bits run after run.
     """
     op, width = "attention_decode", layer.head_dim
-    _check_call(op, qkv, layer, position, heads, rotary, workspace)
+    q_stride = q_stride or width
+    _check_call(op, qkv, layer, position, heads, q_stride, rotary, workspace)
     if out is None:
         out = torch.empty(1, heads * width, dtype=qkv.dtype, device=qkv.device)
     check(op, "out", out, qkv.device, (qkv.dtype,), heads * width)
     for name, operand, dtype, count in (("sinks", sinks, qkv.dtype, heads), ("base", base, torch.int64, 1)):
         if operand is not None:
             check(op, name, operand, qkv.device, (dtype,), count)
+    if gate is not None:
+        _check_gate(op, gate, qkv, (heads, width))
     check_cuda(op, "qkv", qkv)
     kernels.module().attention_decode(
         qkv=qkv.data_ptr(),
@@ -123,6 +131,9 @@ def attention_decode(
         position=position.data_ptr(),
         base=0 if base is None else base.data_ptr(),
         heads=heads,
+        q_stride=q_stride,
+        gate=0 if gate is None else gate.data_ptr(),
+        gate_stride=0 if gate is None else gate.stride(0),
         rotary=0 if rotary is None else rotary.data_ptr(),
         rotary_dim=0 if rotary is None else rotary.shape[2],
         sinks=0 if sinks is None else sinks.data_ptr(),
@@ -147,6 +158,7 @@ def _check_call(
     layer: KVLayer,
     position: Tensor,
     heads: int,
+    q_stride: int,
     rotary: Tensor | None,
     workspace: AttentionWorkspace,
 ) -> None:
@@ -156,7 +168,9 @@ def _check_call(
         raise ValueError(f"{op}: {reason}")
     if workspace.shape != (heads, layer.kv_heads, width):
         raise ValueError(f"{op}: workspace is for {workspace.shape}, must be for {(heads, layer.kv_heads, width)}")
-    check(op, "qkv", qkv, device, HALF_TYPES, (heads + 2 * layer.kv_heads) * width)
+    if q_stride < width or q_stride % 8:
+        raise ValueError(f"{op}: q_stride = {q_stride}, must be a multiple of 8, at least head_dim ({width})")
+    check(op, "qkv", qkv, device, HALF_TYPES, heads * q_stride + 2 * layer.kv_heads * width)
     _check_layer(op, layer, device, qkv.dtype)
     check(op, "position", position, device, (torch.int64,), 1)
     check(op, "partials", workspace.partials, device, (torch.float32,), workspace.partials.numel())
@@ -167,11 +181,22 @@ def _check_call(
     check(op, "rotary", rotary, device, (qkv.dtype,), rotary.numel())
 
 
-def attention_decode_bytes(layer: KVLayer, heads: int, live: int) -> int:
+def _check_gate(op: str, gate: Tensor, qkv: Tensor, shape: tuple[int, int]) -> None:
+    """ValueError where `gate` is not of `shape` with whole rows that the kernel can read."""
+    if gate.dtype != qkv.dtype or gate.device != qkv.device:
+        raise ValueError(f"{op}: gate is {gate.dtype} on {gate.device}, must be {qkv.dtype} on {qkv.device}")
+    if tuple(gate.shape) != shape:
+        raise ValueError(f"{op}: gate has shape {tuple(gate.shape)}, must be {shape}")
+    apart, within = gate.stride()
+    if within != 1 or apart < shape[1] or apart % 4:
+        raise ValueError(f"{op}: gate has strides {gate.stride()}, must be (4 n, 1) with 4 n at least {shape[1]}")
+
+
+def attention_decode_bytes(layer: KVLayer, heads: int, live: int, gated: bool = False) -> int:
     """Bytes that `attention_decode` must move for `live` visible slots, the token's own included: each slot once (the
-    own is written instead of read), qkv and the result once."""
+    own is written instead of read), qkv, a gate where it is `gated`, and the result once."""
     width = layer.head_dim * 2
-    return live * layer.bytes_per_slot() + (heads + 2 * layer.kv_heads) * width + heads * width
+    return live * layer.bytes_per_slot() + (2 * heads + 2 * layer.kv_heads + heads * gated) * width
 
 
 def kv_write(layer: KVLayer, k: Tensor, v: Tensor, slots: Tensor) -> None:

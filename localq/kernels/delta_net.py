@@ -1,4 +1,4 @@
-"""One token through a gated delta net on the GPU: checks of tensors, then the kernel (csrc/delta)."""
+"""Tokens through a gated delta net on the GPU, one or many: checks of tensors, then the kernels (csrc/delta)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from localq import kernels
+from localq.files import delta_memory
 from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, place
+from localq.kernels.gemv import Norm
 
 DIM = 128  # key_dim and value_dim
 TAPS = 4  # of the convolution
@@ -70,6 +72,8 @@ def why_not(key_heads: int, value_heads: int, key_dim: int, value_dim: int, kern
 def delta_decode(
     inputs: Tensor,
     gates: Tensor,
+    x: Tensor,
+    norm: Norm,
     write: Tensor,
     decay: Tensor,
     weights: DeltaWeights,
@@ -82,50 +86,144 @@ def delta_decode(
 
     inputs    T [1, C]: the token's q, k and v before the convolution
     gates     T [1, value_heads * 128]: z
-    write, decay   T [1, value_heads]: b and a
+    x, norm   T [1, hidden], what the projections read, before its norm; hidden is a multiple of 8
+    write, decay   T [value_heads, hidden]: matrices whose products with norm(x) are b and a
     columns   T [C, 3]: the last inputs, which move on by one
     matrix    f32 [value_heads, 128, 128]: the state, which moves on by one token
 
-    T is float16 or bfloat16. The recurrence is in f32; q, k, v, beta, o and the norm are rounded to T, as in the model.
-    The same bits run after run. Works under CUDA graph capture. Memory-bound: `delta_decode_bytes`.
+    T is float16 or bfloat16. The recurrence, b, a and beta are in f32; q, k, v, o and the norm are rounded to T, as in
+    the model. The same bits run after run. Works under CUDA graph capture. Memory-bound: `delta_decode_bytes`.
+
+    `columns` and `matrix` are read while the launch before this one may still run: an earlier step has written them.
     """
-    op, device, dtype = "delta_decode", inputs.device, inputs.dtype
-    heads, channels = weights.value_heads, weights.channels
-    if reason := why_not(weights.key_heads, heads, matrix.shape[1], matrix.shape[2], weights.taps.shape[1]):
-        raise ValueError(f"{op}: {reason}")
+    op, hidden = "delta_decode", x.shape[-1]
     if out is None:
-        out = torch.empty(1, heads * DIM, dtype=dtype, device=device)
-    check(op, "inputs", inputs, device, HALF_TYPES, channels)
-    check(op, "gates", gates, device, (dtype,), heads * DIM)
-    check(op, "write", write, device, (dtype,), heads)
-    check(op, "decay", decay, device, (dtype,), heads)
-    check(op, "taps", weights.taps, device, (dtype,), channels * TAPS)
-    check(op, "rates", weights.rates, device, (torch.float32,), heads)
-    check(op, "offsets", weights.offsets, device, (torch.float32,), heads)
-    check(op, "norm", weights.norm, device, (dtype,), DIM)
-    check(op, "columns", columns, device, (dtype,), channels * (TAPS - 1))
-    check(op, "matrix", matrix, device, (torch.float32,), heads * DIM * DIM)
+        out = torch.empty_like(gates)
+    device, dtype, heads = inputs.device, inputs.dtype, weights.value_heads
+    operands = _checked(op, 1, inputs, gates, weights, columns, matrix, out)
+    check(op, "x", x, device, (dtype,), hidden)
+    check(op, "the weight of the norm of x", norm.weight, device, (dtype, torch.float32), hidden)
+    check(op, "write", write, device, (dtype,), heads * hidden)
+    check(op, "decay", decay, device, (dtype,), heads * hidden)
     check(op, "workspace", workspace.heads, device, (torch.float32,), heads * DIM)
     check(op, "workspace", workspace.arrived, device, (torch.int32,), weights.key_heads)
-    check(op, "out", out, device, (dtype,), heads * DIM)
-    check_cuda(op, "inputs", inputs)
-    operands = addresses(
-        inputs=inputs, gates=gates, write=write, decay=decay, taps=weights.taps, rates=weights.rates,
-        offsets=weights.offsets, norm=weights.norm, columns=columns, matrix=matrix, heads=workspace.heads,
-        arrived=workspace.arrived, out=out,
-    )  # fmt: skip
+    operands |= addresses(x=x, x_norm=norm.weight, write=write, decay=decay)
+    operands |= addresses(heads=workspace.heads, arrived=workspace.arrived)
     kernels.module().delta_decode(
         operands=operands,
         eps=weights.eps,
+        x_eps=norm.eps,
+        x_kind=2 if norm.weight.dtype == torch.float32 else 1,
         key_heads=weights.key_heads,
         shared=heads // weights.key_heads,
+        hidden=hidden,
         type=TYPES[dtype],
         **place(inputs),
     )
     return out
 
 
-def delta_decode_bytes(weights: DeltaWeights) -> int:
-    """Bytes that must move: the state and the columns read and written, and the operands of the token."""
-    state = 2 * 4 * weights.value_heads * DIM * DIM
-    return state + weights.channels * 2 * (2 * (TAPS - 1) + TAPS + 1) + weights.value_heads * (4 * DIM + 12)
+def _checked(
+    op: str,
+    tokens: int,
+    inputs: Tensor,
+    gates: Tensor,
+    weights: DeltaWeights,
+    columns: Tensor,
+    matrix: Tensor,
+    out: Tensor,
+) -> dict[str, int]:
+    """Addresses of the operands of `tokens` tokens, after checks."""
+    device, dtype, heads, channels = inputs.device, inputs.dtype, weights.value_heads, weights.channels
+    if reason := why_not(weights.key_heads, heads, matrix.shape[1], matrix.shape[2], weights.taps.shape[1]):
+        raise ValueError(f"{op}: {reason}")
+    check(op, "inputs", inputs, device, HALF_TYPES, tokens * channels)
+    check(op, "gates", gates, device, (dtype,), tokens * heads * DIM)
+    check(op, "taps", weights.taps, device, (dtype,), channels * TAPS)
+    check(op, "rates", weights.rates, device, (torch.float32,), heads)
+    check(op, "offsets", weights.offsets, device, (torch.float32,), heads)
+    check(op, "norm", weights.norm, device, (dtype,), DIM)
+    check(op, "columns", columns, device, (dtype,), channels * (TAPS - 1))
+    check(op, "matrix", matrix, device, (torch.float32,), heads * DIM * DIM)
+    check(op, "out", out, device, (dtype,), tokens * heads * DIM)
+    check_cuda(op, "inputs", inputs)
+    return addresses(
+        inputs=inputs, gates=gates, taps=weights.taps, rates=weights.rates, offsets=weights.offsets,
+        norm=weights.norm, columns=columns, matrix=matrix, out=out,
+    )  # fmt: skip
+
+
+def delta_decode_bytes(weights: DeltaWeights, hidden: int) -> int:
+    """Bytes that must move: the state and the columns read and written, the rows of b and a, and the token's operands.
+
+    Without x and its norm, which the launch before has read.
+    """
+    state, rows = 2 * 4 * weights.value_heads * DIM * DIM, 2 * 2 * weights.value_heads * hidden
+    return state + rows + weights.channels * 2 * (2 * (TAPS - 1) + TAPS + 1) + weights.value_heads * (4 * DIM + 8)
+
+
+def has_prefill() -> bool:
+    """Whether `delta_prefill` can run: the kernels are built, and not by a version that lacks it."""
+    return kernels.available() and hasattr(kernels.module(), "delta_prefill")
+
+
+def delta_prefill(
+    inputs: Tensor,
+    gates: Tensor,
+    write: Tensor,
+    decay: Tensor,
+    weights: DeltaWeights,
+    columns: Tensor,
+    matrix: Tensor,
+    workspace: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """As `delta_decode` for T tokens of known b and a, in chunks of 64 on tensor cores -> [T, value_heads * 128].
+
+    inputs [T, C], gates [T, value_heads * 128], write and decay [T, value_heads]; columns and matrix move on by T.
+    workspace   u8 [`delta_memory.kernel_bytes`], or a multiple of a chunk's for other groups of chunks; or None
+
+    Products take operands in two halves of 16 bit where they are not exact in one, and sum in f32, like the state;
+    o and what follows are rounded as in the model. The same bits run after run, however long a pass is cut at 64
+    tokens. Work: `delta_prefill_flops`; bytes: `delta_prefill_bytes`.
+    """
+    op, tokens, heads = "delta_prefill", inputs.shape[0], weights.value_heads
+    if out is None:
+        out = torch.empty_like(gates)
+    operands = _checked(op, tokens, inputs, gates, weights, columns, matrix, out)
+    check(op, "write", write, inputs.device, (inputs.dtype,), tokens * heads)
+    check(op, "decay", decay, inputs.device, (inputs.dtype,), tokens * heads)
+    operands |= addresses(write=write, decay=decay)
+    shared = heads // weights.key_heads
+    if workspace is None:
+        size = delta_memory.kernel_bytes(tokens, weights.key_heads, shared)
+        workspace = torch.empty(size, dtype=torch.uint8, device=inputs.device)
+    chunks = workspace.numel() // delta_memory.chunk_bytes(weights.key_heads, shared)
+    check(op, "workspace", workspace, inputs.device, (torch.uint8,), workspace.numel())
+    kernels.module().delta_prefill(
+        operands=operands | addresses(workspace=workspace),
+        eps=weights.eps,
+        key_heads=weights.key_heads,
+        shared=shared,
+        tokens=tokens,
+        chunks=chunks,
+        type=TYPES[inputs.dtype],
+        **place(inputs),
+    )
+    return out
+
+
+def delta_prefill_bytes(weights: DeltaWeights, tokens: int) -> int:
+    """Bytes that must move: operands and results of the tokens, and the state read and written; no workspace."""
+    state = 2 * 4 * weights.value_heads * DIM * DIM + weights.channels * 2 * (2 * (TAPS - 1) + TAPS)
+    return state + tokens * 2 * (weights.channels + 2 * weights.value_heads * (DIM + 1))
+
+
+def delta_prefill_flops(weights: DeltaWeights, tokens: int) -> int:
+    """Operations of products in chunks of 64, each counted once: 2 k k^T, 2 solutions, 4 with or of the state, 1 score.
+
+    Blocks of 16 x 16 above a diagonal are not counted.
+    """
+    chunk, lower = delta_memory.CHUNK, 10 * 16 * 16
+    of_chunk = 2 * (2 * lower * DIM + 2 * lower * DIM + 3 * chunk * DIM * DIM + lower * DIM)
+    return -(-tokens // chunk) * weights.value_heads * of_chunk

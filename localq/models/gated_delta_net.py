@@ -9,6 +9,7 @@ Shape letters of `layers.py`, and: H key heads, R value heads that share one of 
 q, k and v pass a short causal convolution first, whose last inputs are part of the state. One token does what is
 written above; more go in chunks, which turn the recurrence within a chunk into products of matrices (section 3.3 of
 the paper, the WY form), some heads at a time, so that what lies in memory beside x does not grow with the heads.
+On a GPU in 16 bit, passes of many tokens go through kernels instead (`kernels.delta_net.delta_prefill`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from torch.nn import functional as F
 from localq.files import delta_memory
 from localq.files.delta_memory import CHUNK
 from localq.files.layer_caches import RecurrentState
+from localq.kernels import delta_net
+from localq.kernels.checks import HALF_TYPES
+from localq.kernels.delta_net import DeltaWeights
 from localq.models.attention import Pass
 from localq.models.layers import LayerState, Linear, PlainLinear, RMSNorm
 
@@ -58,6 +62,10 @@ class DeltaShape:
         """Key heads that go through the rule together in a pass of `tokens`."""
         shared = self.value_heads // self.key_heads
         return delta_memory.group_heads(tokens, self.key_heads, shared, self.key_dim, self.value_dim)
+
+    def why_no_kernel(self) -> str:
+        """Why no kernel can serve it; empty when one can."""
+        return delta_net.why_not(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.kernel)
 
 
 class ShortConvolution(nn.Module):
@@ -106,11 +114,30 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         """x [T, hidden] -> [T, hidden]; the state of this layer moves on by T tokens."""
-        read = self.read(x, step.cache.state(self.layer))
-        gate = F.silu(self.in_proj_z(x).view(read.shape).float())
-        gated = (self.norm(read) * gate).to(x.dtype).view(x.shape[0], -1)
+        state = step.cache.state(self.layer)
+        if x.shape[0] > 1 and self.has_kernel(x):
+            gated = self.prefill(x, state)
+        else:
+            read = self.read(x, state)
+            gate = F.silu(self.in_proj_z(x).view(read.shape).float())
+            gated = (self.norm(read) * gate).to(x.dtype).view(x.shape[0], -1)
         projected: Tensor = self.out_proj(gated)
         return projected
+
+    def has_kernel(self, x: Tensor) -> bool:
+        """Whether `prefill` can run: on a GPU, in 16 bit, for a shape that has kernels, and without gradients."""
+        alike = x.dtype in HALF_TYPES and x.dtype == self.conv1d.weight.dtype == self.norm.weight.dtype
+        if not (x.is_cuda and alike) or torch.is_grad_enabled():
+            return False
+        return delta_net.has_prefill() and not self.shape.why_no_kernel()
+
+    def prefill(self, x: Tensor, state: LayerState) -> Tensor:
+        """x [T, hidden] -> what the heads read, normed and gated, [T, value heads * V]; by kernels, as `read`."""
+        taps = self.conv1d.weight.view(self.shape.channels, self.shape.kernel)
+        rates, offsets = -self.A_log.float().exp(), self.dt_bias.float()
+        weights = DeltaWeights(taps, rates, offsets, self.norm.weight, self.norm.eps, self.shape.key_heads)
+        inputs = (self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x))
+        return delta_net.delta_prefill(*inputs, weights, state.columns, state.matrix)
 
     def rates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, hidden] -> g, the logarithm of what stays of the matrix, and beta, both f32 [T, value heads]."""

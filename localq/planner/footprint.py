@@ -259,6 +259,10 @@ def _delta_pass(arch: Architecture, itemsize: int) -> int:
     gathered, around = arch.delta_columns, 2 * arch.hidden  # the residual and its norm
     # q, k and v, and what they are convolved from; then with what is gathered; then the gate in f32
     mixing = itemsize * PREFILL_CHUNK * (around + arch.delta_channels + gathered) + rule
+    if itemsize == 2 and (arch.delta_key_dim, arch.delta_value_dim) == delta_memory.KERNEL_DIMS:
+        # by kernels: the same, the gate, what is gathered, and their workspace
+        workspace = delta_memory.kernel_bytes(PREFILL_CHUNK, heads, shared)
+        mixing = max(mixing, 2 * PREFILL_CHUNK * (around + arch.delta_channels + 2 * gathered) + workspace)
     gating = PREFILL_CHUNK * (itemsize * (around + 3 * gathered) + 2 * 4 * gathered)
     return max(mixing, gating, itemsize * PREFILL_CHUNK * (around + 2 * arch.delta_channels)) + rates
 
@@ -291,10 +295,8 @@ def _step_buffers(arch: Architecture, itemsize: int) -> int:
     """Bytes of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
     width = arch.intermediate + arch.expert_intermediate * arch.experts_active
     row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width + arch.traits.growing_queries
-    if arch.traits.attention_gate or arch.traits.hybrid:  # it, behind what the heads gather
-        row += 2 * arch.query_columns
-    if arch.traits.hybrid:  # q and gate as their matrix gives them
-        row += 2 * arch.query_columns
+    if arch.traits.attention_gate or arch.traits.hybrid:  # its gate
+        row += arch.query_columns
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
     if arch.shared_intermediate and arch.experts:  # in the choice, and at most with an MLP and a gate of its own
         row += arch.expert_intermediate + arch.shared_intermediate + 1
@@ -306,6 +308,6 @@ def _delta_buffers(arch: Architecture, itemsize: int) -> int:
     """Bytes of a decode step of gated delta nets: operands, workspace, and rates and offsets of every layer in f32."""
     if not arch.recurrent_layers:
         return 0
-    operands = arch.delta_channels + 2 * arch.delta_columns + 2 * arch.delta_value_heads
+    operands = arch.delta_channels + 2 * arch.delta_columns
     workspace = arch.delta_columns + arch.delta_key_heads + 2 * arch.delta_value_heads * arch.recurrent_layers
     return itemsize * operands + 4 * workspace

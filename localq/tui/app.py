@@ -80,10 +80,12 @@ class LocalqApp(ChatApp):
         self.chat = ChatScreen(self.history, self.start_with.record, empty=pick and choose is None and session is None)
         self._set(settings)
 
+    def before_terminal_starts(self) -> None:
+        """Exit on signals from now on, by the driver of a terminal."""
+        signals.install(self.leave, self.reset_terminal)
+
     async def on_mount(self) -> None:
         """Show the first screen, then open the model."""
-        if not self.is_headless:
-            signals.install(self.leave, self.reset_terminal)
         await self.push_screen(self.chat)
         if self.model is None and self._pick and self._choose is None:
             self.action_models()

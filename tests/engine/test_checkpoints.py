@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from localq.engine import checkpoints
 from localq.engine.cache import KVCache
 from localq.engine.generate import Engine
 from localq.engine.load.load import LoadedModel, load
@@ -110,6 +111,21 @@ def test_the_budget_holds_and_the_least_recently_used_leaves(models):
     none = engine_of(models["qwen3_5_text"], one - 1)
     reply(none, prompt, (10, 20, 30), 1)
     assert none._text.checkpoints.lengths == []
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "gemma3_text"])
+def test_the_first_token_does_not_wait_for_the_copy_behind_its_prompt(models, kind, monkeypatch):
+    """Nor for host memory, which is allocated while the prompt is computed."""
+    engine, prompt, seen = engine_of(models[kind]), prompt_of(70), list[str]()
+    kept, allocated = engine._text.checkpoints, checkpoints._host_buffer
+    monkeypatch.setattr(checkpoints, "_host_buffer", lambda part: seen.append("buffer") or allocated(part))
+    save = kept.save
+    monkeypatch.setattr(kept, "save", lambda tokens: seen.append(f"copy of {tokens}") or save(tokens))
+    for step in engine.generate(prompt, GREEDY, max_tokens=3, marks=(30, 70)):
+        seen += ["token"] * len(step.ids)
+    buffers = len(kept._copies[70])
+    expected = [*["buffer"] * buffers, "copy of 30", *["buffer"] * buffers, "token", "copy of 70", "token", "token"]
+    assert seen[: len(expected)] == expected
 
 
 def test_an_error_in_a_pass_leaves_no_state(models, monkeypatch):

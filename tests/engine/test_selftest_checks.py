@@ -99,6 +99,7 @@ WRONG = {
     ),
     "vq_adjoint": (adjoint_kernel, off(reference_kernels.vq_adjoint)),
     "delta_decode": (delta_net, off(reference_kernels.delta_decoded)),
+    "delta_prefill": (delta_net, off(reference_kernels.delta_prefilled)),
     "embed": (embed, off(reference_kernels.embedded)),
     "rmsnorm": (rmsnorm, off(reference_kernels.normed)),
     "dry_match": (logit_adjust, lambda state, token: None),

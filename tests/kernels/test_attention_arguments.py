@@ -60,6 +60,19 @@ REFUSED = {
     "base of 32 bit": ({"base": torch.zeros(1, dtype=torch.int32)}, "base is torch.int32"),
     "two bases": ({"base": torch.zeros(2, dtype=torch.int64)}, "base has shape"),
     "another workspace": ({"workspace": workspace((8, 2, 64))}, "workspace is for"),
+    "q closer than a head is wide": (
+        {"q_stride": 56},
+        r"q_stride = 56, must be a multiple of 8, at least head_dim \(64\)",
+    ),
+    "q at an odd place": ({"q_stride": 68}, "q_stride = 68, must be a multiple of 8"),
+    "qkv without gaps": ({"q_stride": 128}, r"qkv has shape \(1, 640\), must have 1024 elements"),
+    "gate of other heads": ({"gate": torch.zeros(2, 64, dtype=F16)}, r"gate has shape \(2, 64\), must be \(6, 64\)"),
+    "gate without heads": ({"gate": torch.zeros(1, 384, dtype=F16)}, r"gate has shape \(1, 384\), must be \(6, 64\)"),
+    "gate of floats": ({"gate": torch.zeros(6, 64)}, "gate is torch.float32 on cpu, must be torch.float16 on cpu"),
+    "gate of another type": ({"gate": torch.zeros(6, 64).bfloat16()}, "gate is torch.bfloat16"),
+    "gate by columns": ({"gate": torch.zeros(64, 6, dtype=F16).T}, r"gate has strides \(1, 6\)"),
+    "gates that overlap": ({"gate": torch.zeros(1, 64, dtype=F16).expand(6, 64)}, r"gate has strides \(0, 1\)"),
+    "gates at odd places": ({"gate": torch.zeros(6, 66, dtype=F16)[:, :64]}, r"gate has strides \(66, 1\)"),
     "out too short": ({"out": torch.zeros(1, 64, dtype=F16)}, "out has shape"),
 }
 
@@ -91,6 +104,7 @@ def test_shapes_that_kernels_serve():
 def test_bytes(bits, slot):
     wide = layer(bits, 128)
     assert attention.attention_decode_bytes(wide, 8, 100) == 100 * 2 * slot + 2 * 128 * (8 + 4 + 8)
+    assert attention.attention_decode_bytes(wide, 8, 100, gated=True) == 100 * 2 * slot + 2 * 128 * (8 + 4 + 8 + 8)
     assert attention.kv_write_bytes(wide, 3) == 3 * (2 * slot + 2 * 2 * 128 * 2)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import glu
 
 from localq import kv_bits
 from localq.engine import kv_codec
@@ -39,8 +40,14 @@ FEATURES = {
     "window longer than the text": {"window": 5000},
     "sinks": {"sinks": 0.0},
     "sinks and window": {"sinks": 1.0, "window": 128},
-    "all": {"norm": "gemma", "rotary": 64, "softcap": 5.0, "window": 333, "sinks": 3.0},
+    "gate behind q": {"gate": "in q"},
+    "gate apart": {"gate": "apart"},
+    "all": {"norm": "gemma", "rotary": 64, "softcap": 5.0, "window": 333, "sinks": 3.0, "gate": "in q"},
 }
+GATES = ["in q", "apart"]
+GATED_HEADS = [  # units of 32 columns that are no whole number of a cluster's blocks, parts of a unit, two passes
+    (24, 4, 256), (9, 1, 256), (12, 4, 64), (5, 5, 64), (8, 4, 24), (32, 2, 128), (6, 2, 200),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("bits", KV_BITS)
@@ -79,6 +86,70 @@ def test_sinks_in_the_shape_of_gpt_oss(length, window, bits):
     case = Case(64, 8, 64, length - 1, length + 5, BF16, bits, rotary=64, window=window, sinks=1.0)
     operands = Operands(case, seed=length)
     assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("bits", KV_BITS)
+@pytest.mark.parametrize("length", [1, 65, 513, 2049, 4097])  # in one cluster, in several
+@pytest.mark.parametrize("shape", GATED_HEADS, ids=str)
+@pytest.mark.parametrize("gate", GATES)
+def test_gates(gate, shape, length, bits):
+    heads, kv_heads, width = shape
+    dtype = BF16 if heads % 2 else F16
+    case = Case(heads, kv_heads, width, length - 1, length + 3, dtype, bits, rotary=width // 4 * 2, gate=gate)
+    operands = Operands(replace(case, norm="gemma"), seed=length)
+    assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("bits", KV_BITS)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("width", [8, 24, 64, 128, 256])
+@pytest.mark.parametrize("gate", GATES)
+def test_a_gate_gives_the_bits_of_glu_behind_attention_over_q_without_gaps(gate, width, dtype, bits):
+    """Blocks that join in shared memory (with clusters) and in global memory, one unit a thread and several."""
+    operands = Operands(Case(12, 2, width, 2500, 2501, dtype, bits, rotary=width // 2, gate=gate))
+    places = torch.arange(operands.gate.numel(), device="cuda").view(12, width)
+    operands.gate[places % 61 == 7] = torch.inf
+    operands.gate[places % 61 == 8] = -torch.inf
+    operands.gate[places % 61 == 9] = 88  # and -88: the exponential is near its end
+    operands.gate[places % 61 == 10] = -88
+    plain = Operands(replace(operands.case, gate=""))
+    plain.qkv = torch.cat([part.reshape(1, -1) for part in operands.parts()], -1)
+    for splits in (1, 3, 7, 8, operands.workspace.splits):
+        operands.workspace.splits = plain.workspace.splits = splits
+        for position in (2500, 300, 0):
+            operands.position.fill_(position)
+            plain.position.fill_(position)
+            got = operands.run()
+            assert torch.equal(got, glu(torch.cat((plain.run(), operands.gate.reshape(1, -1)), -1)))
+            assert got.isfinite().all()
+        assert not operands.workspace.arrived.any()
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_gate_that_is_not_a_number_spoils_its_own_column(gate):
+    operands = Operands(replace(BASE, gate=gate))
+    operands.gate[3, 17] = torch.nan
+    spoilt = operands.run().view(12, 128).isnan()
+    assert spoilt[3, 17]
+    assert spoilt.sum() == 1
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_graph_reads_the_gate_that_the_launch_before_it_wrote(gate):
+    operands = Operands(replace(BASE, gate=gate))
+    out = torch.empty(1, 12 * 128, dtype=F16, device="cuda")
+    given = torch.zeros(12, 128, dtype=F16, device="cuda")
+    operands.run(out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        operands.gate.copy_(given)
+        operands.run(out)
+    for seed in range(5):
+        given.copy_(torch.randn(12, 128, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        replayed = out.clone()
+        operands.gate.copy_(given)
+        assert torch.equal(replayed, operands.run())
 
 
 @pytest.mark.parametrize("bits", [16, 4])

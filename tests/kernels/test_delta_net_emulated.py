@@ -22,9 +22,11 @@ from tests.support.kernels.cuda_headers import built, copy_to
 ROOT = Path(__file__).parents[2]
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 FIELDS = [  # csrc/delta/delta.h
-    *((name, POINTER) for name in ("inputs", "gates", "write", "decay", "taps", "rates", "offsets", "norm")),
-    ("eps", FLOAT), *((name, POINTER) for name in ("columns", "matrix", "heads", "arrived", "out")),
-    ("key_heads", INT), ("shared", INT),
+    *((name, POINTER) for name in ("inputs", "gates", "x", "x_norm", "write", "decay")),
+    *((name, POINTER) for name in ("taps", "rates", "offsets", "norm")),
+    ("eps", FLOAT), ("x_eps", FLOAT), ("x_kind", INT),
+    *((name, POINTER) for name in ("columns", "matrix", "heads", "arrived", "out")),
+    ("key_heads", INT), ("shared", INT), ("hidden", INT),
 ]  # fmt: skip
 STEP = type("DeltaStep", (ctypes.Structure,), {"_fields_": FIELDS})
 SHAPES = [(1, 1), (2, 1), (2, 3), (1, 8)]  # key heads, and value heads for each
@@ -46,8 +48,8 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 def emulated(library, monkeypatch):
     """The wrapper runs the kernel on the CPU."""
 
-    def launch(*, operands, eps, key_heads, shared, type, device, stream):
-        step = STEP(**operands, eps=eps, key_heads=key_heads, shared=shared)
+    def launch(*, operands, type, device, stream, **numbers):
+        step = STEP(**operands, **numbers)
         fault = library.delta_decode_on_cpu(ctypes.byref(step), type)
         if fault is not None:
             raise ValueError(fault.decode())
@@ -60,38 +62,39 @@ def emulated(library, monkeypatch):
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(("key_heads", "shared"), SHAPES)
-def test_tokens_give_what_fp64_gives(dtype, key_heads, shared):
-    case, generator = delta_nets.draw(key_heads, shared, dtype, CPU), torch.Generator().manual_seed(1)
-    workspace = case.workspace()
+@pytest.mark.parametrize(("hidden", "seed"), [(8, 0), (320, 1), (6152, 2)], ids=["narrow", "plain norm", "wide"])
+def test_tokens_give_what_fp64_gives(dtype, key_heads, shared, hidden, seed):
+    """Columns of fewer words than threads; a norm with weights in 16 bit; more columns than are loaded ahead."""
+    case = delta_nets.draw_step(key_heads, shared, dtype, CPU, seed, hidden)
+    generator, workspace = torch.Generator().manual_seed(1), case.workspace()
     for _ in range(3):
-        out, columns, matrix = delta_nets.expected(case)
+        out, columns, matrix = case.expected()
         found = case.run(workspace)
         # Three roundings of o, and those of q, k and v, which a sum of f32 may take the other way.
         torch.testing.assert_close(found.double(), out, rtol=4 * HALF[dtype], atol=4 * HALF[dtype])
-        torch.testing.assert_close(case.matrix.double(), matrix, rtol=1e-5, atol=4 * HALF[dtype])
-        assert torch.equal(case.columns, columns)
+        torch.testing.assert_close(case.token.matrix.double(), matrix, rtol=1e-5, atol=4 * HALF[dtype])
+        assert torch.equal(case.token.columns, columns)
         assert not workspace.arrived.any()
-        for each in (case.inputs, case.gates, case.write, case.decay):  # the next token
-            each.copy_(torch.randn(each.shape, generator=generator))
+        case.draw(generator)
 
 
 @pytest.mark.usefixtures("emulated")
 def test_a_state_of_zeros_and_one_that_nothing_is_kept_of():
-    case = delta_nets.draw(2, 2, torch.bfloat16, CPU)
+    case = delta_nets.draw_step(2, 2, torch.bfloat16, CPU)
     for matrix, rates in ((0.0, -1.0), (1e3, -1e9)):
-        case.matrix.fill_(matrix)
-        case.weights.rates.fill_(rates)
-        out, _, after = delta_nets.expected(case)
+        case.token.matrix.fill_(matrix)
+        case.token.weights.rates.fill_(rates)
+        out, _, after = case.expected()
         torch.testing.assert_close(case.run(case.workspace()).double(), out, rtol=2**-6, atol=2**-6)
-        torch.testing.assert_close(case.matrix.double(), after, rtol=1e-5, atol=2**-6)
+        torch.testing.assert_close(case.token.matrix.double(), after, rtol=1e-5, atol=2**-6)
 
 
 @pytest.mark.usefixtures("emulated")
 def test_the_same_bits_twice():
     found = []
     for _ in range(2):
-        case = delta_nets.draw(2, 2, torch.float16, CPU, seed=3)
-        found.append((case.run(case.workspace()), case.matrix, case.columns))
+        case = delta_nets.draw_step(2, 2, torch.float16, CPU, seed=3)
+        found.append((case.run(case.workspace()), case.token.matrix, case.token.columns))
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
 
@@ -115,14 +118,20 @@ def test_shapes_without_a_kernel_are_named(shape, why):
 
 @pytest.mark.usefixtures("emulated")
 def test_operands_that_do_not_fit_are_refused_by_name():
-    case = delta_nets.draw(2, 2, torch.bfloat16, CPU)
-    case.inputs = case.inputs[:, 1:]
+    case = delta_nets.draw_step(2, 2, torch.bfloat16, CPU)
+    case.token.inputs = case.token.inputs[:, 1:]
     with pytest.raises(ValueError, match="inputs has shape"):
         case.run(case.workspace())
-    case = delta_nets.draw(2, 2, torch.bfloat16, CPU)
-    case.matrix = case.matrix.double()
+    case = delta_nets.draw_step(2, 2, torch.bfloat16, CPU)
+    case.token.matrix = case.token.matrix.double()
     with pytest.raises(ValueError, match=r"matrix is torch\.float64"):
         case.run(case.workspace())
+    case = delta_nets.draw_step(2, 2, torch.bfloat16, CPU)
+    case.decay = case.decay[:, 8:]
+    with pytest.raises(ValueError, match="decay has shape"):
+        case.run(case.workspace())
+    with pytest.raises(ValueError, match="hidden = 12, must be a multiple of 8"):
+        delta_nets.draw_step(2, 2, torch.bfloat16, CPU, hidden=12).run(case.workspace())
 
 
 @pytest.mark.usefixtures("emulated")

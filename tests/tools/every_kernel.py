@@ -20,6 +20,7 @@ from localq.engine.cache import KVCache
 from localq.engine.selftest import delta_nets, formats
 from localq.engine.selftest import replies as selftest_replies
 from localq.engine.selftest.checks import CHECKS
+from localq.files import delta_memory
 from localq.files.layer_caches import KeysAndValues
 from localq.formats import cases, vptq
 from localq.formats.cases import Kernel
@@ -185,6 +186,23 @@ def mixture_cases() -> Iterator[Case]:
         yield f"experts_down {what}", partial(expert_kernel.experts_down, x, stack, None, chosen, weights, **given)
 
 
+def router_cases() -> Iterator[Case]:
+    """Rows of a word and of many, the most experts; without and with the gate of a shared one."""
+    for count, active, columns in ((1, 1, 8), (33, 3, 4104), (257, 8, 2048), (512, 15, 64)):
+        x, weight, gate = (nf4_operands.inputs(rows, columns, HALF, "cuda") for rows in (1, count, 1))
+        norm = Norm(torch.ones(columns, dtype=HALF, device="cuda"), 1e-5)
+        workspace = expert_kernel.router_workspace(count, "cuda")
+        for shared_gate in (None, gate):
+            entries = active + (shared_gate is not None)
+            given = {
+                "norm": norm, "how": "softmax_of_chosen", "workspace": workspace, "shared_gate": shared_gate,
+                "weights": torch.empty(entries, device="cuda"),
+                "chosen": torch.empty(entries, dtype=torch.int32, device="cuda"),
+            }  # fmt: skip
+            what = f"{active} of {count}, {columns} columns{'' if shared_gate is None else ', a shared expert'}"
+            yield f"router {what}", partial(expert_kernel.router, x, weight, None, active, **given)
+
+
 def attention_cases() -> Iterator[Case]:
     """Every width of heads and cache around every border of the live length; windows; the cache's own kernels."""
     for (heads, kv_heads, width), bits in product(HEADS, KV_BITS):
@@ -193,6 +211,9 @@ def attention_cases() -> Iterator[Case]:
                 heads, kv_heads, width, live - 1, live + 3, HALF, bits, window=window, sinks=sinks
             )
             yield f"attention_decode {case}", attention_operands.Operands(case).run
+    for (heads, width), live, gate, bits in product(((6, 24), (24, 256)), LIVE, ("in q", "apart"), KV_BITS):
+        case = attention_operands.Case(heads, heads // 6, width, live - 1, live, HALF, bits, gate=gate)
+        yield f"attention_decode {case}", attention_operands.Operands(case).run
     for live, bits in product(LIVE, KV_BITS):
         case = attention_operands.Case(12, 4, 128, live - 1, live, HALF, bits, rotary=128, norm="llama", softcap=9.0)
         yield f"attention_decode {case}", attention_operands.Operands(case).run
@@ -204,10 +225,17 @@ def attention_cases() -> Iterator[Case]:
 
 
 def delta_cases() -> Iterator[Case]:
-    """Numbers of value heads per key head; one block after the other finishes a head."""
+    """Numbers of value heads per key head; one block after the other finishes a head. Groups of chunks, odd ends."""
     for key_heads, shared in ((1, 1), (2, 3), (3, 8), (16, 3)):
-        case = delta_nets.draw(key_heads, shared, HALF, torch.device("cuda"))
-        yield f"delta_decode {key_heads} key heads, {shared} shared", partial(case.run, case.workspace())
+        for hidden in (8, 320, 6152):  # less than a block's threads take at once; more than is loaded ahead
+            case = delta_nets.draw_step(key_heads, shared, HALF, torch.device("cuda"), hidden=hidden)
+            name = f"delta_decode {key_heads} key heads, {shared} shared, {hidden} columns"
+            yield name, partial(case.run, case.workspace())
+    for key_heads, shared, tokens, chunks in ((1, 1, 2, 1), (2, 3, 63, 1), (1, 8, 130, 1), (16, 3, 193, 3)):
+        case = delta_nets.draw(key_heads, shared, HALF, torch.device("cuda"), tokens=tokens)
+        size = chunks * delta_memory.chunk_bytes(key_heads, shared)
+        workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+        yield f"delta_prefill {key_heads} key heads, {shared} shared, {tokens} tokens", partial(case.prefill, workspace)
 
 
 def sampling_cases() -> Iterator[Case]:
@@ -242,8 +270,9 @@ def main(words: list[str]) -> None:
         ("vq_experts_gate_up vq_experts_down rotated", vq_stacks.cases()),
         ("vq_search vq_adjoint", search_cases()),
         ("experts_gate_up experts_down", mixture_cases()),
+        ("router", router_cases()),
         ("attention_decode kv_write kv_read", attention_cases()),
-        ("delta_decode", delta_cases()),
+        ("delta_decode delta_prefill", delta_cases()),
         ("dry_match adjust sample", sampling_cases()),
     )
     known = " ".join(kernels for kernels, _ in lists)

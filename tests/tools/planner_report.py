@@ -60,6 +60,7 @@ CASES = (
     Case("qwen3.6-35b-a3b@nf4", 24, 4096),
     Case("qwen3.6-35b-a3b@nf4", 24, 32_768, kv_bits=None),
     Case("qwen3.6-35b-a3b@nf4", 24, 131_072, kv_bits=None),
+    Case("qwen3.6-35b-a3b@nf4", 32, 262_144, kv_bits=None),
     Case("qwen3.6-35b-a3b@nf4", 24, kv_bits=None),
     Case("gemma-3-27b@nf4", 24, kv_bits=None),
     Case("gpt-oss-20b@mxfp4", 24, kv_bits=None),

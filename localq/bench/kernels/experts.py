@@ -46,7 +46,7 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
 
 @dataclass(frozen=True)
 class Operands:
-    """A layer of so many experts that they take turns; `turns` int32 [k] each."""
+    """A layer of so many experts that they take turns; `turns` int32 [k] each, a shared one among them."""
 
     x: Tensor
     norm: Norm
@@ -114,7 +114,7 @@ def _books_of(first: VqOperand, other: VqOperand) -> tuple[VqBook, ...]:
 
 
 def _operands(bench: Bench, mixture: MixtureShape) -> Operands:
-    hidden, width, active = mixture.hidden, mixture.width, mixture.active
+    hidden, width, active = mixture.hidden, mixture.width, mixture.entries
     dtype = _dtype(mixture)
     per_layer = active * hidden * width  # bytes of down, about half of what a launch of gate and up reads
     turns = bench.copies(per_layer // 2)
@@ -172,7 +172,7 @@ def gate_up_row(bench: Bench, mixture: MixtureShape) -> Row:
     of.run_gate_up(chosen, mixture)
     check(op, what, of.gated, exact, naive)
     timing = bench.time([partial(of.run_gate_up, each, mixture) for each in of.turns])
-    moved = expert_kernel.experts_gate_up_bytes(of.gate_up, mixture.active)
+    moved = expert_kernel.experts_gate_up_bytes(of.gate_up, mixture.entries)
     return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
 
 
@@ -180,15 +180,15 @@ def down_row(bench: Bench, mixture: MixtureShape) -> Row:
     """One `experts_down`, checked and timed."""
     of, op, what = _operands(bench, mixture), _op(mixture, "experts_down"), f"{mixture.name}, down"
     chosen = of.turns[0]
-    exact, naive = of.x[0].double() * mixture.active, of.x[0] * mixture.active
+    exact, naive = of.x[0].double() * mixture.entries, of.x[0] * mixture.entries
     for row, wide, narrow in zip(
         of.gated, _dense(of.down, chosen, torch.float32), _dense(of.down, chosen, of.x.dtype), strict=True
     ):
         exact, naive = exact + row.double() @ wide.double().T, naive + F.linear(row, narrow)
     of.run_down(chosen)
-    check(op, what, of.out[0], exact / mixture.active, naive / mixture.active)
+    check(op, what, of.out[0], exact / mixture.entries, naive / mixture.entries)
     timing = bench.time([partial(of.run_down, each) for each in of.turns])
-    moved = expert_kernel.experts_down_bytes(of.down, mixture.active)
+    moved = expert_kernel.experts_down_bytes(of.down, mixture.entries)
     return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
 
 
@@ -198,8 +198,10 @@ class Routed:
     def __init__(self, bench: Bench, mixture: MixtureShape, x: Tensor, norm: Norm) -> None:
         self._given, self._norm, self._active = (x, None, mixture.active), norm, mixture.active
         self._workspace = expert_kernel.router_workspace(mixture.experts, bench.device)
-        self.weights = torch.empty(mixture.active, device=bench.device)
-        self.chosen = torch.empty(mixture.active, dtype=torch.int32, device=bench.device)
+        self.weights = torch.empty(mixture.entries, device=bench.device)
+        self.chosen = torch.empty(mixture.entries, dtype=torch.int32, device=bench.device)
+        gate = bench.normal(1, mixture.hidden, seed=SEED + 6) / mixture.hidden**0.5
+        self.shared_gate = gate.to(x.dtype) if mixture.shared else None
 
     @property
     def logits(self) -> Tensor:
@@ -211,7 +213,7 @@ class Routed:
         x, bias, active = self._given
         expert_kernel.router(
             x, weight, bias, active, norm=self._norm, how="softmax_of_chosen", weights=self.weights,
-            chosen=self.chosen, workspace=self._workspace,
+            chosen=self.chosen, workspace=self._workspace, shared_gate=self.shared_gate,
         )  # fmt: skip
 
 
@@ -225,15 +227,20 @@ def router_row(bench: Bench, mixture: MixtureShape) -> Row:
     dtype = _dtype(mixture)
     x, norm = bench.normal(1, mixture.hidden, dtype=dtype), bench.normal(mixture.hidden, dtype=dtype, seed=SEED + 1)
     routed, weights = Routed(bench, mixture, x, Norm(norm, EPS)), _routers(bench, mixture, dtype)
-    what = f"{mixture.name}, {mixture.active} of {mixture.experts}"
+    what = f"{mixture.name}, {mixture.active} of {mixture.experts}{' and a shared one' if mixture.shared else ''}"
     normed = F.rms_norm(x, x.shape[-1:], None, EPS) * norm
     routed.run(weights[0])
     exact = normed.double() @ weights[0].double().T
     check("router", what, routed.logits[None], exact, F.linear(normed, weights[0]))
-    if not torch.equal(routed.chosen.long(), routed.logits.topk(mixture.active).indices):
+    if not torch.equal(routed.chosen[: mixture.active].long(), routed.logits.topk(mixture.active).indices):
         raise wrong("router", what, "does not match the largest logits")
+    if (gate := routed.shared_gate) is not None:
+        share = torch.sigmoid(normed.double() @ gate.double().T)[0]
+        off = (routed.weights[mixture.active :] - share).abs() > 4 * torch.finfo(dtype).eps  # logit and sigmoid round
+        if off or routed.chosen[mixture.active] != mixture.experts:
+            raise wrong("router", what, "does not add the shared expert")
     timing = bench.time([partial(routed.run, weight) for weight in weights])
-    moved = expert_kernel.router_bytes(mixture.experts, mixture.hidden)
+    moved = expert_kernel.router_bytes(mixture.experts, mixture.hidden, shared=mixture.shared)
     return Row("experts", "router", what, 1, type_name(dtype), moved, timing)
 
 
@@ -261,9 +268,8 @@ def mixture_row(bench: Bench, mixture: MixtureShape) -> Row:
         of.run_down(chosen, behind_gate_up=True)
 
     launches = [partial(run, chosen, weights[i % len(weights)]) for i, chosen in enumerate(of.turns)]
-    moved = expert_kernel.experts_gate_up_bytes(of.gate_up, mixture.active) + expert_kernel.router_bytes(
-        mixture.experts, mixture.hidden
-    )
-    moved += expert_kernel.experts_down_bytes(of.down, mixture.active)
+    moved = expert_kernel.experts_gate_up_bytes(of.gate_up, mixture.entries)
+    moved += expert_kernel.router_bytes(mixture.experts, mixture.hidden, shared=mixture.shared)
+    moved += expert_kernel.experts_down_bytes(of.down, mixture.entries)
     what = f"{mixture.name}, complete layer"
     return Row("experts", "mixture", what, 1, type_name(of.x.dtype), moved, bench.time(launches))

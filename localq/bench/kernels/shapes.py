@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from localq.errors import usage_error
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 
 PLAIN, NORM, GATE_UP, RESIDUAL = "", "norm", "norm, silu(gate) * up", "residual"
@@ -58,7 +58,10 @@ class Heads:
 
 @dataclass(frozen=True)
 class MixtureShape:
-    """The experts of a layer in mxfp4, nf4 or vq2; `gate` and `interleaved` as of `experts_gate_up`."""
+    """The experts of a layer in mxfp4, nf4 or vq2; `gate` and `interleaved` as of `experts_gate_up`.
+
+    shared   one more goes with the chosen ones: the last of the stacks, by the gate of the router
+    """
 
     name: str
     hidden: int
@@ -68,6 +71,12 @@ class MixtureShape:
     format: str
     gate: str = "silu"
     interleaved: bool = False
+    shared: bool = False
+
+    @property
+    def entries(self) -> int:
+        """Experts that a token goes through."""
+        return self.active + self.shared
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,7 @@ STANDARD = Workload(
     mixtures=(
         MixtureShape("gpt-oss-20b", 2880, 2880, 32, 4, "mxfp4", "clamped", True),
         MixtureShape("qwen3-30b-a3b", 2048, 768, 128, 8, "nf4"),
+        MixtureShape("qwen3.6-35b-a3b", 2048, 512, 256, 8, "nf4", shared=True),
         MixtureShape("mixtral-8x7b", 4096, 14336, 8, 2, "nf4"),
         MixtureShape("qwen3-30b-a3b", 2048, 768, 128, 8, "vq2"),
         MixtureShape("mixtral-8x7b", 4096, 14336, 8, 2, "vq2"),
@@ -200,7 +210,9 @@ def _mixtures(arch: Architecture) -> tuple[MixtureShape, ...]:
         return ()
     ours = (arch.model_type, arch.hidden, arch.expert_intermediate, arch.experts, arch.experts_active)
     published = arch.traits.published_experts
-    return (MixtureShape(*ours, published, "clamped", True) if published else MixtureShape(*ours, "nf4"),)
+    if published:
+        return (MixtureShape(*ours, published, "clamped", True),)
+    return (MixtureShape(*ours, "nf4", shared=format_facts.stacks_shared(arch, "nf4")),)
 
 
 def _by_width(work: Workload) -> Workload:

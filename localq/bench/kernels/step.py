@@ -18,6 +18,7 @@ from localq.engine.sampler import SamplerState
 from localq.engine.selftest import delta_nets
 from localq.engine.selftest import replies as selftest_replies
 from localq.engine.selftest.compare import Mismatch, near
+from localq.files import delta_memory
 from localq.kernels import delta_net, embed, logit_adjust, rmsnorm, sampling
 from localq.kernels.gemv import Norm
 from localq.sampling import Sampling
@@ -33,13 +34,17 @@ CHOICES = {
 }
 HISTORY = 32768  # tokens that DRY looks at
 TORCH = "torch"
-DELTA_HEADS = ((16, 3), (16, 2), (16, 1))  # key heads, and value heads for each: of Qwen3.5 27B, 35B-A3B and 9B, 0.8B
+PASS = 2048  # tokens of `delta_prefill`
+DELTA_NETS = ((16, 3, 5120), (16, 2, 4096), (16, 1, 1024))  # key heads, value heads for each, hidden: 27B, 9B, 0.8B
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     """What is to be measured."""
     found: list[Callable[[Bench], Row]] = [partial(rmsnorm_row, width=width) for width in work.widths]
-    found += [partial(delta_decode_row, key_heads=heads, shared=shared) for heads, shared in DELTA_HEADS]
+    found += [
+        partial(delta_decode_row, key_heads=heads, shared=each, hidden=hidden) for heads, each, hidden in DELTA_NETS
+    ]
+    found += [partial(delta_prefill_row, key_heads=heads, shared=each) for heads, each, _ in DELTA_NETS]
     for vocab, hidden in work.tables:
         found += [partial(embed_row, vocab=vocab, hidden=hidden, pinned=pinned) for pinned in (False, True)]
         found += [partial(sample_row, vocab=vocab, choice=choice) for choice in CHOICES]
@@ -83,20 +88,39 @@ def rmsnorm_row(bench: Bench, width: int) -> Row:
     return Row("step", "rmsnorm", f"{width}, + residual", 1, type_name(dtype), moved, timing, (rival,))
 
 
-def delta_decode_row(bench: Bench, key_heads: int, shared: int) -> Row:
-    """One `delta_decode` of one token, with states that take turns; must give what f64 gives."""
+def delta_decode_row(bench: Bench, key_heads: int, shared: int, hidden: int) -> Row:
+    """One `delta_decode` of one token, with layers that take turns; must give what f64 gives."""
     dtype = torch.float16
-    case = delta_nets.draw(key_heads, shared, dtype, bench.device)
+    case = delta_nets.draw_step(key_heads, shared, dtype, bench.device, hidden=hidden)
     what, workspace = f"{key_heads} key heads, {key_heads * shared} value heads", case.workspace()
-    exact, _, _ = delta_nets.expected(case)
-    states = clones(case.matrix, bench.copies(case.matrix.nbytes))
-    launches = [partial(replace(case, matrix=each).run, workspace, torch.empty_like(case.gates)) for each in states]
+    exact, _, _ = case.expected()
+    layers = [case.clone() for _ in range(bench.copies(case.token.matrix.nbytes))]
+    launches = [partial(each.run, workspace, torch.empty_like(each.token.gates)) for each in layers]
     try:
         near(launches[0](), exact.cpu(), delta_nets.ROUNDED * (exact.cpu().abs() + 1))
     except Mismatch as error:
         raise wrong("delta_decode", what, str(error)) from error
-    moved = delta_net.delta_decode_bytes(case.weights)
+    moved = delta_net.delta_decode_bytes(case.token.weights, hidden)
     return Row("step", "delta_decode", what, 1, type_name(dtype), moved, bench.time(launches))
+
+
+def delta_prefill_row(bench: Bench, key_heads: int, shared: int) -> Row:
+    """One `delta_prefill` of many tokens, whose floor in FLOP is told as well; must give what f64 gives."""
+    dtype = torch.float16
+    case = delta_nets.draw(key_heads, shared, dtype, bench.device, tokens=PASS)
+    flops = delta_net.delta_prefill_flops(case.weights, PASS)
+    what = f"{PASS} tokens, {key_heads * shared} heads, {flops / 1e9:.1f} GFLOP"
+    exact, _, _ = delta_nets.expected(case)
+    size = delta_memory.kernel_bytes(PASS, key_heads, shared)
+    workspace, out = torch.empty(size, dtype=torch.uint8, device=bench.device), torch.empty_like(case.gates)
+    states = clones(case.matrix, bench.copies(case.inputs.nbytes + case.gates.nbytes))
+    launches = [partial(replace(case, matrix=each).prefill, workspace, out) for each in states]
+    try:
+        near(launches[0](), exact.cpu(), delta_nets.ROUNDED * (exact.cpu().abs() + 1))
+    except Mismatch as error:
+        raise wrong("delta_prefill", what, str(error)) from error
+    moved = delta_net.delta_prefill_bytes(case.weights, PASS)
+    return Row("step", "delta_prefill", what, PASS, type_name(dtype), moved, bench.time(launches))
 
 
 def dry_match_row(bench: Bench, vocab: int) -> Row:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -53,42 +54,58 @@ def _hadamard(device: torch.device) -> None:
 
 
 def _attention_decode(device: torch.device) -> None:
-    """A cache of each width, filled and read by the kernels, against the same on the CPU; with sinks in 16 bit."""
+    """A cache of each width, filled and read by the kernels, against the same on the CPU; with sinks in 16 bit; then
+    with a gate behind q of every head."""
     heads, kv_heads, width, slots = 6, 2, 64, 200
-    qkv = normal(1, (heads + 2 * kv_heads) * width).to(HALF)
+    pairs, kv = normal(heads, 2, width).to(HALF), normal(2, 1, kv_heads, width, seed=4).to(HALF)
+    q, gate = pairs[:, :1], pairs[:, 1:]
     kept = [normal(slots - 1, kv_heads, width, seed=seed).to(HALF) for seed in (2, 3)]
     workspace = attention.AttentionWorkspace(heads, kv_heads, width, device)
-    for bits in KV_BITS:
+    for bits, gated in product(KV_BITS, (False, True)):
         caches = [KVCache([KeysAndValues(kv_heads, width)], slots + 9, HALF, place, bits) for place in ("cpu", device)]
         for cache, place in zip(caches, (torch.device("cpu"), device), strict=True):
             cache.update(0, kept[0].to(place), kept[1].to(place), torch.arange(slots - 1, device=place), slots - 1)
         sinks = torch.linspace(-1, 4, heads).to(HALF) if bits == 16 else torch.full((heads,), -torch.inf)
+        queries = (pairs if gated else q).reshape(heads, -1)
+        qkv = torch.cat((queries.flatten(), kv.flatten()))[None].to(device)
         got = attention.attention_decode(
-            qkv.to(device), caches[1].layer(0), torch.tensor([slots - 1], device=device), heads=heads, rotary=None,
+            qkv, caches[1].layer(0), torch.tensor([slots - 1], device=device), heads=heads, rotary=None,
             q_norm=None, k_norm=None, scale=width**-0.5, softcap=0.0, window=0, workspace=workspace,
-            sinks=sinks.to(device) if bits == 16 else None,
+            sinks=sinks.to(device) if bits == 16 else None, q_stride=queries.shape[1],
+            gate=qkv[0, : queries.numel()].view(heads, -1)[:, width:] if gated else None,
         )  # fmt: skip
-        q, new = qkv[:, : heads * width].view(heads, 1, width), qkv[0, heads * width :].view(2, 1, kv_heads, width)
         k, v = (
             each.double().repeat_interleave(heads // kv_heads, 0)
-            for each in caches[0].update(0, new[0], new[1], torch.tensor([slots - 1]), slots)
+            for each in caches[0].update(0, kv[0], kv[1], torch.tensor([slots - 1]), slots)
         )
         scores = torch.cat((q.double() @ k.transpose(-1, -2) * width**-0.5, sinks.double().view(heads, 1, 1)), -1)
         weights = torch.softmax(scores, -1)[..., :slots]
+        opened = torch.sigmoid(gate.double()) if gated else torch.ones(heads, 1, width)
         # The turned q is rounded as well, and a code at a tie may be rounded to its other neighbour here.
         slack = {16: 1, 8: 2, K8V4: 4, 4: 4}[bits]
-        near(got.view(heads, 1, width), weights @ v, slack * (4 * weights @ v.abs()))
+        near(got.view(heads, 1, width), weights @ v * opened, slack * (4 * weights @ v.abs()) * opened)
 
 
 def _delta_decode(device: torch.device) -> None:
     """Two tokens, of two key heads with three value heads each."""
-    case = delta_nets.draw(2, 3, HALF, device)
+    case = delta_nets.draw_step(2, 3, HALF, device)
     workspace = case.workspace()
     for _ in range(2):
-        on_cpu = delta_nets.draw(2, 3, HALF, torch.device("cpu"))
-        on_cpu = replace(on_cpu, columns=case.columns.cpu(), matrix=case.matrix.cpu())
-        out, columns, matrix = delta_nets.expected(on_cpu)
+        out, columns, matrix = case.to(torch.device("cpu")).expected()
         got = case.run(workspace)
+        same(case.token.columns, columns)
+        near(case.token.matrix, matrix, matrix.abs() + 1)
+        near(got, out, delta_nets.ROUNDED * (out.abs() + 1))
+
+
+def _delta_prefill(device: torch.device) -> None:
+    """Two passes, of which the first fills a chunk and two tokens of the next."""
+    case = delta_nets.draw(1, 2, HALF, device, tokens=66)
+    for tokens in (66, 3):
+        parts = {name: getattr(case, name)[:tokens] for name in ("inputs", "gates", "write", "decay")}
+        case = replace(case, **parts)
+        out, columns, matrix = delta_nets.expected(case.to(torch.device("cpu")))
+        got = case.prefill()
         same(case.columns, columns)
         near(case.matrix, matrix, matrix.abs() + 1)
         near(got, out, delta_nets.ROUNDED * (out.abs() + 1))
@@ -165,6 +182,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "hadamard": _hadamard,
     "attention_decode": _attention_decode,
     "delta_decode": _delta_decode,
+    "delta_prefill": _delta_prefill,
     "vq_search": _vq_search,
     "vq_adjoint": searches.check_adjoint,
     "embed": _embed,

@@ -1,8 +1,8 @@
-"""The reference of `delta_decode`: a random step of a gated delta net, and what f64 makes of it."""
+"""The reference of `delta_decode` and `delta_prefill`: random tokens of a gated delta net, and their results in f64."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from localq.kernels import delta_net
 from localq.kernels.delta_net import DIM, TAPS, DeltaWeights, DeltaWorkspace
+from localq.kernels.gemv import Norm
 from localq.models.gated_delta_net import EPSILON
 
 ROUNDED = 4  # results may differ by that many roundings: of q, k and v, which go either way at a tie, of o, of its norm
@@ -17,7 +18,7 @@ ROUNDED = 4  # results may differ by that many roundings: of q, k and v, which g
 
 @dataclass
 class DeltaCase:
-    """Operands of `delta_decode`, on one device."""
+    """Tokens of a gated delta net, on one device; operands of `delta_prefill`."""
 
     weights: DeltaWeights
     inputs: Tensor
@@ -27,19 +28,86 @@ class DeltaCase:
     columns: Tensor
     matrix: Tensor
 
-    def run(self, workspace: DeltaWorkspace, out: Tensor | None = None) -> Tensor:
-        """Run the kernel: one token, after which columns and matrix have moved on."""
-        return delta_net.delta_decode(
+    def to(self, device: torch.device) -> DeltaCase:
+        """Return a copy on another device, or the same where it is there."""
+        names = ("inputs", "gates", "write", "decay", "columns", "matrix")
+        of = self.weights
+        weights = replace(
+            of, taps=of.taps.to(device), rates=of.rates.to(device), offsets=of.offsets.to(device),
+            norm=of.norm.to(device),
+        )  # fmt: skip
+        return DeltaCase(weights, **{name: getattr(self, name).to(device) for name in names})
+
+    def prefill(self, workspace: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Run the kernels: all tokens, after which columns and matrix have moved on."""
+        return delta_net.delta_prefill(
             self.inputs, self.gates, self.write, self.decay, self.weights, self.columns, self.matrix, workspace, out
         )
 
+
+@dataclass
+class StepCase:
+    """Operands of `delta_decode`, on one device: those of a token, and what gives its b and a."""
+
+    token: DeltaCase
+    x: Tensor
+    norm: Norm
+    write: Tensor
+    decay: Tensor
+
+    def run(self, workspace: DeltaWorkspace, out: Tensor | None = None) -> Tensor:
+        """Run the kernel: one token, after which columns and matrix have moved on."""
+        at = self.token
+        return delta_net.delta_decode(
+            at.inputs, at.gates, self.x, self.norm, self.write, self.decay, at.weights, at.columns, at.matrix,
+            workspace, out,
+        )  # fmt: skip
+
+    def to(self, device: torch.device) -> StepCase:
+        """Return a copy on another device, or the same where it is there."""
+        x, weight, write, decay = (each.to(device) for each in (self.x, self.norm.weight, self.write, self.decay))
+        return StepCase(self.token.to(device), x, Norm(weight, self.norm.eps), write, decay)
+
+    def clone(self) -> StepCase:
+        """Return a case with rows and a state of its own, beside the same weights and token."""
+        token = replace(self.token, columns=self.token.columns.clone(), matrix=self.token.matrix.clone())
+        return replace(self, token=token, write=self.write.clone(), decay=self.decay.clone())
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Go on to another token."""
+        for each in (self.token.inputs, self.token.gates, self.x):
+            each.copy_(torch.randn(each.shape, generator=generator))
+
     def workspace(self) -> DeltaWorkspace:
-        """Return a workspace for it."""
-        return DeltaWorkspace(self.weights.key_heads, self.weights.value_heads, self.inputs.device)
+        """Return a workspace for `run`."""
+        weights = self.token.weights
+        return DeltaWorkspace(weights.key_heads, weights.value_heads, self.x.device)
+
+    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As `expected` of the token."""
+        x = self.x.double()
+        normed = x * (x.square().mean(1, keepdim=True) + self.norm.eps).rsqrt() * self.norm.weight.double()
+        write, decay = (normed @ rows.double().T for rows in (self.write, self.decay))
+        return expected(replace(self.token, write=write, decay=decay))
 
 
-def draw(key_heads: int, shared: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> DeltaCase:
-    """Return a step in the middle of a text; shared: value heads per key head."""
+def draw_step(
+    key_heads: int, shared: int, dtype: torch.dtype, device: torch.device, seed: int = 0, hidden: int = 320
+) -> StepCase:
+    """Return a step in the middle of a text; its norm is of weights in f32 where the seed is even."""
+    token, generator = draw(key_heads, shared, dtype, device, seed), torch.Generator().manual_seed(seed + 1)
+    heads = key_heads * shared
+    weight = torch.randn(hidden, generator=generator) * 0.3 + 1
+    write, decay = ((torch.randn(heads, hidden, generator=generator) * hidden**-0.5).to(dtype) for _ in range(2))
+    x = (torch.randn(1, hidden, generator=generator) * 3).to(dtype)
+    norm = Norm((weight if seed % 2 == 0 else weight.to(dtype)).to(device), 1e-6)
+    return StepCase(token, x.to(device), norm, write.to(device), decay.to(device))
+
+
+def draw(
+    key_heads: int, shared: int, dtype: torch.dtype, device: torch.device, seed: int = 0, tokens: int = 1
+) -> DeltaCase:
+    """Return tokens in the middle of a text; shared: value heads per key head."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
@@ -51,35 +119,42 @@ def draw(key_heads: int, shared: int, dtype: torch.dtype, device: torch.device, 
     taps, norm = normal(channels, TAPS, scale=0.6), normal(DIM) + 1
     weights = DeltaWeights(taps, rates.to(device), offsets.to(device), norm, 1e-6, key_heads)
     return DeltaCase(
-        weights, normal(1, channels), normal(1, heads * DIM), normal(1, heads), normal(1, heads),
+        weights, normal(tokens, channels), normal(tokens, heads * DIM), normal(tokens, heads), normal(tokens, heads),
         normal(channels, TAPS - 1), matrix.to(device),
     )  # fmt: skip
 
 
 def expected(case: DeltaCase) -> tuple[Tensor, Tensor, Tensor]:
-    """(out [1, heads * 128], columns, matrix) after the step, in f64 but for the columns; `case` stays as it is.
+    """(out [T, heads * 128], columns, matrix) after the tokens, in f64 but for the columns; `case` stays as it is.
 
-    Rounded to the type of the operands where the kernel rounds.
+    Token by token; rounded to the type of the operands where the kernels round. b in f64 is of `delta_decode`, which
+    does not round beta.
     """
-    weights, dtype = case.weights, case.inputs.dtype
+    weights, dtype, tokens = case.weights, case.inputs.dtype, case.inputs.shape[0]
     heads, shared = weights.value_heads, weights.value_heads // weights.key_heads
 
     def rounded(x: Tensor) -> Tensor:
         return x.to(dtype).double()
 
-    window = torch.cat((case.columns, case.inputs.T), 1)
-    mixed = rounded((window.double() * weights.taps.double()).sum(1))
+    window = torch.cat((case.columns.T, case.inputs))
+    taps = weights.taps.double()
+    mixed = rounded(torch.stack([window[tap : tap + tokens].double() * taps[:, tap] for tap in range(TAPS)]).sum(0))
     sizes = [weights.key_heads * DIM, weights.key_heads * DIM, heads * DIM]
-    q, k, v = torch.split(rounded(F.silu(mixed)), sizes)
-    q, k = (each.view(-1, DIM) for each in (q, k))
-    q, k = (each * (each.square().sum(1, keepdim=True) + EPSILON).rsqrt() for each in (q, k))
-    q, k = (each.repeat_interleave(shared, 0) for each in (q * DIM**-0.5, k))
-    beta = rounded(torch.sigmoid(case.write[0].double()))
-    kept = torch.exp(weights.rates.double() * F.softplus(case.decay[0].double() + weights.offsets.double()))
-    matrix = case.matrix.double() * kept[:, None, None]
-    wanted = v.view(heads, DIM) - torch.einsum("hkv,hk->hv", matrix, k)
-    matrix = matrix + k[:, :, None] * (beta[:, None] * wanted)[:, None]
-    read = rounded(torch.einsum("hkv,hk->hv", matrix, q))
-    normed = rounded(read * (read.square().mean(1, keepdim=True) + weights.eps).rsqrt())
-    out = rounded(normed * weights.norm.double()) * F.silu(case.gates.view(heads, DIM).double())
-    return out.view(1, -1), window[:, 1:], matrix
+    q, k, v = torch.split(rounded(F.silu(mixed)), sizes, 1)
+    q, k = (each.view(tokens, -1, DIM) for each in (q, k))
+    q, k = (each * (each.square().sum(2, keepdim=True) + EPSILON).rsqrt() for each in (q, k))
+    q, k = (each.repeat_interleave(shared, 1) for each in (q * DIM**-0.5, k))
+    v = v.view(tokens, heads, DIM)
+    beta = torch.sigmoid(case.write.double())
+    beta = beta if case.write.dtype == torch.float64 else rounded(beta)
+    kept = torch.exp(weights.rates.double() * F.softplus(case.decay.double() + weights.offsets.double()))
+    matrix, rows = case.matrix.double(), []
+    for at in range(tokens):
+        matrix = matrix * kept[at, :, None, None]
+        wanted = v[at] - torch.einsum("hkv,hk->hv", matrix, k[at])
+        matrix = matrix + k[at, :, :, None] * (beta[at, :, None] * wanted)[:, None]
+        rows.append(torch.einsum("hkv,hk->hv", matrix, q[at]))
+    read = rounded(torch.stack(rows))
+    normed = rounded(read * (read.square().mean(2, keepdim=True) + weights.eps).rsqrt())
+    out = rounded(normed * weights.norm.double()) * F.silu(case.gates.view(tokens, heads, DIM).double())
+    return out.view(tokens, -1), window[tokens:].T, matrix

@@ -92,19 +92,26 @@ def route(device: torch.device) -> None:
 
 
 def router(device: torch.device) -> None:
-    """Twice with one workspace."""
+    """Twice with one workspace; with a shared expert, whose weight is a sigmoid in f16."""
     x, weight, bias = normal(1, COLUMNS, seed=1).to(HALF), normal(33, COLUMNS, seed=2).to(HALF), normal(33, seed=3)
+    gate = (normal(1, COLUMNS, seed=4) / 16).to(HALF)
     workspace, exact = (
         expert_kernel.router_workspace(33, device),
         x.double() @ weight.double().T + bias.to(HALF).double(),
     )
-    for _ in range(2):
-        weights = torch.full((4,), torch.nan, device=device)
-        chosen = torch.full((4,), -1, dtype=torch.int32, device=device)
+    for shared_gate in (None, gate.to(device)):
+        entries = 4 if shared_gate is None else 5
+        weights = torch.full((entries,), torch.nan, device=device)
+        chosen = torch.full((entries,), -1, dtype=torch.int32, device=device)
         expert_kernel.router(
             x.to(device), weight.to(device), bias.to(HALF).to(device), 4, norm=None, how="softmax_of_chosen",
-            weights=weights, chosen=chosen, workspace=workspace,
+            weights=weights, chosen=chosen, workspace=workspace, shared_gate=shared_gate,
         )  # fmt: skip
         logits = workspace[1:].view(torch.float32)
         near(logits, exact[0], x.double().abs()[0] @ weight.double().abs().T)
-        _check_route(logits.cpu(), weights, chosen)
+        _check_route(logits.cpu(), weights[:4], chosen[:4])
+        if shared_gate is not None:
+            share = torch.sigmoid(x.double() @ gate.double().T)[0]
+            near(weights[4:].to(HALF), share, 1 + share)  # the logit is rounded, too
+            if chosen[4] != 33:
+                raise Mismatch(f"the shared expert is number {int(chosen[4])}, expected 33")

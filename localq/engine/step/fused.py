@@ -2,7 +2,7 @@
 
     embed
     per layer   qkv        x -> norm -> q, k, v behind each other, and a gate where the family has one
-                attention  norms of q and k, rotary, cache write, attention up to the position
+                attention  norms of q and k, rotary, cache write, attention up to the position, times a gate's sigmoid
                 o          + residual (or into a norm, where the family has one there, and then + residual)
                 gate_up    x -> norm -> act(gate) * up
                 down       + residual (as o)
@@ -14,8 +14,7 @@
 The list is data: it is run eagerly, captured as a graph, and timed launch by launch (`profile.py`). The residual stream
 x is updated in place, element by element. Torch computes what no kernel does: act(gate) * up where gate and up lie in
 one matrix that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats; and queries times a number that
-grows with the position, before they are turned (ministral3, where the context has positions that are not times one);
-and what heads gather times the sigmoid of a gate (muse_glimmer, qwen3_5).
+grows with the position, before they are turned (ministral3, where the context has positions that are not times one).
 
 Matrices that multiply a rotated x (vq2) rotate it themselves, behind the norm: one launch for all that share their
 signs, which are all that read the same x in what `localq quantize` writes.
@@ -176,18 +175,15 @@ class FusedStep:
         return self._buffers[-1]
 
     def _add_attention_buffers(self, model: Decoder, dtype: torch.dtype, device: torch.device) -> None:
-        """q, k and v; what the heads gather, and behind it a gate; q and gate of every head, where one matrix has both.
-
-        With a gate, q, k, v, what is gathered and the gate lie behind each other: one copy takes q and gate there.
-        """
+        """q, k and v, with a gate behind q of every head where one matrix has both; a gate from its own matrix; what
+        the heads gather."""
         config, attentions = model.config, [each for each in _mixers(model) if isinstance(each, Attention)]
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        gated = any(each.gate_in_q or each.gate() is not None for each in attentions)
-        self._together = self._buffer((3 if gated else 1) * queries + 2 * keys, dtype, device)
-        self._qkv, self._gate_pair = torch.split(self._together, [queries + 2 * keys, 2 * queries if gated else 0], 1)
-        self._attended = self._buffer(queries, dtype, device)
         in_pairs = any(each.gate_in_q for each in attentions)
-        self._query_pairs = self._buffer(2 * queries if in_pairs else 0, dtype, device)
+        apart = any(each.gate() is not None for each in attentions)
+        self._qkv = self._buffer((2 if in_pairs else 1) * queries + 2 * keys, dtype, device)
+        self._gate = self._buffer(queries if apart else 0, dtype, device)
+        self._attended = self._buffer(queries, dtype, device)
 
     def _add_embedding(self, model: Decoder) -> None:
         table, token, scale, out = model.embed_tokens.weight.detach(), self.state.token, model.embed_scale, self._x
@@ -216,25 +212,22 @@ class FusedStep:
         self, model: Decoder, part: Attention, layer: attention.KVLayer, base: Tensor | None, norm: RMSNorm
     ) -> None:
         """Add the launches of one layer. base: the position of its first slot, if its window slides."""
-        inputs, gathered, projected, gate = part.inputs(), self._attended, self._qkv, part.gate()
-        is_gated = part.gate_in_q or gate is not None
-        if is_gated:
-            gathered, values = self._gate_pair.chunk(2, -1)
-        if gate is not None:
-            inputs = tuple(module for module in inputs if module is not gate)
-            self._add_product("qkv", self._x, [known(operand(gate))], values, norm=_norm(norm))
+        own_gate, gate = part.gate(), None
+        heads = self._qkv[0, : self._qkv.shape[1] - 2 * part.kv_heads * part.head_dim].view(part.heads, -1)
+        queries = heads[:, : part.head_dim]
         if part.gate_in_q:
-            self._add_query_pairs(part, inputs[0], norm)
-            inputs, projected = inputs[1:], self._qkv[:, part.heads * part.head_dim :]
-        operands = share_tables([known(operand(module)) for module in inputs])
-        self._add_product("qkv", self._x, operands, projected, norm=_norm(norm))
+            gate = heads[:, part.head_dim :]
+        if own_gate is not None:
+            gate = self._gate.view(part.heads, -1)
+            self._add_product("qkv", self._x, [known(operand(own_gate))], self._gate, norm=_norm(norm))
+        operands = share_tables([known(operand(module)) for module in part.inputs() if module is not own_gate])
+        self._add_product("qkv", self._x, operands, self._qkv, norm=_norm(norm))
         rotary = None if part.rope_kind is None else model.rotary_tables[part.rope_kind]
         q_norm, k_norm = (_norm(part.q_norm), _norm(part.k_norm)) if part.qk_norm else (None, None)
         sinks = None if part.sinks is None else part.sinks.detach()
         if (scale := self._query_scale) is not None:
             assert q_norm is None  # which would undo it
-            q = self._qkv[:, : part.heads * part.head_dim]
-            self._launches.append(Launch("attention", lambda: q.mul_(scale), lambda live: 2 * q.nbytes))
+            self._launches.append(Launch("attention", lambda: queries.mul_(scale), lambda live: 2 * queries.nbytes))
 
         def attend() -> None:
             attention.attention_decode(
@@ -251,27 +244,17 @@ class FusedStep:
                 workspace=self._workspace,
                 sinks=sinks,
                 base=base,
-                out=gathered,
+                q_stride=queries.stride(0),
+                gate=gate,
+                out=self._attended,
             )
 
         def moved(live: int) -> int:
-            return attention.attention_decode_bytes(layer, part.heads, min(live, part.window or live))
-
-        self._launches.append(Launch("attention", attend, moved))
-        if is_gated:
-            pair, out = self._gate_pair, self._attended
-            self._launches.append(
-                Launch("attention", lambda: torch.ops.aten.glu.out(pair, -1, out=out), lambda live: 3 * out.nbytes)
+            return attention.attention_decode_bytes(
+                layer, part.heads, min(live, part.window or live), gated=gate is not None
             )
 
-    def _add_query_pairs(self, part: Attention, queries: nn.Module, norm: RMSNorm) -> None:
-        """q and gate of every head, which its matrix gives behind each other, each to its place."""
-        pairs, heads, width = self._query_pairs, part.heads, part.head_dim
-        self._add_product("qkv", self._x, [known(operand(queries))], pairs, norm=_norm(norm))
-        apart = self._qkv.shape[1] + heads * width  # from q to the gate
-        places = self._together.as_strided((2, heads, width), (apart, width, 1))
-        found = pairs.view(heads, 2, width).transpose(0, 1)
-        self._launches.append(Launch("qkv", lambda: places.copy_(found), lambda live: 2 * pairs.nbytes))
+        self._launches.append(Launch("attention", attend, moved))
 
     def _add_mixture(self, part: Mixture, norm: RMSNorm) -> None:
         """x of the stream += mixture(norm(x)); a shared expert reads x before it changes."""

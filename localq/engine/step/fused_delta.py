@@ -1,7 +1,7 @@
 """The launches of gated delta nets in a decode step: what reads x, the rule with all around it, the way out.
 
-    qkv     x -> norm -> q, k, v and z behind each other; another launch for b and a, whose matrices stay in 16 bit
-    delta   convolution, delta rule, norm and gate; the state moves on by the token
+    qkv     x -> norm -> q, k, v and z behind each other
+    delta   b and a of norm(x), convolution, delta rule, norm and gate; the state moves on by the token
     o       + residual (`fused.py`)
 
 The state is updated in place, so a warm-up or a capture leaves one that must be cleared.
@@ -37,34 +37,31 @@ class DeltaLaunches:
         width = shape.value_heads * shape.value_dim
         self._shape = shape
         self._inputs = torch.zeros(1, shape.channels + width, dtype=dtype, device=device)
-        self._rates = torch.zeros(1, 2 * shape.value_heads, dtype=dtype, device=device)
         self.out = torch.zeros(1, width, dtype=dtype, device=device)
         self._workspace = delta_net.DeltaWorkspace(shape.key_heads, shape.value_heads, device)
         self._derived: list[Tensor] = []
 
     def bytes(self) -> int:
         """Device memory of the buffers, and of what is derived from the weights of a layer."""
-        own = sum(each.nbytes for each in (self._inputs, self._rates, self.out, *self._derived))
+        own = sum(each.nbytes for each in (self._inputs, self.out, *self._derived))
         return own + self._workspace.bytes()
 
     def of(self, part: GatedDeltaNet, x: Tensor, norm: Norm, state: LayerState) -> list[Launch]:
         """out = what the heads of `part` read for norm(x) T [1, hidden], normed and gated; `state` moves on."""
         shape, out, workspace = self._shape, self.out, self._workspace
         wide = share_tables([known(operand(each)) for each in (part.in_proj_qkv, part.in_proj_z)])
-        narrow = [known(operand(each)) for each in (part.in_proj_b, part.in_proj_a)]
+        rows = part.in_proj_b.weight.detach(), part.in_proj_a.weight.detach()
         inputs, gates = torch.split(self._inputs, [shape.channels, out.shape[1]], 1)
-        write, decay = self._rates.chunk(2, 1)
         weights = self._weights(part)
 
         def rule() -> None:
             delta_net.delta_decode(
-                inputs, gates, write, decay, weights, state.columns, state.matrix, workspace, out=out
+                inputs, gates, x, norm, *rows, weights, state.columns, state.matrix, workspace, out=out
             )
 
-        moved = delta_net.delta_decode_bytes(weights)
+        moved = delta_net.delta_decode_bytes(weights, x.shape[1])
         return [
             product_launch("qkv", x, wide, self._inputs, norm=norm),
-            product_launch("qkv", x, narrow, self._rates, norm=norm),
             Launch("delta", rule, lambda live: moved),
         ]
 

@@ -164,7 +164,6 @@ def _launches(
     for layers, slots in ((attentions - windowed, live), (windowed, min(live, arch.window))):
         yield layers * _attention(arch, placement.kv_bits, slots, machine)
     yield arch.recurrent_layers * _delta_net(arch, around, scheme, machine) if arch.recurrent_layers else 0.0
-    yield machine.latency * measurements.load().norm_us * _gates(arch)
     yield arch.layers * machine.latency * _between(arch, format, scheme)
     width, dense = arch.intermediate, arch.layers - arch.expert_layers
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
@@ -183,12 +182,6 @@ def _delta_net(arch: Architecture, format: Format, scheme: str, machine: Machine
     state = 2 * layer_caches.state_bytes(arch.layer_caches, 2) / arch.recurrent_layers
     rule = machine.latency * measurements.load().norm_us + 1e6 * state / machine.read_bytes_per_s
     return _products(shapes, format, scheme, machine) + rates + rule
-
-
-def _gates(arch: Architecture) -> int:
-    """Small launches of gates in a step, which were not measured: before and behind attention."""
-    attentions = arch.layers - arch.recurrent_layers
-    return 2 * attentions if arch.traits.hybrid else attentions if arch.traits.attention_gate else 0
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:

@@ -16,7 +16,7 @@ import sys
 import termios
 import time
 import unicodedata
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from textual import constants
@@ -151,11 +151,16 @@ class TerminalDriver(LinuxDriver):
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         assert sys.__stdout__ is not None
         self._input_priority: InputPriority | None = getattr(app, "input_priority", None)
+        self._before_start: Callable[[], None] = getattr(app, "before_terminal_starts", lambda: None)
         self._terminal = TerminalFile(sys.__stdout__)
         self._file = self._terminal  # type: ignore[assignment]  # has what the writing thread uses
 
     def start_application_mode(self) -> None:
-        """As Textual's, with our handler of resizes: Textual's can post an older size last, when interrupted."""
+        """As Textual's, with our handler of resizes: Textual's can post an older size last, when interrupted.
+
+        A signal from here on must end the app by its loop: raised in here, it would leave modes that nobody resets.
+        """
+        self._before_start()
         super().start_application_mode()  # type: ignore[no-untyped-call]
         loop = asyncio.get_running_loop()
 

@@ -15,8 +15,11 @@ from tests.support.kernels import reference_experts
 
 GPT_OSS = MixtureShape("a little gpt-oss", 128, 64, 6, 2, "mxfp4", "clamped", True)
 QWEN = MixtureShape("a little qwen", 64, 128, 9, 4, "nf4")
+SHARED = MixtureShape("a little qwen with a shared expert", 64, 128, 9, 4, "nf4", shared=True)
 IN_2_BITS = MixtureShape("a little qwen in 2 bits", 64, 128, 9, 4, "vq2")
-WORK = Workload(mixtures=(GPT_OSS, QWEN, IN_2_BITS), batches=(Product((83,), 576),), dequantized=(Product((48,), 640),))
+WORK = Workload(
+    mixtures=(GPT_OSS, QWEN, SHARED, IN_2_BITS), batches=(Product((83,), 576),), dequantized=(Product((48,), 640),)
+)
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def test_every_row_is_measured(bench):
     rows = [case(bench) for case in expert_rows.cases(WORK)]
     mixtures = ["router", "experts_gate_up", "experts_down", "mixture"]
     in_2_bits = ["router", "vq_experts_gate_up", "vq_experts_down", "mixture"]
-    assert [row.op for row in rows] == [*mixtures * 2, *in_2_bits, "route", "mxfp4_gemv", "mxfp4_gemv",
+    assert [row.op for row in rows] == [*mixtures * 3, *in_2_bits, "route", "mxfp4_gemv", "mxfp4_gemv",
                                         "mxfp4_dequantize"]  # fmt: skip
     gate_up = next(row.bytes for row in rows if row.op == "vq_experts_gate_up")
     assert gate_up == 4 * 2 * (128 * 64 // 4 + 8192 + 2 * 128) + 2 * (64 + 4 * 128)  # with codebooks
@@ -42,6 +45,11 @@ def test_every_row_is_measured(bench):
     parts = [by_name[(name, GPT_OSS.name)] for name in mixtures]
     assert parts[1] == 2 * 128 * (64 + 4) + 2 * (128 + 2 * 64)
     assert parts[3] == sum(parts[:3])
+    shared, alone = ([by_name[(name, each.name)] for name in mixtures] for each in (SHARED, QWEN))
+    one = 64 * 128 * 9 // 16  # a matrix with scales in u8 would have less: stacks of one matrix each
+    assert shared[0] - alone[0] == 2 * 64
+    assert shared[3] - alone[3] == sum(shared[:3]) - sum(alone[:3])
+    assert shared[1] - alone[1] == pytest.approx(2 * one + 2 * 128, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["experts_gate_up", "experts_down"])
@@ -69,7 +77,21 @@ def test_a_router_that_chooses_others_is_not_timed(bench, monkeypatch):
         expert_rows.router_row(bench, GPT_OSS)
 
 
+@pytest.mark.parametrize("change", ["weights", "chosen"])
+def test_a_router_that_forgets_the_shared_expert_is_not_timed(bench, monkeypatch, change):
+    def wrong(*given, **named):
+        reference_experts.router(*given, **named)
+        named[change][-1] = 0
+
+    monkeypatch.setattr(expert_kernel, "router", wrong)
+    with pytest.raises(LocalqError, match="does not add the shared expert"):
+        expert_rows.router_row(bench, SHARED)
+
+
 def test_models_with_experts_have_their_mixture():
     of = workload("gpt-oss-20b").mixtures
     assert of == (MixtureShape("gpt_oss", 2880, 2880, 32, 4, "mxfp4", "clamped", True),)
+    (of,) = workload("qwen3.6-35b-a3b").mixtures
+    assert of == MixtureShape("qwen3_5_moe", 2048, 512, 256, 8, "nf4", shared=True)
+    assert of.entries == 9
     assert workload("llama-3.1-8b").mixtures == ()

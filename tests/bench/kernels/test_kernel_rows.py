@@ -55,6 +55,7 @@ def bench(monkeypatch):
     reference_kernels.install(monkeypatch)
     monkeypatch.setattr(attention_rows, "DEPTHS", (5, 130))
     monkeypatch.setattr(attention_rows, "TOKENS", 32)
+    monkeypatch.setattr(step_rows, "PASS", 3)
     monkeypatch.setattr(attention, "kv_write", kv_write)
     monkeypatch.setattr(attention, "kv_read", kv_read)
     monkeypatch.setattr(Bench, "copies", lambda bench, size: 2)
@@ -87,7 +88,7 @@ def test_every_row_is_measured(bench):
         "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
         "additive_dequantize", "vptq_dequantize", "vq_search", "vq_adjoint", "vq_gemv", "vq_dequantize", "hadamard",
         "int4_gemv", "int4_dequantize", "bcq_gemv", "bcq_dequantize", "rowlut_gemv", "rowlut_dequantize",
-        "delta_decode",
+        "delta_decode", "delta_prefill",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)
@@ -102,7 +103,11 @@ def test_every_row_is_measured(bench):
     assert mixed.bytes == 130 * 2 * (64 + 32 + 2 * 4) + 2 * 64 * (6 + 4 + 6)
     state = 48 * 128 * 128 * 4  # read and written
     delta = next(row for row in rows if row.op == "delta_decode")
-    assert 2 * state < delta.bytes < 2.1 * state
+    rows_of_rates = 2 * 48 * 5120 * 2
+    assert 2 * state + rows_of_rates < delta.bytes < 2.1 * state + rows_of_rates
+    prefill = next(row for row in rows if row.op == "delta_prefill")
+    assert (prefill.rows, prefill.what) == (3, "3 tokens, 48 heads, 0.5 GFLOP")
+    assert 2 * state < prefill.bytes < 2.2 * state
     names = {rival.name for row in rows for rival in row.rivals}
     assert names >= {"cublas", "bitsandbytes", "torch attention", "triton two-step", "triton fused", "triton joined"}
 

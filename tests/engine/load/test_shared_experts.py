@@ -11,6 +11,7 @@ from localq.engine.load import weights
 from localq.engine.load.load import load
 from localq.engine.load.stacks import idle_bytes
 from localq.engine.step import fused_experts
+from localq.files.hub import remote as hub_remote
 from localq.files.model_folder import open_model
 from localq.formats import mxfp4, nf4
 from localq.formats.codebooks import experts_kernel
@@ -126,6 +127,23 @@ def test_nothing_lies_there_twice(name, folders):
         for each in (*mixture.experts.parameters(), *mixture.experts.buffers())
     )
     assert idle_bytes(model) == pytest.approx(routed * (experts - active) / experts, abs=len(model.layers))
+
+
+@pytest.mark.parametrize("name", ["nf4", "nf4 by localq", "nf4, shared in 16 bit"])
+def test_headers_tell_what_it_takes_in_memory(name, folders):
+    """Its scales are f32 in the stacks, as those of the routed experts."""
+    tensors = expert_checkpoints.read(folders[name])
+    scales = [
+        each.nbytes
+        for key, each in tensors.items()
+        if ".mlp." in key and key.endswith(".weight.absmax") and each.dtype == torch.uint8
+    ]
+    stored = sum(each.nbytes for key, each in tensors.items() if "embed_tokens" not in key and "lm_head" not in key)
+    assert hub_remote.block_bytes(folders[name]) == stored + 3 * sum(scales)
+    model, _, _ = packed_model(open_model(folders[name]))
+    held = [each for mixture in mixtures(model) for each in mixture.buffers() if each.dtype == torch.float32]
+    in_f32 = sum(each.nbytes for each in {each.data_ptr(): each for each in held}.values())
+    assert in_f32 == 4 * sum(scales) + nf4.CODE_MAP.nbytes
 
 
 @every_case

@@ -166,20 +166,25 @@ class TestMixturesOnTheDevice:
         assert_near(out, *down(gated, operand.dense, bias, chosen, weights, residual))
 
 
-def _layer(dtype=torch.bfloat16, experts_of=9, active=4, hidden=576, width=320):
-    """Router, gate and up, down as a function of x, which it updates; and what it chose."""
-    first = FORMATS["mxfp4"]((experts_of, 2 * width, hidden), dtype, 1, "cuda").stack
-    second = FORMATS["mxfp4"]((experts_of, hidden, width), dtype, 2, "cuda").stack
+def _layer(dtype=torch.bfloat16, experts_of=9, active=4, hidden=576, width=320, shared=False, name="mxfp4"):
+    """Router, gate and up, down as a function of x, which it updates; and what it chose.
+
+    shared   the last of the stacks is a shared expert, one more than `experts_of`
+    """
+    first = FORMATS[name]((experts_of + shared, 2 * width, hidden), dtype, 1, "cuda").stack
+    second = FORMATS[name]((experts_of + shared, hidden, width), dtype, 2, "cuda").stack
     generator = torch.Generator("cuda").manual_seed(3)
     weight = torch.randn(experts_of, hidden, device="cuda", generator=generator).to(dtype) / 24
     norm = gemv.Norm(torch.ones(hidden, dtype=dtype, device="cuda"), 1e-5)
     workspace = expert_kernel.router_workspace(experts_of, "cuda")
-    weights, gated = torch.empty(active, device="cuda"), torch.empty(active, width, dtype=dtype, device="cuda")
-    chosen = torch.empty(active, dtype=torch.int32, device="cuda")
+    shared_gate = torch.randn(1, hidden, device="cuda", generator=generator).to(dtype) / 24 if shared else None
+    active_of = active + shared
+    weights, gated = torch.empty(active_of, device="cuda"), torch.empty(active_of, width, dtype=dtype, device="cuda")
+    chosen = torch.empty(active_of, dtype=torch.int32, device="cuda")
 
     def run(x, wait=lambda: None):
         how = {"how": "softmax_of_chosen", "weights": weights, "chosen": chosen, "workspace": workspace}
-        expert_kernel.router(x, weight, None, active, norm=norm, **how)
+        expert_kernel.router(x, weight, None, active, norm=norm, shared_gate=shared_gate, **how)
         wait()
         expert_kernel.experts_gate_up(x, first, None, chosen, norm=norm, gate="clamped", interleaved=True, out=gated)
         wait()
@@ -191,9 +196,10 @@ def _layer(dtype=torch.bfloat16, experts_of=9, active=4, hidden=576, width=320):
 
 @pytest.mark.cuda
 class TestLayersOnTheDevice:
-    def test_a_chain_of_layers_reads_what_the_one_before_wrote(self):
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_a_chain_of_layers_reads_what_the_one_before_wrote(self, shared):
         """Launches begin while the ones before still run; what is chosen changes from layer to layer."""
-        run, chosen = _layer()
+        run, chosen = _layer(shared=shared)
         for seed in range(20):
             x = inputs(1, 576, torch.bfloat16, "cuda", seed=seed)
             chain, apart = x.clone(), x.clone()
@@ -205,7 +211,8 @@ class TestLayersOnTheDevice:
             assert torch.isfinite(chain).all()
             assert torch.equal(bits(chain), bits(apart))
             assert chosen.tolist() == last
-            assert len(set(last)) == 4
+            assert len(set(last)) == 4 + shared
+            assert not shared or last[-1] == 9
 
     def test_a_captured_graph_goes_through_the_experts_of_its_input(self):
         run, chosen = _layer()
@@ -239,6 +246,27 @@ class TestLayersOnTheDevice:
             assert chosen.tolist() == order
             torch.testing.assert_close(weights.cpu().double(), expected, rtol=1e-5, atol=1e-7)
 
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize(("count", "active", "columns"), [(7, 1, 72), (33, 3, 4104), (256, 8, 2048), (512, 15, 64)])
+    def test_the_router_adds_a_shared_expert(self, count, active, columns, dtype):
+        x, weight = inputs(1, columns, dtype, "cuda"), inputs(count, columns, dtype, "cuda", seed=2) / columns**0.5
+        gate = inputs(1, columns, dtype, "cuda", seed=3) / columns**0.5
+        workspace, found = expert_kernel.router_workspace(count, "cuda"), []
+        for shared_gate in (None, gate, gate):
+            entries = active + (shared_gate is not None)
+            weights = torch.full((entries,), torch.nan, device="cuda")
+            chosen = torch.full((entries,), -1, dtype=torch.int32, device="cuda")
+            how = {"how": "softmax_of_chosen", "weights": weights, "chosen": chosen, "workspace": workspace}
+            expert_kernel.router(x, weight, None, active, norm=None, shared_gate=shared_gate, **how)
+            found.append((weights, chosen))
+        (alone, without), (weights, chosen), (again, _) = found
+        assert torch.equal(bits(weights), bits(again))
+        assert torch.equal(bits(weights[:active]), bits(alone))
+        assert chosen.tolist() == [*without.tolist(), count]
+        exact = torch.sigmoid(x.double() @ gate.double().T)[0]
+        assert ((weights[active:] - exact).abs() <= 8 * torch.finfo(dtype).eps).all()
+        assert torch.equal(weights[active:], weights[active:].to(dtype).float())
+
     def test_20_routers_with_one_workspace_choose_the_same(self):
         x = inputs(1, 2880, torch.bfloat16, "cuda")
         weight = inputs(128, 2880, torch.bfloat16, "cuda", seed=2) / 54
@@ -255,8 +283,10 @@ class TestLayersOnTheDevice:
         assert ((logits - exact).abs() <= 1e-5 * (x.double().abs() @ weight.double().abs().T)[0]).all()
         assert torch.equal(chosen.long(), logits.topk(4).indices)
 
-    def test_20_runs_give_the_same_bits(self):
-        run, _ = _layer(torch.float16)
+    @pytest.mark.parametrize("shared", [False, True])
+    @pytest.mark.parametrize("name", FORMATS)
+    def test_20_runs_give_the_same_bits(self, name, shared):
+        run, _ = _layer(torch.float16, shared=shared, name=name)
         x, found = inputs(1, 576, torch.float16, "cuda") / 8, []
         for _ in range(20):
             found.append(x.clone())

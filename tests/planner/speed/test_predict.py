@@ -320,3 +320,25 @@ def test_what_is_said_of_formats_that_come_last_is_what_was_measured():
 def test_it_loads_no_torch():
     code = "import sys, localq.planner.speed.predict; assert not {'torch', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_shared_expert_is_one_more_of_the_chosen_where_it_is_like_them():
+    shape, us = arch("qwen3.6-35b-a3b"), {}  # 8 of 256 experts of 512, and a shared one of 512
+    for name, each in (("stacked", shape), ("none", replace(shape, shared_intermediate=0)),
+                       ("wider", replace(shape, shared_intermediate=1024))):  # fmt: skip
+        us[name] = 1e6 / predict.tokens_per_s(each, "nf4", "", Placement(head="8"), MEASURED_ON)
+        assert format_facts.stacks_shared(each, "nf4") == (name == "stacked")
+    assert us["stacked"] - us["none"] < 40 * 1.5, "two larger launches a layer"
+    assert us["wider"] - us["none"] > 40 * 8, "two more launches a layer"
+    assert [format_facts.stacks_shared(shape, each) for each in ("bf16", "mxfp4", "vq2")] == [True, False, False]
+    assert not format_facts.stacks_shared(arch("qwen3-30b-a3b"), "nf4")
+
+
+def test_nf4_scales_of_a_stacked_shared_expert_are_f32():
+    shape = arch("qwen3.6-35b-a3b")
+    apart = replace(shape, shared_intermediate=1024)
+    one = 40 * 3 * 512 * 2048
+    stacked, other = (footprint.placed_weights(each, "nf4") - footprint.weights_bytes(each, "nf4")["weights"]
+                      for each in (shape, apart))  # fmt: skip
+    tables = 40 * 3 * (4 * one // 40 // 3 // 64 // 256 + 4 * (16 + 256))  # of matrices with scales in u8
+    assert stacked - other == 3 * one // 64 - tables

@@ -68,12 +68,15 @@ def attention_decode(
     workspace,
     sinks=None,
     base=None,
+    q_stride=0,
+    gate=None,
     out,
 ) -> None:
     """`kernels.attention.attention_decode`; layer has k and v [kv_heads, capacity, head_dim]."""
     kv_heads, _, head_dim = layer.k.shape
-    at = int(position)
-    q, k, v = qkv.view(1, -1, head_dim).split([heads, kv_heads, kv_heads], 1)
+    at, behind = int(position), heads * (q_stride or head_dim)
+    q = qkv[:, :behind].view(1, heads, -1)[..., :head_dim]
+    k, v = qkv[:, behind:].view(1, -1, head_dim).split(kv_heads, 1)
     q, k = normed(q, q_norm), normed(k, k_norm)
     if rotary is not None:
         cos, sin = rotary[at : at + 1, :1], rotary[at : at + 1, 1:]
@@ -82,12 +85,14 @@ def attention_decode(
     layer.k[:, at], layer.v[:, at] = k[0], v[0]
     first = max(0, at + 1 - window) if window else 0
     keys, values = layer.k[:, first : at + 1], layer.v[:, first : at + 1]
-    out.copy_(attend(q, keys, values, Span(first, at + 1, None, False), scale, softcap, sinks))
+    attended = attend(q, keys, values, Span(first, at + 1, None, False), scale, softcap, sinks)
+    out.copy_(attended if gate is None else attended * torch.sigmoid(gate.reshape(out.shape)))
 
 
-def delta_decode(inputs, gates, write, decay, weights, columns, matrix, workspace, out) -> None:
+def delta_decode(inputs, gates, x, norm, write, decay, weights, columns, matrix, workspace, out) -> None:
     """`kernels.delta_net.delta_decode`, for heads of any width."""
     heads, key_dim, value_dim = matrix.shape
+    write, decay = (F.linear(normed(x, norm), rows) for rows in (write, decay))
     window = torch.cat((columns, inputs.T), 1)
     mixed = F.silu((window * weights.taps).sum(1))
     keys = weights.key_heads * key_dim

@@ -19,7 +19,8 @@ from localq.models.rope import Rope, rotate
 
 @dataclass(frozen=True)
 class Case:
-    """One layer at one position. `rotary` columns turn (0 = none); `norm` is "", "llama" or "gemma"."""
+    """One layer at one position. `rotary` columns turn (0 = none); `norm` is "", "llama" or "gemma"; `gate` is "",
+    "in q" (behind q of every head) or "apart" (in another tensor)."""
 
     heads: int
     kv_heads: int
@@ -33,6 +34,11 @@ class Case:
     softcap: float = 0.0
     window: int = 0
     sinks: float | None = None  # added to random ones; None = there are none
+    gate: str = ""
+
+    @property
+    def q_stride(self) -> int:
+        return self.head_dim * (2 if self.gate == "in q" else 1)
 
     @property
     def first(self) -> int:
@@ -49,9 +55,15 @@ class Operands:
         k, v = torch.randn(2, case.position + 1, case.kv_heads, case.head_dim, generator=generator)
         k[:, :, 5] *= 8  # a channel that stands out, as in real keys
         v[::7] *= 3
-        qkv = torch.randn(1, (case.heads + 2 * case.kv_heads) * case.head_dim, generator=generator)
+        qkv = torch.randn(1, case.heads * case.q_stride + 2 * case.kv_heads * case.head_dim, generator=generator)
         qkv[:, ::53] *= 4
         self.qkv = qkv.to(case.dtype).to(device)
+        self.gate = None
+        if case.gate == "in q":
+            self.gate = self.queries[:, case.head_dim :]
+        elif case.gate:
+            gate = 3 * torch.randn(case.heads, case.head_dim, generator=generator)
+            self.gate = gate.to(case.dtype).to(device)
         self.rotary = None
         if case.rotary:
             self.rotary = Rope("default", 500.0, case.rotary).table(case.capacity, case.dtype, self._device)
@@ -78,6 +90,17 @@ class Operands:
         weight = (1 + 0.3 * torch.randn(self.case.head_dim, generator=generator)).to(self._device)
         return Norm(weight.to(self.case.dtype) if self.case.norm == "llama" else weight, 1e-5)
 
+    @property
+    def queries(self) -> Tensor:
+        """[heads, q_stride]: q of every head, and what lies behind it."""
+        return self.qkv[0, : self.case.heads * self.case.q_stride].view(self.case.heads, -1)
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [heads, head_dim] of `qkv`."""
+        case = self.case
+        k, v = self.qkv[0, case.heads * case.q_stride :].view(2, case.kv_heads, case.head_dim)
+        return self.queries[:, : case.head_dim], k, v
+
     def run(self, out: Tensor | None = None, layer: KVLayer | None = None, base: Tensor | None = None) -> Tensor:
         """The kernel. layer, base: a cache in which slot 0 has another position."""
         case = self.case
@@ -95,14 +118,14 @@ class Operands:
             workspace=self.workspace,
             sinks=self.sinks,
             base=base,
+            q_stride=case.q_stride,
+            gate=self.gate,
             out=out,
         )
 
     def token(self, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [heads, head_dim] of the token after norm and rotation: in fp64, or as the modules do in 16 bit."""
-        case = self.case
-        shape = (case.heads + 2 * case.kv_heads, case.head_dim)
-        q, k, v = self.qkv.view(shape).to(wide).split([case.heads, case.kv_heads, case.kv_heads])
+        q, k, v = (part.to(wide) for part in self.parts())
         return self._prepared(q, self.q_norm), self._prepared(k, self.k_norm), v
 
     def _prepared(self, x: Tensor, norm: Norm | None) -> Tensor:
@@ -148,7 +171,10 @@ class Operands:
         if self.sinks is not None:
             scores = torch.cat((scores, self.sinks.to(precise).view(case.kv_heads, group, 1)), -1)
         weights = torch.softmax(scores, -1)[..., : k.shape[1]].to(wide)
-        return (weights @ v).reshape(1, -1)
+        gathered = (weights @ v).reshape(1, -1)
+        if self.gate is None:
+            return gathered
+        return (gathered.to(precise) * torch.sigmoid(self.gate.to(precise).reshape(1, -1))).to(wide)
 
 
 def poisonable(layer: KVLayer) -> list[Tensor]:

@@ -77,6 +77,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(attention, "attention_decode", attention_decode)
     monkeypatch.setattr(attention, "AttentionWorkspace", lambda heads, kv_heads, head_dim, device: None)
     monkeypatch.setattr(delta_net, "delta_decode", delta_decoded)
+    monkeypatch.setattr(delta_net, "delta_prefill", delta_prefilled)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
 
 
@@ -262,6 +263,8 @@ def attention_decode(
     window,
     sinks=None,
     base=None,
+    q_stride=0,
+    gate=None,
     out=None,
 ):
     """Without norms, rotation, cap, window and base. A cache of codes is read through `engine.kv_codec`."""
@@ -269,8 +272,9 @@ def attention_decode(
     from localq.engine import kv_codec
 
     width, slot = layer.head_dim, int(position)
-    q = qkv[0, : heads * width].view(heads, 1, width).float()
-    new = qkv[0, heads * width :].view(2, layer.kv_heads, width)
+    behind = heads * (q_stride or width)
+    q = qkv[0, :behind].view(heads, 1, -1)[..., :width].float()
+    new = qkv[0, behind:].view(2, layer.kv_heads, width)
     read, kept = [], ((layer.k, layer.k_scales, new[0]), (layer.v, layer.v_scales, new[1]))
     for (stored, scales, part), bits in zip(kept, kv_bits.split(layer.bits), strict=True):
         if bits == 16:
@@ -285,6 +289,8 @@ def attention_decode(
         scores = torch.cat((scores, sinks.view(heads, 1, 1).float()), -1)
     attended = torch.softmax(scores, -1)[..., : slot + 1] @ read[1]
     result = attended.reshape(1, -1).to(qkv.dtype)
+    if gate is not None:
+        result = torch.nn.functional.glu(torch.cat((result, gate.reshape(1, -1)), -1))
     return result if out is None else out.copy_(result)
 
 
@@ -306,11 +312,20 @@ def vq_search(targets, feedback, white, books, tails, beam):
     return [torch.stack(codes, 1)], errors
 
 
-def delta_decoded(inputs, gates, write, decay, weights, columns, matrix, workspace, out=None):
+def delta_decoded(inputs, gates, x, norm, write, decay, weights, columns, matrix, workspace, out=None):
     """`kernels.delta_net.delta_decode`."""
+    token = delta_nets.DeltaCase(weights, inputs, gates, write, decay, columns, matrix)
+    return _taken(token, delta_nets.StepCase(token, x, norm, write, decay).expected(), out)
+
+
+def _taken(case, expected, out):
+    result, columns, matrix = expected
+    case.columns.copy_(columns)
+    case.matrix.copy_(matrix)
+    return (torch.empty_like(case.gates) if out is None else out).copy_(result)
+
+
+def delta_prefilled(inputs, gates, write, decay, weights, columns, matrix, workspace=None, out=None):
+    """`kernels.delta_net.delta_prefill`."""
     case = delta_nets.DeltaCase(weights, inputs, gates, write, decay, columns, matrix)
-    result, moved, state = delta_nets.expected(case)
-    columns.copy_(moved)
-    matrix.copy_(state)
-    out = torch.empty_like(gates) if out is None else out
-    return out.copy_(result)
+    return _taken(case, delta_nets.expected(case), out)

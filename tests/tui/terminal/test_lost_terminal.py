@@ -34,6 +34,17 @@ def test_a_signal_ends_it_and_the_terminal_is_as_it_was(terminal, number, code):
     assert terminal.modes.on == set()
 
 
+@pytest.mark.parametrize("seen", [b"\x1b[?1049h", b"\x1b[?1000h", b"\x1b[?2004h"], ids=["screen", "mouse", "pastes"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["term", "hup"])
+def test_a_signal_while_it_starts_leaves_no_modes(tmp_path, number, seen):
+    """Sent as soon as the terminal has its first modes, before anything is drawn."""
+    terminal = FACE.start(Place(tmp_path))
+    terminal.until(lambda: seen in terminal.raw)
+    terminal.process.send_signal(number)
+    assert terminal.wait() == 143
+    assert terminal.modes.on == set()
+
+
 def test_a_terminal_that_is_closed_ends_it(terminal):
     os.close(terminal.slave)
     os.close(terminal.master)
