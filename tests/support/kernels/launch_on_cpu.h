@@ -15,7 +15,6 @@ namespace localq {
 struct LaunchWishes {
   int cluster = 1;
   bool most_l1 = false;
-  bool begins_step = false;
 };
 
 template <typename... Parameters, typename... Arguments>
