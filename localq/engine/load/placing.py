@@ -35,9 +35,16 @@ class Destinations:
 
     def block(self, tensor: Tensor) -> Tensor:
         """Copy into the arena."""
+        return self._blocks().copy(tensor)
+
+    def empty_block(self, shape: tuple[int, ...]) -> Tensor:
+        """Return an uninitialized tensor of the arena, in the dtype of the model."""
+        return self._blocks().empty(shape, self.dtype)
+
+    def _blocks(self) -> Arena:
         if self._arena is None:
             self._arena = Arena(arena_bytes(self._sizes), self.device)
-        return self._arena.copy(tensor)
+        return self._arena
 
     def alone(self, tensor: Tensor) -> Tensor:
         """Copy to the device, in a separate allocation."""

@@ -83,13 +83,14 @@ class JoinedStack:
         experts, *of_one = checkpoint.tensors[self.name].shape
         return experts + 1, *of_one
 
-    def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
-        """Read [experts, out, in]."""
-        weight = torch.empty(self.shape(checkpoint), dtype=dtype)
-        stack = checkpoint.read_as(self.name, dtype) if checkpoint.converts else checkpoint.read(self.name)
-        weight[:-1] = stack
-        torch.cat([checkpoint.read_as(key, dtype) for key in self.parts], out=weight[-1])
-        return weight
+    def read_into(self, out: Tensor, checkpoint: Checkpoint) -> None:
+        """Fill `out` [experts, out, in] of any device, tensor by tensor."""
+        out[:-1].copy_(checkpoint.read(self.name))
+        start = 0
+        for key in self.parts:
+            part = checkpoint.read(key)
+            out[-1, start : start + len(part)].copy_(part)
+            start += len(part)
 
 
 AnyStack = ExpertStack | ExpertPieces | JoinedStack

@@ -241,6 +241,11 @@ def fill(
     for target, stack in stacks_.items():
         if places.packed and stacks.is_packed(stack):
             _replace(model, target, stacks.load_stack(stack, shared, places.block, places.device))
+        elif isinstance(stack, stacks.JoinedStack):
+            tensor = places.empty_block(stack.shape(checkpoint))
+            stack.read_into(tensor, checkpoint)
+            _note_non_finite(tensor, stack.name, non_finite)
+            _put(model, target, tensor)
         else:
             tensor = stack.read(checkpoint, places.dtype)
             _note_non_finite(tensor, stack.name, non_finite)
