@@ -18,11 +18,11 @@
 //
 // Precision. S and all sums are f32. q, k and v are T, as the model rounds them, and so are exact operands: their
 // lengths are factors of the products. What is f32 by nature (S, A and its inverse, U, W, scores, what is written) is
-// two T, high and low: 16 bits in bf16, 22 in f16 down to 2^-25; the product of two low halves is left out. So what o
-// is off by is lost in its rounding to T, as in the f32 of torch. With scores in one T, o is off by twice that
-// rounding, and by four times where terms cancel (emulated, 200 tokens, decays and betas of all sizes). No half in f16
-// overflows: A, W, the inverse and the scores are at most 1, because I - beta k k^T shortens what it multiplies; S may
-// reach 131,008. G is the sum of two f32, so that G_i - G_j is right where a head forgot much before j.
+// two T, high and low: 16 bits in bf16, 22 in f16 down to 2^-25; the product of two low halves is left out. What o is
+// off by is lost in its rounding to T, as in the f32 of torch. With scores in one T, o is off by twice that rounding,
+// and by four times where terms cancel (emulated, 200 tokens, decays and betas of all sizes). No half in f16 overflows:
+// A, W, the inverse and the scores are at most 1, as I - beta k k^T shortens what it multiplies; S may reach 131,008. G
+// is the sum of two f32, so that G_i - G_j is right where a head forgot much before j.
 //
 // Bound: instructions and latency of the scan, whose chunks follow each other.
 #include "delta/convolve.cuh"

@@ -8,7 +8,10 @@ time. The planner, the model and the kernels share the numbers here.
 from __future__ import annotations
 
 CHUNK = 64  # tokens whose recurrence is solved at once
-GROUP_BYTES = 64 * 2**20  # limit of the temporaries of a group of heads, or of chunks
+GROUP_BYTES = 64 * 2**20  # limit of the temporaries of a group of heads
+# Limit of the kernels' workspace. With it, and the operands that they need at once, a pass of a prompt takes no more than
+# the same in torch, in every model of the catalogue.
+WORKSPACE_BYTES = 48 * 2**20
 # Of the kernels' workspace (csrc/delta/tiles.cuh), per chunk: q, k or v of a head in 16 bit; and of a value head the
 # writes in f32, the reads and 10 blocks of scores in two halves of 16 bit each, and factors of the tokens.
 KERNEL_DIMS = (128, 128)  # keys and values of the heads that they take
@@ -48,7 +51,7 @@ def chunk_bytes(key_heads: int, shared: int) -> int:
 def group_chunks(tokens: int, key_heads: int, shared: int) -> int:
     """Return how many chunks go through the kernels together: groups of equal size."""
     chunks = -(-tokens // CHUNK)
-    groups = -(-chunks // max(1, GROUP_BYTES // chunk_bytes(key_heads, shared)))
+    groups = -(-chunks // max(1, WORKSPACE_BYTES // chunk_bytes(key_heads, shared)))
     return -(-chunks // groups)
 
 

@@ -193,8 +193,8 @@ def test_the_workspace_is_what_is_planned(library, monkeypatch):
         for tokens in (2, 64, 1024, 2048, 100_000):
             chunks = delta_memory.group_chunks(tokens, key_heads, shared)
             assert delta_memory.kernel_bytes(tokens, key_heads, shared) == chunks * planned
-            assert planned <= delta_memory.kernel_bytes(tokens, key_heads, shared) <= delta_memory.GROUP_BYTES
-    monkeypatch.setattr(delta_memory, "GROUP_BYTES", 1)
+            assert planned <= delta_memory.kernel_bytes(tokens, key_heads, shared) <= delta_memory.WORKSPACE_BYTES
+    monkeypatch.setattr(delta_memory, "WORKSPACE_BYTES", 1)
     assert delta_memory.group_chunks(2048, 16, 3) == 1
     _compare(_draw(torch.float16, 65), torch.float16)
 

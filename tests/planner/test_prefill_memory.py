@@ -9,7 +9,9 @@ from localq.bench.synthetic.checkpoint import config_of, with_layers
 from localq.engine.cache import KVCache
 from localq.files import catalog
 from localq.files.architecture import Architecture
+from localq.kernels import delta_net
 from localq.models import architecture, attention
+from localq.models.gated_delta_net import GatedDeltaNet
 from localq.planner import costs, footprint
 from localq.planner.placement import Placement
 from tests.support.engine.live_memory import Block, LiveMemory
@@ -81,6 +83,24 @@ def test_passes_fit_into_what_is_reserved_and_fill_it(traced, name, chunk):
     held, reserved = traced(arch, chunk), planned(arch, chunk)
     assert held.peak <= reserved
     assert reserved <= 1.25 * held.peak + 8 * 2**20
+    block = Block(reserved)
+    block.play(held.events)
+    assert block.missed == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3.8-27b", "qwen3.6-35b-a3b", "qwen3.5-9b", "qwen3.5-4b", "qwen3.5-0.8b"])
+def test_the_kernels_of_delta_nets_fit_into_what_is_reserved(traced, name, monkeypatch):
+    """As above, where the kernels take what torch takes elsewhere; the launch itself does nothing here."""
+    launched = []
+    module = type("Module", (), {"delta_prefill": staticmethod(lambda **given: launched.append(given["chunks"]))})
+    monkeypatch.setattr(delta_net.kernels, "module", lambda: module)
+    monkeypatch.setattr(delta_net, "check_cuda", lambda *_: None)
+    monkeypatch.setattr(delta_net, "place", lambda _: {"device": 0, "stream": 0})
+    monkeypatch.setattr(GatedDeltaNet, "has_kernel", lambda net, x: True)
+    arch = catalog.find(name).arch
+    held, reserved = traced(arch, ROWS), planned(arch, ROWS)
+    assert len(launched) == 3 * len(PASSES)
+    assert held.peak <= reserved
     block = Block(reserved)
     block.play(held.events)
     assert block.missed == 0
