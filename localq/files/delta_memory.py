@@ -9,8 +9,8 @@ from __future__ import annotations
 
 CHUNK = 64  # tokens whose recurrence is solved at once
 GROUP_BYTES = 64 * 2**20  # limit of the temporaries of a group of heads
-# Limit of the kernels' workspace. With it, and the operands that they need at once, a pass of a prompt takes no more than
-# the same in torch, in every model of the catalogue.
+# Limit of the kernels' workspace. With it, and the operands that they need at once, a pass of a prompt takes no more
+# than the same in torch, in every model of the catalogue.
 WORKSPACE_BYTES = 48 * 2**20
 # Of the kernels' workspace (csrc/delta/tiles.cuh), per chunk: q, k or v of a head in 16 bit; and of a value head the
 # writes in f32, the reads and 10 blocks of scores in two halves of 16 bit each, and factors of the tokens.
