@@ -16,7 +16,7 @@ from localq.engine.load.expert_pieces import LINEARS, PARTS, ExpertPiece, Expert
 from localq.engine.load.stacks import AnyStack, JoinedStack
 from localq.engine.load.weights import Assignment, QuantizedSource
 from localq.formats.checkpoint import Checkpoint
-from localq.formats.experts.kernel import MOST_CHOSEN
+from localq.formats.experts import kernel as expert_kernel
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts, SharedExpertMixture, StackedExpert
 from localq.models.layers import ACTIVATIONS, GatedMLP
@@ -59,8 +59,10 @@ def _is_alike(mixture: SharedExpertMixture) -> bool:
     has_bias = any(each.bias is not None for each in (*shared.inputs(), shared.down_proj)) or any(
         bias is not None for bias in (experts.gate_up_proj_bias, experts.down_proj_bias)
     )
-    fits = shared.down_proj.in_features == experts.width and mixture.router.active < MOST_CHOSEN
-    return fits and not has_bias and not experts.interleaved and len(shared.inputs()) == 2
+    active = mixture.router.active + 1
+    fits = active <= expert_kernel.MOST_CHOSEN and expert_kernel.has_room_for(experts.width, active)
+    same = shared.down_proj.in_features == experts.width and not experts.interleaved and len(shared.inputs()) == 2
+    return fits and same and not has_bias
 
 
 def _parameter(path: str, part: str) -> str:

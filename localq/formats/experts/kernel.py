@@ -42,6 +42,7 @@ __all__ = [
     "experts_gate_up",
     "experts_gate_up_bytes",
     "has_room",
+    "has_room_for",
     "route",
     "router",
     "router_bytes",
@@ -249,8 +250,13 @@ def experts_down(
 def has_room(stack: Stack, active: int) -> bool:
     """`experts_down` of so many runs on every card: of MXFP4, what goes into all of them is in shared memory."""
     *_, columns = shape_of(stack)
+    return not isinstance(stack, Mxfp4Stack) or has_room_for(columns, active)
+
+
+def has_room_for(columns: int, active: int) -> bool:
+    """The same before the stack is there, of any format."""
     padded = -(-columns // ITEM_COLUMNS) * ITEM_COLUMNS
-    return not isinstance(stack, Mxfp4Stack) or active * padded <= WIDEST
+    return active * padded <= WIDEST
 
 
 def experts_gate_up_bytes(stack: Stack, active: int, itemsize: int = 2) -> int:

@@ -18,6 +18,7 @@ from localq.formats.codebooks import experts_kernel
 from localq.formats.codebooks.experts_kernel import vq_stack
 from localq.formats.codebooks.linear import VqLinear
 from localq.formats.expert_linears import LinearStack
+from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts import stacks
 from localq.models.experts import StackedExpert
 from localq.models.layers import GatedMLP
@@ -127,6 +128,15 @@ def test_nothing_lies_there_twice(name, folders):
         for each in (*mixture.experts.parameters(), *mixture.experts.buffers())
     )
     assert idle_bytes(model) == pytest.approx(routed * (experts - active) / experts, abs=len(model.layers))
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("MOST_CHOSEN", 3), ("WIDEST", 4 * 384 - 1)], ids=["a choice of 3", "x of three"]
+)
+def test_it_stays_apart_where_one_more_has_no_room(limit, value, folders, monkeypatch):
+    monkeypatch.setattr(expert_kernel, limit, value)
+    model, _, _ = packed_model(open_model(folders["mxfp4"]))
+    assert all(isinstance(mixture.shared_expert, GatedMLP) for mixture in mixtures(model))
 
 
 @pytest.mark.parametrize("name", ["nf4", "nf4 by localq", "nf4, shared in 16 bit"])
