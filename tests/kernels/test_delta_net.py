@@ -170,7 +170,7 @@ def test_a_pass_is_its_tokens_one_by_one(dtype):
     found = case.prefill()
     _compare("columns", case.columns, columns, 0, dtype)
     _compare("state", case.matrix, matrix, 1, dtype, float(matrix.abs().max()))
-    _compare("out", found, torch.cat(rows), 4, dtype)
+    _compare("out", found, torch.cat(rows), 8, dtype)  # a step does not round beta: up to 3 of these
 
 
 @pytest.mark.cuda
