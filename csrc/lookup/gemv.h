@@ -7,6 +7,7 @@
 
 #include "common/gemv.h"
 #include "common/types.h"
+#include "common/workspace.h"
 
 namespace localq {
 
@@ -34,13 +35,7 @@ struct VqMatrix {
   int64_t out, in;
 };
 
-// Workspace in which slices of columns are added. Every word is kVacant before and after a launch, which writes each
-// word that it uses once and reads it once. For one stream of a device at a time.
-struct VqWorkspace {
-  uint32_t* meeting;
-  int64_t words;
-};
-constexpr uint32_t kVacant = 0xffffffffu;
+using VqWorkspace = Workspace;  // slices of columns are added there
 
 // y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices with the same x and books of the same strides.
 // 1 to 8 rows, in % 8 == 0; x is float16 or bfloat16. With signs u8 [in / 8] x is rotated after its norm, as by

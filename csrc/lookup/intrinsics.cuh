@@ -41,18 +41,4 @@ __device__ __forceinline__ uint4 load_fragment(const uint4* from) {
   return v;
 }
 
-// Stores a word for another block. Relaxed: it orders nothing else.
-__device__ __forceinline__ void put(uint32_t* to, uint32_t word) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-// The current value of a word, or zero if not `wanted`. Branch-free, so that many loads are in flight together.
-__device__ __forceinline__ uint32_t get_if(bool wanted, const uint32_t* from) {
-  uint32_t word = 0;
-  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n @p ld.relaxed.gpu.global.u32 %0, [%1];\n}"
-               : "+r"(word)
-               : "l"(from), "r"(uint32_t(wanted))
-               : "memory");
-  return word;
-}
-
 }  // namespace localq::vq

@@ -1,15 +1,13 @@
 // vq_gemv: from the sums of blocks to results. Adds the slices of a stripe in order, then applies the extras.
 //
-// The blocks of a stripe exchange sums through global memory in which every word is vacant before the launch. Each
-// block stores its sums, then waits for those of the others at its own share of the results. A word that is not vacant
-// is a complete sum, so there is no fence and no counter, only one trip through L2 (Lamport mailboxes, as in the
-// all-reduce of TensorRT-LLM, cpp/tensorrt_llm/kernels/communicationKernels). The reader of a word makes it vacant
-// again for the next launch, which cannot write before this one has ended.
+// The blocks of a stripe exchange sums through words of global memory (common/exchange.cuh). Each block stores its
+// sums, then waits for those of the others at its own share of the results.
 //
 // Waiting requires that all blocks of a stripe run at once: a launch has no more blocks than multiprocessors, or the
 // blocks of a stripe are consecutive.
 #pragma once
 
+#include "common/exchange.cuh"
 #include "lookup/gemv.cuh"
 #include "lookup/intrinsics.cuh"
 
@@ -44,12 +42,11 @@ __device__ __forceinline__ float weight_of(const Arguments& p, const Span& span,
                                    : to_float(static_cast<const __half*>(w.scales)[result.o]));
 }
 
-// Stores the block's sums for the others. A NaN with the bits of kVacant becomes another NaN.
+// Stores the block's sums for the others.
 template <int kRows>
 __device__ __forceinline__ void send(const Span& span, const Shared& s, uint32_t* mine) {
   for (uint32_t i = threadIdx.x; i < span.tiles * kTile * kRows; i += kThreads) {
-    const uint32_t bits = uint32_t(__float_as_int(s.sums[i]));
-    put(mine + i, bits == kVacant ? 0x7fffffffu : bits);
+    put(mine + i, word_of(s.sums[i]));
   }
 }
 

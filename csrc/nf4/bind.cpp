@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include <utility>
 #include <vector>
 
 #include "common/bind_gemv.h"
@@ -37,16 +38,17 @@ void bind_nf4(py::module_& m) {
       "nf4_gemv",
       [](uintptr_t x, const std::vector<py::dict>& matrices, uintptr_t y, int type, int rows, int norm,
          uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
-         bool y_is_f32, int device, uintptr_t stream) {
+         bool y_is_f32, int device, uintptr_t stream, std::pair<uintptr_t, int64_t> workspace) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<Nf4> all;
         for (const py::dict& matrix : matrices) all.push_back(nf4(matrix));
-        nf4_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y), static_cast<Type>(type),
-                 rows, device, stream_of(stream));
+        nf4_gemv(all.data(), int(all.size()), extras, {pointer<uint32_t>(workspace.first), workspace.second},
+                 pointer<const void>(x), pointer<void>(y), static_cast<Type>(type), rows, device, stream_of(stream));
       },
       py::arg("x"), py::arg("matrices"), py::arg("y"), py::arg("type"), py::arg("rows"), py::arg("norm"),
       py::arg("norm_weight"), py::arg("eps"), py::arg("residual"), py::arg("activation"), py::arg("biases"),
-      py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
+      py::arg("y_is_f32"), py::arg("device"), py::arg("stream"),
+      py::arg("workspace") = std::pair<uintptr_t, int64_t>());
 
   m.def(
       "nf4_gemm",

@@ -15,6 +15,7 @@
 // items; the first are issued before the kernel that produces x has ended. README.md has the instruction counts.
 #include "nf4/gemv_kernel.cuh"
 #include "nf4/gemv_launch.h"
+#include "nf4/gemv_shares.cuh"
 
 namespace localq {
 namespace {
@@ -67,15 +68,20 @@ __device__ __forceinline__ void sum_half(float (&sum)[2], uint4 (&ring)[kDepth],
   }
 }
 
-template <Order kOrder>
+// kEqual: in equal shares (gemv_shares.cuh), here and below.
+template <Order kOrder, bool kEqual>
 __device__ __forceinline__ Item next_item(const Nf4Gemv& p, const Shared& s, Cursor& cursor) {
-  cursor.advance<kOrder>(p.chunks, kOrder == Order::kRagged ? s.tiles.range[1] : 0);
-  return item_at<kOrder>(p, s.tiles.places[cursor.tile], cursor.chunk);
+  if constexpr (kEqual) {
+    return next_in_share<kOrder>(p, s, cursor);
+  } else {
+    cursor.advance<kOrder>(p.chunks, kOrder == Order::kRagged ? s.tiles.range[1] : 0);
+    return item_at<kOrder>(p, s.tiles.places[cursor.tile], cursor.chunk);
+  }
 }
 
 // A fast item in order kRagged whose first blocks are in the ring; on exit `item` and the ring are those of the next
 // one.
-template <typename T>
+template <typename T, bool kEqual>
 __device__ __forceinline__ void sum_ragged_item(float (&sum)[2], uint4 (&ring)[kDepth], const Nf4Gemv& p,
                                                 const Shared& s, const T* x, Cursor& cursor, Item& item) {
   constexpr Order kOrder = Order::kRagged;
@@ -89,40 +95,40 @@ __device__ __forceinline__ void sum_ragged_item(float (&sum)[2], uint4 (&ring)[k
     for (int k = 0; k < 8; ++k) b[k] = 0;
   }
   if (blocks <= kDepth) {
-    item = next_item<kOrder>(p, s, cursor);
+    item = next_item<kOrder, kEqual>(p, s, cursor);
     sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes, left_of<kOrder>(p, item, cursor.chunk));
     return;
   }
   sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kOrder>(), blocks - kDepth);
-  item = next_item<kOrder>(p, s, cursor);
+  item = next_item<kOrder, kEqual>(p, s, cursor);
   sum_half<T, kOrder, kDepth>(sum, ring, p, s, b, scale, item.codes, left_of<kOrder>(p, item, cursor.chunk));
 }
 
 // All items of a block: partial sums to shared memory. `item` is the one at the cursor, the ring holds its first half.
-template <typename T, Order kOrder>
+template <typename T, Order kOrder, bool kEqual>
 __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, const T* x, Cursor cursor, Item item,
                                           uint4 (&ring)[kDepth]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  float* partial = s.partial + threadIdx.x / 32 * kTile + g;
+  float* partial = s.partial + (kEqual ? cursor.tile * p.chunks + cursor.chunk : threadIdx.x / 32) * kTile + g;
 #pragma unroll 1
   for (; item.place.word != kNowhere.word; partial += kWarps * kTile) {
     if (kOrder == Order::kRagged) partial = s.partial + (cursor.tile * p.chunks + cursor.chunk) * kTile + g;
     float sum[2] = {};
     if (item.quick) {
       if constexpr (kOrder == Order::kRagged) {
-        sum_ragged_item(sum, ring, p, s, x, cursor, item);
+        sum_ragged_item<T, kEqual>(sum, ring, p, s, x, cursor, item);
       } else {
         float scale[4];
         decode_scales<kOrder>(scale, p, s.table, s.tiles, cursor.tile, cursor.chunk, item);
         uint32_t b[8];
         x_operand(b, s, x, cursor.chunk * kChunk + g);
         sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kOrder>(), kDepth);
-        item = next_item<kOrder>(p, s, cursor);
+        item = next_item<kOrder, kEqual>(p, s, cursor);
         sum_half<T, kOrder, kDepth>(sum, ring, p, s, b, scale, item.codes, item.quick);
       }
     } else {
       sum_short_item(sum, p, s, x, cursor);
-      item = next_item<kOrder>(p, s, cursor);
+      item = next_item<kOrder, kEqual>(p, s, cursor);
       load_ring<kOrder>(ring, p, item, cursor.chunk);
     }
 #pragma unroll
@@ -130,7 +136,11 @@ __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, con
       sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
       sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
     }
-    if (t == 0) partial[0] = sum[0], partial[8] = sum[1];
+    if constexpr (kEqual) {
+      if (t == 0) leave_sums(s, partial, sum);
+    } else {
+      if (t == 0) partial[0] = sum[0], partial[8] = sum[1];
+    }
   }
 }
 
@@ -160,9 +170,10 @@ __device__ __forceinline__ float sum_chunks(const float* partial, uint32_t chunk
 }
 
 template <typename T>
-__device__ __forceinline__ void write_group(const Nf4Gemv& p, const Shared& s, uint32_t tiles, void* y) {
+__device__ __forceinline__ void write_group(const Nf4Gemv& p, const Shared& s, uint32_t tiles, void* y,
+                                            uint32_t first = 0) {
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < tiles / p.parts * kTile; i += kThreads) {
+  for (uint32_t i = first * kTile + threadIdx.x; i < tiles / p.parts * kTile; i += kThreads) {
     const uint32_t tile = i / kTile * p.parts, r = i % kTile;
     const TilePlace place = s.tiles.places[tile];
     const uint32_t o = place.tile() * kTile + r;
@@ -196,37 +207,115 @@ __global__ void __launch_bounds__(kThreads, 1)
   release_dependents();
   if (s.x != nullptr) stage(p, s, x);
   __syncthreads();
-  sum_group<T, kOrder>(p, s, x, first, item, ring);
+  sum_group<T, kOrder, false>(p, s, x, first, item, ring);
   __syncthreads();
   write_group<T>(p, s, tiles, y);
 }
 
+template <typename T, Order kOrder>
+__global__ void __launch_bounds__(kThreads, 1)
+    nf4_gemv_shares_kernel(const __grid_constant__ Nf4Gemv p, const __grid_constant__ Layout layout,
+                           const __grid_constant__ Shares shares, const T* x, void* y) {
+  LOCALQ_DYNAMIC_MEMORY(memory);
+  const Shared s = carve<sizeof(Bounds)>(memory, layout, p.blocks);
+  const Share own = share_of(shares);
+  const Bounds bounds = bounds_of(shares, own, p.chunks);
+  const uint32_t tiles = own.units * p.parts;
+  bool inside;
+  const Cursor first = first_of<kOrder>(shares, own, bounds, threadIdx.x / 32, p.chunks, inside);
+  TilePlace place = kNowhere;
+  if (inside) place = place_of(p, own.first + first.tile / p.parts, first.tile % p.parts);
+  const Item item = item_at<kOrder>(p, place, first.chunk);
+  uint4 ring[kDepth];
+  load_ring<kOrder>(ring, p, item, first.chunk);
+  float nested = 0.f;
+  if (threadIdx.x < tiles * s.tiles.stride) nested = nested_at(place, p, s.tiles.stride, own.first, threadIdx.x);
+  prefetch_items<kOrder>(p, own.first, inside ? tiles : 0, first);
+  fill_table<T>(s.table, p.code_map, p.nested_map);
+  fill_tiles(s.tiles, p, own.first, tiles, nested, place);
+  if (threadIdx.x == 0) *reinterpret_cast<Bounds*>(s.scratch + kWarps) = bounds;
+  dependency_wait();
+  release_dependents();
+  if (s.x != nullptr) stage(p, s, x);
+  __syncthreads();
+  sum_group<T, kOrder, true>(p, s, x, first, item, ring);
+  collect(s);
+  __syncthreads();
+  write_group<T>(p, s, s.tiles.range[1], y, bounds_in(s).left != 0);
+}
+
+constexpr const char* kOp = "nf4_gemv";
+
+// Items by which the longest share must get shorter for blocks to join: about what the join takes (README.md), more
+// where a unit is spread over whole blocks.
+constexpr uint32_t kWorth = 2, kWorthSpread = 4;
+
+uint32_t inverse_of(uint32_t d) {
+  return uint32_t(((uint64_t(1) << 32) + d - 1) / d);
+}
+
+// Equal shares on `blocks` blocks, or none (`each` = 0): where they gain too little over blocks with at most `units`
+// units, or the workspace is too small.
+Shares shares_of(const Nf4Gemv& p, const Workspace& workspace, uint32_t units, uint32_t blocks) {
+  const uint32_t unit = p.parts * p.chunks;
+  const uint64_t items = uint64_t(p.units) * unit;
+  if (p.chunks < 2 || items < blocks || items * kTile > uint64_t(workspace.words)) return Shares{};
+  if ((items + unit) * unit >> 32 != 0) return Shares{};  // inverses would be inexact
+  const uint32_t each = uint32_t(items / blocks), more = uint32_t(items % blocks);
+  if (each + (more != 0) + (p.units < blocks ? kWorthSpread : kWorth) > units * unit) return Shares{};
+  return {each, more, unit, inverse_of(unit), inverse_of(p.chunks), workspace.meeting};
+}
+
+// The most units that a share has items of.
+uint32_t units_of(const Shares& shares) {
+  return (shares.each + (shares.more != 0) + shares.unit - 2) / shares.unit + 1;
+}
+
+// Launches equal shares where they gain, which needs room for the sums of a block and all blocks to run at once.
 template <typename T>
-void launch_typed(const Nf4Gemv& p, const void* x, void* y, bool tiled, int device, cudaStream_t stream) {
-  constexpr const char* op = "nf4_gemv";
-  const DeviceFacts& facts = device_facts(device, op);
+bool launch_shares(const Nf4Gemv& p, Layout layout, uint32_t units, const Workspace& workspace, const T* x, void* y,
+                   int device, cudaStream_t stream) {
+  const DeviceFacts& facts = device_facts(device, kOp);
+  const Shares shares = shares_of(p, workspace, units, facts.multiprocessors);
+  if (shares.each == 0) return false;
+  layout.tiles = units_of(shares) * p.parts;
+  const uint32_t bytes = layout.bytes(p.blocks, p.chunks) + sizeof(Bounds);
+  if (bytes > uint32_t(facts.shared_bytes_per_block)) return false;
+  auto* kernel =
+      p.blocks % kChunk == 0 ? nf4_gemv_shares_kernel<T, Order::kTiled> : nf4_gemv_shares_kernel<T, Order::kRagged>;
+  launch(kOp, device, kernel, facts.multiprocessors, kThreads, bytes, stream, p, layout, shares, x, y);
+  return true;
+}
+
+template <typename T>
+void launch_typed(const Nf4Gemv& p, const Workspace& workspace, const T* x, void* y, bool tiled, int device,
+                  cudaStream_t stream) {
+  const DeviceFacts& facts = device_facts(device, kOp);
   const uint32_t budget = facts.shared_bytes_per_block;
   Layout layout = {p.parts, (p.blocks + 1) / 2 * 256};
   if (layout.bytes(p.blocks, p.chunks) > budget && p.extras.norm == NormKind::kNone) layout.x_bytes = 0;
   const uint32_t smallest = layout.bytes(p.blocks, p.chunks);
-  require(smallest <= budget, op, "in", p.blocks * kBlock, "is too large for the shared memory of this device");
+  require(smallest <= budget, kOp, "in", p.blocks * kBlock, "is too large for the shared memory of this device");
   layout.tiles += 1;
   const uint32_t per_tile = layout.bytes(p.blocks, p.chunks) - smallest;
   const uint32_t fit = (budget - smallest) / per_tile / p.parts + 1;  // units per block
   const uint32_t sms = facts.multiprocessors, waves = (p.units + sms * fit - 1) / (sms * fit);
-  const uint32_t grid = p.units < sms * waves ? p.units : sms * waves;
-  layout.tiles = (p.units + grid - 1) / grid * p.parts;
+  const uint32_t grid = p.units < sms * waves ? p.units : sms * waves, units = (p.units + grid - 1) / grid;
+  if (tiled && waves == 1 && launch_shares(p, layout, units, workspace, x, y, device, stream)) return;
+  layout.tiles = units * p.parts;
   auto* kernel = nf4_gemv_kernel<T, Order::kRowWise>;
   if (tiled) kernel = p.blocks % kChunk == 0 ? nf4_gemv_kernel<T, Order::kTiled> : nf4_gemv_kernel<T, Order::kRagged>;
-  launch(op, device, kernel, grid, kThreads, layout.bytes(p.blocks, p.chunks), stream, p, layout,
-         static_cast<const T*>(x), y);
+  launch(kOp, device, kernel, grid, kThreads, layout.bytes(p.blocks, p.chunks), stream, p, layout, x, y);
 }
 
 }  // namespace
 
-void nf4_gemv_row(const Nf4Gemv& p, const void* x, void* y, Type type, bool tiled, int device, cudaStream_t stream) {
-  if (type == Type::kFloat16) return launch_typed<__half>(p, x, y, tiled, device, stream);
-  launch_typed<__nv_bfloat16>(p, x, y, tiled, device, stream);
+void nf4_gemv_row(const Nf4Gemv& p, const Workspace& workspace, const void* x, void* y, Type type, bool tiled,
+                  int device, cudaStream_t stream) {
+  if (type == Type::kFloat16) {
+    return launch_typed(p, workspace, static_cast<const __half*>(x), y, tiled, device, stream);
+  }
+  launch_typed(p, workspace, static_cast<const __nv_bfloat16*>(x), y, tiled, device, stream);
 }
 
 }  // namespace localq

@@ -25,8 +25,10 @@ struct Shared {
   float* partial;  // [tiles][chunks][kTile]
 };
 
+// kSpare: bytes behind the scratch.
+template <uint32_t kSpare = 0>
 __device__ __forceinline__ Shared carve(uint8_t* memory, const Layout& layout, uint32_t blocks) {
-  uint8_t* const x = memory + kTableBytes + 4 * kWarps;
+  uint8_t* const x = memory + kTableBytes + 4 * kWarps + kSpare;
   uint8_t* const rest = x + layout.x_bytes;
   return {memory, reinterpret_cast<float*>(memory + kTableBytes), layout.x_bytes == 0 ? nullptr : x,
           TileTable(rest, layout.tiles, blocks),
@@ -105,6 +107,16 @@ struct Cursor {
     chunk += kWarps;
     while (chunk >= whole) chunk -= whole, ++tile;
     if (tile >= tiles) tile = (tile - tiles) * whole + chunk, chunk = whole;
+  }
+
+  // kRagged in equal shares: `items` whole chunks on, or the short one of tile `brief` and of those behind it once the
+  // whole ones end, at number `end`.
+  __device__ __forceinline__ void skip(uint32_t items, uint32_t chunks, uint32_t end, uint32_t brief) {
+    const uint32_t whole = chunks - 1;
+    chunk += items;
+    while (chunk >= whole) chunk -= whole, ++tile;
+    const uint32_t number = tile * whole + chunk;
+    if (number >= end) tile = brief + number - end, chunk = whole;
   }
 };
 

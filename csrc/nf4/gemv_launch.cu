@@ -45,8 +45,8 @@ Nf4Gemv plan(const Nf4* matrices, int count, const GemvExtras& extras) {
 
 }  // namespace
 
-void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type, int rows,
-              int device, cudaStream_t stream) {
+void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const Workspace& workspace, const void* x,
+              void* y, Type type, int rows, int device, cudaStream_t stream) {
   require(rows >= 1 && rows <= 8, kOp, "rows", rows, "must be from 1 to 8");
   require(count >= 1 && count <= kMaxSegments, kOp, "matrices", count, "must be from 1 to 3");
   const int64_t in = matrices[0].in;
@@ -62,9 +62,10 @@ void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const vo
     require(matrices[i].tiled == matrices[0].tiled, kOp, "matrices", i, "is not in the order of the first matrix");
   }
   check_extras(matrices, count, extras, rows);
+  if (workspace.words != 0) require_aligned(workspace.meeting, 16, kOp, "workspace");
   const Nf4Gemv p = plan(matrices, count, extras);
   const DeviceGuard guard(device, kOp);
-  if (rows == 1) return nf4_gemv_row(p, x, y, type, matrices[0].tiled, device, stream);
+  if (rows == 1) return nf4_gemv_row(p, workspace, x, y, type, matrices[0].tiled, device, stream);
   nf4_gemv_rows(p, x, y, type, rows, device, stream);
 }
 

@@ -7,6 +7,7 @@
 
 #include "common/gemv.h"
 #include "common/types.h"
+#include "common/workspace.h"
 
 namespace localq {
 
@@ -33,9 +34,10 @@ void nf4_dequantize(const Nf4& w, void* out, Type type, int64_t row_begin, int64
                     cudaStream_t stream);
 
 // y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices with the same x and code_map. 1 to 8 rows; x is
-// float16 or bfloat16.
-void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type, int rows,
-              int device, cudaStream_t stream);
+// float16 or bfloat16. One row of tiled matrices uses the workspace where whole units are badly spread over the device;
+// where it has too few words, the launch is slower.
+void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const Workspace& workspace, const void* x,
+              void* y, Type type, int rows, int device, cudaStream_t stream);
 
 // y [rows, w.out] = x [rows, w.in] W^T + bias (of the type of x, or null), for 9 or more rows; x is float16 or
 // bfloat16.

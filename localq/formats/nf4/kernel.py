@@ -18,6 +18,7 @@ from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, check_slab, place
 from localq.kernels.operand import Operand, address, equal
+from localq.kernels.workspace import Workspace, workspace_of
 
 BLOCK, NESTED_BLOCK, VALUES = 64, 256, 16
 TILE_ROWS = 16  # that the tiled order keeps together
@@ -154,7 +155,13 @@ def nf4_gemv(
         check_matrix(op, matrix)
     out, prepared = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", operands[0].codes)
-    kernels.module().nf4_gemv(matrices=[arguments(matrix) for matrix in operands], **prepared, **place(x))
+    workspace = workspace_of(x.device) if x.shape[0] == 1 else Workspace(None)
+    kernels.module().nf4_gemv(
+        matrices=[arguments(matrix) for matrix in operands],
+        workspace=workspace.arguments,
+        **prepared,
+        **place(x),
+    )
     return out
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,9 +22,9 @@ from localq import kernels
 from localq.formats import nf4
 from localq.formats.nf4 import kernel as wrapper
 from localq.formats.nf4.kernel import Nf4Operand
-from localq.kernels import gemv
+from localq.kernels import gemv, workspace
 from tests.support.kernels.cuda_headers import built, copy_to
-from tests.support.kernels.gemv_structs import Extras
+from tests.support.kernels.gemv_structs import Extras, Workspace
 from tests.support.kernels.nf4_operands import Operands, bits, in_order, inputs, operands
 from tests.support.kernels.row_operands import biased, normed
 
@@ -58,29 +59,37 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 
 @pytest.fixture
 def emulated(library, monkeypatch):
-    """`formats.nf4.kernel.nf4_gemv` by the kernel on a CPU, the device first; `reads` is of the last launch."""
-    reads = (ctypes.c_int64 * 4)()
+    """`formats.nf4.kernel.nf4_gemv` by the kernel on a CPU, the device first.
 
-    def launch(*, x, matrices, y, type, rows, biases, device, stream, **extras):
+    `reads` and `left` are of the last launch. Every launch finds and leaves the workspace vacant; `alone`: has none, so
+    that units are whole.
+    """
+    reads, left = (ctypes.c_int64 * 4)(), ctypes.c_int64()
+    words = torch.full((2**16,), -1, dtype=torch.int32)
+
+    def launch(*, x, matrices, workspace, y, type, rows, biases, device, stream, **extras):
         all_matrices = (Matrix * len(matrices))(*(Matrix(*each.values()) for each in matrices))
         around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
         failure = library.nf4_gemv_on_cpu(
-            all_matrices, len(matrices), ctypes.byref(around), ctypes.c_void_p(x), ctypes.c_void_p(y), type, rows,
-            *device, reads,
+            all_matrices, len(matrices), ctypes.byref(around), ctypes.byref(Workspace(*workspace)), ctypes.c_void_p(x),
+            ctypes.c_void_p(y), type, rows, *device, reads, ctypes.byref(left),
         )  # fmt: skip
         if failure is not None:
             raise ValueError(failure.decode())
+        assert (words == -1).all(), "a word that is not vacant"
 
     where = {"device": LARGE, "stream": 0}
     monkeypatch.setattr(kernels, "module", lambda: SimpleNamespace(nf4_gemv=launch))
     monkeypatch.setattr(wrapper, "check_cuda", lambda *given: None)
     monkeypatch.setattr(wrapper, "place", lambda tensor: dict(where))
 
-    def multiply(device, *given, **named):
+    def multiply(device, *given, alone=False, **named):
         where["device"] = device
+        held = workspace.Workspace(None if alone else words)
+        monkeypatch.setattr(wrapper, "workspace_of", lambda device: held)
         return wrapper.nf4_gemv(*given, **named)
 
-    return SimpleNamespace(gemv=multiply, reads=reads)
+    return SimpleNamespace(gemv=multiply, reads=reads, left=left)
 
 
 def rounded(operand: Operands, dtype: torch.dtype) -> torch.Tensor:
@@ -230,3 +239,108 @@ def test_infinities_keep_their_sign_and_their_row(emulated, rows):
     assert torch.equal(bits(got[:-1]), bits(clean[:-1]))
     expected = torch.inf * operand.dense[:, 700]  # inf * 0 is NaN
     assert torch.equal(got[-1].float().nan_to_num(0.5), expected.half().float().nan_to_num(0.5))
+
+
+# Equal shares (csrc/nf4/gemv_shares.cuh): rows of each matrix, columns, multiprocessors. Units of 8 items that two
+# blocks share; one unit, and two, over many blocks; a last chunk of 5 blocks, in the middle of shares and as a share of
+# its own; rows that fill no tile; three matrices.
+SHARED = (
+    ((80,), 4096, 3),
+    ((16,), 5120, 4),
+    ((32,), 4096, 7),
+    ((77,), 4416, 3),
+    ((9,), 2368, 5),
+    ((16,), 4416, 4),
+    ((48, 17, 96), 4096, 4),
+)
+
+
+def left_words(outs: tuple[int, ...], chunks: int, blocks: int, parts: int = 1) -> int:
+    """What blocks leave for others: 16 sums of each item of a unit that begins in an earlier block."""
+    unit = parts * chunks
+    items = sum(-(-out // 16) for out in outs) * unit
+    begins = [items // blocks * block + min(block, items % blocks) for block in range(blocks + 1)]
+    return 16 * sum(min(-begin % unit, end - begin) for begin, end in pairwise(begins))
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "plain"])
+@pytest.mark.parametrize(("outs", "columns", "blocks"), SHARED, ids=str)
+def test_blocks_that_share_units_give_the_bits_of_whole_units(emulated, outs, columns, blocks, nested):
+    parts = [operands((out, columns), nested, seed=out) for out in outs]
+    matrices, device = sharing([in_order(part.matrix, True) for part in parts]), (blocks, 232_448)
+    for dtype in (HALF, BF16):
+        x = inputs(1, columns, dtype)
+        joined, again, whole = (
+            emulated.gemv(device, x, matrices, out=f32(1, sum(outs)), alone=alone) for alone in (False, False, True)
+        )
+        assert emulated.left.value == 0
+        reads = list(emulated.reads)[:2]  # rows that fill no tile are read in place of those that are not there
+        assert torch.equal(bits(joined), bits(whole))
+        assert torch.equal(bits(again), bits(whole))
+        for got, part in zip(joined.split(outs, dim=1), parts, strict=True):
+            close(got, part, x)
+    emulated.gemv(device, x, matrices)
+    assert list(emulated.reads)[:2] == reads
+    assert reads == [1, 1] or any(out % 16 for out in outs), "bytes of codes that are not read once"
+    assert emulated.left.value == left_words(outs, -(-columns // 512), blocks)
+
+
+@pytest.mark.parametrize(("out", "columns", "blocks"), [(101, 1024, 5), (16, 2048, 7), (40, 2496, 5)], ids=str)
+def test_gate_and_up_in_equal_shares(emulated, out, columns, blocks):
+    pair = [operands((out, columns), seed=seed) for seed in (1, 2)]
+    x, biases = inputs(1, columns, HALF) / 8, [torch.randn(out).half() for _ in pair]
+    matrices = biased(sharing([in_order(each.matrix, True) for each in pair]), biases)
+    norm = gemv.Norm(torch.rand(columns).half() + 0.5, 1e-5)
+    joined, whole = (
+        emulated.gemv((blocks, 232_448), x, matrices, norm=norm, activation="silu", out=f32(1, out), alone=alone)
+        for alone in (False, True)
+    )
+    assert torch.equal(bits(joined), bits(whole))
+    wide = normed(x, norm).double()
+    gate, up = (wide @ rounded(each, HALF).T + bias.double() for each, bias in zip(pair, biases, strict=True))
+    torch.testing.assert_close(joined.double(), F.silu(gate) * up, rtol=1e-3, atol=1e-3)
+    emulated.gemv((blocks, 232_448), x, matrices, norm=norm, activation="silu")
+    assert emulated.left.value == left_words((out,), -(-columns // 512), blocks, parts=2)
+
+
+def test_bias_and_residual_enter_once_in_equal_shares(emulated):
+    operand, x = operands((77, 4416), seed=1), inputs(1, 4416, HALF)
+    bias, stream = torch.randn(77).half(), torch.randn(1, 77).half()
+    matrix = biased([in_order(operand.matrix, True)], [bias])
+    joined, whole = (
+        emulated.gemv((3, 232_448), x, matrix, residual=stream, out=f32(1, 77), alone=alone) for alone in (False, True)
+    )
+    assert torch.equal(bits(joined), bits(whole))
+    close(joined - bias.float() - stream.float(), operand, x)
+    emulated.gemv((3, 232_448), x, matrix, residual=stream, out=stream)  # out may be the residual
+    assert emulated.left.value > 0
+    assert torch.equal(bits(stream), bits(whole.half()))
+
+
+def test_a_sum_with_the_bits_of_a_vacant_word_is_no_deadlock(emulated):
+    matrix = in_order(operands((16, 5120), nested=False).matrix, True)
+    absmax = matrix.absmax.clone()
+    absmax.view(torch.int32)[-4:] = -1  # a NaN: rows of the last chunk, which the last of 4 blocks has
+    x = inputs(1, 5120, HALF)
+    joined, whole = (
+        emulated.gemv((4, 232_448), x, [replace(matrix, absmax=absmax)], alone=alone) for alone in (False, True)
+    )
+    assert joined.isnan().any()
+    assert not joined.isnan().all()
+    assert torch.equal(joined.isnan(), whole.isnan())
+
+
+@pytest.mark.parametrize(
+    "case", ["balanced", "two rows", "row-wise", "no room for sums", "small workspace", "whole"], ids=str
+)
+def test_units_stay_whole(emulated, case, monkeypatch):
+    operand = operands((80, 4096))
+    device = {"balanced": (5, 232_448), "no room for sums": (3, 75_200)}.get(case, (3, 232_448))
+    if case == "small workspace":
+        small = workspace.Workspace(torch.full((16 * 40 - 1,), -1, dtype=torch.int32))
+        monkeypatch.setattr(workspace, "Workspace", lambda words: small)
+    x = inputs(1 + (case == "two rows"), 4096, HALF)
+    got = emulated.gemv(device, x, [in_order(operand.matrix, case != "row-wise")], out=f32(len(x), 80),
+                        alone=case == "whole")  # fmt: skip
+    close(got, operand, x)
+    assert emulated.left.value == 0

@@ -19,6 +19,7 @@ MACHINE = {  # of csrc, and what of tests/support stands in for it
     "delta/intrinsics.cuh": "delta_machine_on_cpu.cuh",
     "gather/intrinsics.cuh": "gather_machine_on_cpu.cuh",
     "nf4/intrinsics.cuh": "nf4_machine_on_cpu.cuh",
+    "common/exchange.cuh": "exchange_machine_on_cpu.cuh",
     "common/block_loads.cuh": "block_machine_on_cpu.cuh",
     "common/mma.cuh": "mma_machine_on_cpu.cuh",
     "common/row_loads.cuh": "row_machine_on_cpu.cuh",

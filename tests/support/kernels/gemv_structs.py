@@ -16,7 +16,7 @@ class Extras(ctypes.Structure):
 
 
 class Workspace(ctypes.Structure):
-    """csrc/lookup/gemv.h, VqWorkspace."""
+    """csrc/common/workspace.h."""
 
     _fields_ = (("meeting", ctypes.c_void_p), ("words", ctypes.c_int64))
 

@@ -1,4 +1,5 @@
-// In place of csrc/common/launch.h, behind vq_machine_on_cpu.cuh: runs the blocks of a kernel one after the other.
+// In place of csrc/common/launch.h, behind vq_machine_on_cpu.cuh: runs the blocks of a kernel one after the other, or
+// `together` at a time.
 #pragma once
 
 #include "lookup/intrinsics.cuh"
@@ -8,6 +9,10 @@ inline float __fadd_rn(float a, float b) {
 }
 inline float __uint_as_float(uint32_t bits) {
   return on_cpu::bits<float>(bits);
+}
+
+namespace on_cpu {
+inline uint32_t together = 1;  // blocks that wait for each other
 }
 
 namespace localq {
@@ -22,7 +27,9 @@ void launch(const char*, int, void (*kernel)(Parameters...), dim3 grid, dim3 blo
             Arguments... arguments) {
   on_cpu::blocks = grid.x, on_cpu::block_threads = int(block.x);
   on_cpu::body = [&] { kernel(static_cast<Parameters>(arguments)...); };
-  for (uint32_t number = 0; number < grid.x; ++number) on_cpu::run_together(number, 1, uint32_t(shared_bytes));
+  for (uint32_t first = 0; first < grid.x; first += on_cpu::together) {
+    on_cpu::run_together(first, std::min(on_cpu::together, grid.x - first), uint32_t(shared_bytes));
+  }
 }
 template <typename... Parameters, typename... Arguments>
 void launch(const char* op, int device, const LaunchWishes&, void (*kernel)(Parameters...), dim3 grid, dim3 block,

@@ -343,14 +343,5 @@ void load_scales(uint32_t (&to)[kWords], const void* from) {
 inline uint4 load_fragment(const uint4* from) {
   return *from;
 }
-inline void put(uint32_t* to, uint32_t word) {
-  *to = word;
-  ++on_cpu::events;
-}
-inline uint32_t get_if(bool wanted, const uint32_t* from) {
-  if (!wanted) return 0;
-  if (*from == 0xffffffffu) on_cpu::leave();  // others go on meanwhile
-  return *from;
-}
 
 }  // namespace localq::vq
