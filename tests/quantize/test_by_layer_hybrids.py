@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from localq.engine.load.load import load
+from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats.checkpoint import open_checkpoint
 from localq.models import architecture
@@ -22,6 +23,7 @@ from tests.support.formats.hybrid_checkpoints import KINDS, PREFIXES
 
 CPU = torch.device("cpu")
 IDS = prompt_of(90, seed=5)
+WINDOWS = tuple(tuple(prompt_of(128, seed)) for seed in range(4))
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -63,8 +65,7 @@ def test_the_rotated_model_is_the_same_function(kind, rotated, folders):
 @every_kind
 def test_a_2_bit_folder_loads_and_keeps_what_it_must(kind, folders, tmp_path):
     files = open_model(folders[kind])
-    windows = tuple(tuple(prompt_of(128, seed)) for seed in range(4))
-    request = LayerwiseRequest(files, tmp_path / "out", windows, CPU)
+    request = LayerwiseRequest(files, tmp_path / "out", WINDOWS, CPU)
     out = by_layer.convert(request)
     made, source = open_checkpoint(open_model(out)), open_checkpoint(files)
     loaded = load(open_model(out), LoadOptions(device="cpu", dtype="float32"))
@@ -80,3 +81,30 @@ def test_a_2_bit_folder_loads_and_keeps_what_it_must(kind, folders, tmp_path):
     assert all(made.tensors[name].dtype == "float32" for name in rates)
     assert all(made.read(name).equal(source.read(name).float()) for name in rates)
     assert torch.isfinite(logits_of(loaded.model, loaded, IDS)).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "bits"),
+    [
+        ("qwen3_5", "s4l16+s8l16", None),
+        ("qwen3_5_moe", "s4l16+s8l16", None),
+        ("qwen3_5", "s4l16", 5.0),  # of matrices so small, codebooks are two of these bits
+    ],
+)
+def test_more_bits_are_nearer_to_the_source(kind, scheme, bits, folders, tmp_path):
+    """3 bits everywhere, and a mixture of schemes; against 2 bits on the same text."""
+    files = open_model(folders[kind])
+
+    def difference(name, **changed):
+        out = by_layer.convert(LayerwiseRequest(files, tmp_path / name, WINDOWS, CPU, **changed))
+        loaded = load(open_model(out), LoadOptions(device="cpu", dtype="float32"))
+        return float((logits_of(loaded.model, loaded, IDS) - exact(folders[kind])).square().mean())
+
+    assert difference("more", scheme=scheme, bits=bits) < 0.95 * difference("two")
+
+
+def test_a_mixture_of_experts_takes_no_mixture_of_schemes(folders, tmp_path):
+    request = LayerwiseRequest(open_model(folders["qwen3_5_moe"]), tmp_path / "out", WINDOWS, CPU, bits=4.2)
+    with pytest.raises(LocalqError, match="must use the same bit width") as caught:
+        by_layer.convert(request)
+    assert caught.value.exit_code == ExitCode.USAGE

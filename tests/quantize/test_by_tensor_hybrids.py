@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from localq.engine.load.load import load
 from localq.files.model_folder import open_model
@@ -12,11 +13,14 @@ from localq.formats import nf4
 from localq.formats.checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
+from localq.quantize.model.input_moments import CalibrationText
 from localq.quantize.request import TensorwiseRequest
+from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.formats import expert_checkpoints, hybrid_checkpoints
 from tests.support.formats.expert_checkpoints import read
 from tests.support.formats.hybrid_checkpoints import LINEAR, PREFIXES
 
+DEVICE = torch.device("cpu")
 CPU = LoadOptions(device="cpu", dtype="float32")
 KEPT = ("in_proj_a.weight", "in_proj_b.weight", "mlp.gate.weight", "mlp.shared_expert_gate.weight")
 
@@ -53,6 +57,31 @@ def test_matrices_are_quantized_and_rates_and_gates_are_not(kind, tmp_path):
         error = (parameter - wanted[path]).norm() / wanted[path].norm()
         is_packed = f"{PREFIXES[0]}{path}" in packed or ".experts." in path
         assert (0.05 < error < 0.12) if is_packed else error == 0, path
+
+
+@pytest.mark.parametrize(
+    ("kind", "format", "scheme"),
+    [
+        ("qwen3_5", "mxfp4", ""),
+        ("qwen3_5_moe", "mxfp4", ""),
+        ("qwen3_5", "bcq", "q4g32"),
+        ("qwen3_5", "squeezellm", ""),
+    ],
+)
+def test_other_formats_with_a_text_keep_the_same_tensors(kind, format, scheme, tmp_path):
+    text = hybrid_checkpoints.source(tmp_path / "text", kind)
+    folder = hybrid_checkpoints.wrapped(tmp_path / "wrapped", text, PREFIXES[0])
+    calibration = None if format == "mxfp4" else CalibrationText([prompt_of(64, seed) for seed in range(3)], DEVICE)
+    request = TensorwiseRequest(open_model(folder), format, tmp_path / "out", scheme=scheme, text=calibration)
+    out = by_tensor.convert(request)
+    made, source = open_checkpoint(open_model(out)), open_checkpoint(open_model(folder))
+    for name in (name for name in source.tensors if name.endswith((*KEPT, "A_log", "dt_bias", "conv1d.weight"))):
+        assert made.read(name).equal(source.read(name)), name
+    loaded, exact = load(open_model(out), CPU), load(open_model(folder), CPU)
+    assert loaded.format == format
+    ids = prompt_of(70, seed=9)
+    found, expected = (logits_of(each.model, each, ids) for each in (loaded, exact))
+    assert 0 < float((found - expected).norm() / expected.norm()) < 1
 
 
 def test_other_families_are_told_nothing_of_it(tmp_path):
