@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/rounding.cuh"
+#include "delta/intrinsics.cuh"
 
 namespace localq::delta {
 
@@ -9,7 +10,7 @@ constexpr int kMostShared = 8;     // value heads per key head
 constexpr float kEpsilon = 1e-6f;  // beside the squared length of q and k
 
 __device__ __forceinline__ float sigmoid(float x) {
-  return 1.f / (1.f + __expf(-x));
+  return reciprocal(1.f + __expf(-x));
 }
 __device__ __forceinline__ float softplus(float x) {
   return x > 20.f ? x : log1pf(__expf(x));  // as in torch

@@ -1,5 +1,5 @@
-// GPU intrinsics of a pass of many tokens: asynchronous copies to shared memory, loads of 8 x 8 matrices, and their
-// transposition between lanes. Tests substitute a CPU version.
+// GPU intrinsics of gated delta nets: a quick reciprocal, asynchronous copies to shared memory, loads of 8 x 8
+// matrices, and their transposition between lanes. Tests substitute a CPU version.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,13 @@
 
 namespace localq::delta {
 
-// Copies 16 bytes to shared memory. `commit` ends a group of copies of this thread; `wait_for_all` waits for all of
-// them, after which a barrier makes them visible to the block.
+// 1 / x within two units of the last place; 0 from 2^126 on.
+__device__ __forceinline__ float reciprocal(float x) {
+  return __fdividef(1.f, x);
+}
+
+// Copies 16 bytes to shared memory. `wait_for_copies` waits for all copies of this thread, after which a barrier makes
+// them visible to the block.
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }

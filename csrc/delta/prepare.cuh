@@ -222,9 +222,11 @@ __global__ void __launch_bounds__(kPrepareThreads) delta_prepare_kernel(const De
   const int64_t place = int64_t(chunk) * heads + head;
   dependency_wait();
 
-  copy_words<kPrepareThreads>(shared.keys, of_chunk + int64_t(pass.key_heads + key_head) * Workspace::kTileBytes,
-                              kTile / 8);
-  copy_words<kPrepareThreads>(shared.others, of_chunk + int64_t(key_head) * Workspace::kTileBytes, kTile / 8);
+  const auto copy_tile = [&](T* to, int tile) {
+    copy_words<kPrepareThreads, kTile / 8>(to, of_chunk + int64_t(tile) * Workspace::kTileBytes);
+  };
+  copy_tile(shared.keys, pass.key_heads + key_head);
+  copy_tile(shared.others, key_head);
   if (warp == 0) sum_decays(shared, pass, part.first + chunk * kChunk, head);
   wait_for_copies();
   __syncthreads();
@@ -238,8 +240,7 @@ __global__ void __launch_bounds__(kPrepareThreads) delta_prepare_kernel(const De
   }
   __syncthreads();
 
-  copy_words<kPrepareThreads>(shared.others, of_chunk + int64_t(2 * pass.key_heads + head) * Workspace::kTileBytes,
-                              kTile / 8);
+  copy_tile(shared.others, 2 * pass.key_heads + head);
   if (warp < kBlocks) invert(shared, warp);
   auto& factors = reinterpret_cast<Factors*>(space.factors)[place];
   if (const int token = int(threadIdx.x) - kPrepareThreads / 2; token >= 0 && token < kChunk) {

@@ -26,16 +26,16 @@ struct ScanOperands {
   // What the first half of a chunk takes, and what the second half takes.
   template <typename T>
   __device__ __forceinline__ void ask_first(ScanShared<T>& shared, int chunk) const {
-    copy_words<kScanThreads>(shared.reads, reads + chunk * heads * Workspace::kReadsBytes, Workspace::kReadsBytes / 16);
-    copy_words<kScanThreads>(shared.queries, queries + chunk * tiles * Workspace::kTileBytes, kTile / 8);
+    copy_words<kScanThreads, Workspace::kReadsBytes / 16>(shared.reads, reads + chunk * heads * Workspace::kReadsBytes);
+    copy_words<kScanThreads, kTile / 8>(shared.queries, queries + chunk * tiles * Workspace::kTileBytes);
   }
   template <typename T>
   __device__ __forceinline__ void ask_second(ScanShared<T>& shared, int chunk) const {
-    copy_words<kScanThreads>(shared.keys, keys + chunk * tiles * Workspace::kTileBytes, kTile / 8);
-    copy_words<kScanThreads>(shared.scores, scores + chunk * heads * Workspace::kScoresBytes,
-                             Workspace::kScoresBytes / 16);
-    copy_words<kScanThreads>(&shared.factors, factors + chunk * heads * Workspace::kFactorsBytes,
-                             Workspace::kFactorsBytes / 16);
+    copy_words<kScanThreads, kTile / 8>(shared.keys, keys + chunk * tiles * Workspace::kTileBytes);
+    copy_words<kScanThreads, Workspace::kScoresBytes / 16>(shared.scores,
+                                                           scores + chunk * heads * Workspace::kScoresBytes);
+    copy_words<kScanThreads, Workspace::kFactorsBytes / 16>(&shared.factors,
+                                                            factors + chunk * heads * Workspace::kFactorsBytes);
   }
   // U^T of 16 values.
   __device__ __forceinline__ void load_writes(float (&to)[kTokenTiles][4], int chunk, int group) const {

@@ -111,11 +111,14 @@ __device__ __forceinline__ void load_b_of_rows(uint32_t (&to)[4], const T* tile,
   load_transposed(to, tile + 8 * word_of(first_row + lane % 16, word + lane / 16));
 }
 
-// Copies `words` 16-byte words to shared memory by all threads of a block of kThreads.
-template <int kThreads>
-__device__ __forceinline__ void copy_words(void* to, const void* from, int words) {
-  for (int i = threadIdx.x; i < words; i += kThreads) {
-    copy_async(static_cast<uint8_t*>(to) + 16 * i, static_cast<const uint8_t*>(from) + 16 * i);
+// Copies kWords 16-byte words to shared memory by all threads of a block of kThreads.
+template <int kThreads, int kWords>
+__device__ __forceinline__ void copy_words(void* to, const void* from) {
+  uint8_t* const here = static_cast<uint8_t*>(to) + 16 * threadIdx.x;
+  const uint8_t* const there = static_cast<const uint8_t*>(from) + 16 * threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < kWords; i += kThreads) {
+    if (kWords % kThreads == 0 || i + threadIdx.x < kWords) copy_async(here + 16 * i, there + 16 * i);
   }
 }
 

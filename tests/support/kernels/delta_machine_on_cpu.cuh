@@ -38,6 +38,9 @@ inline uint32_t __float_as_uint(float value) {
 
 namespace localq::delta {
 
+inline float reciprocal(float x) {
+  return x < std::ldexp(1.f, 126) ? 1 / x : x != x ? x : 0.f;
+}
 inline void copy_async(void* to, const void* from) {
   const uint32_t place = shared_address(to);
   if (place % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) __builtin_trap();
