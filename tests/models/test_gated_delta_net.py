@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from localq.models.attention import Projected
 from localq.models.gated_delta_net import chunks, token
 from localq.models.layers import OffsetRMSNorm, empty_state
 from tests.support.engine.live_memory import LiveMemory
+from tests.support.kernels import reference_kernels
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import BY_NAME, logits_in_steps, reference_logits
 
@@ -164,6 +166,32 @@ def test_the_temporaries_of_a_group_stay_within_their_estimate(heads, shared):
     outside = 2 * tokens * (shape.channels + shape.value_heads * 128) + 4 * tokens * 2 * shape.value_heads
     planned = delta_memory.rule_bytes(tokens, heads, shared, 128, 128)
     assert 0.8 < (held.peak - outside) / planned <= 1.0
+
+
+@pytest.mark.parametrize("shared", [1, 3])
+def test_a_layer_gives_the_kernels_what_it_gives_torch(shared, monkeypatch):
+    """In place of the kernels: their reference, token by token in fp64."""
+    shape, dtype = gated_delta_net.DeltaShape(2, 2 * shared, 128, 128, 4), torch.bfloat16
+    net, generator = gated_delta_net.GatedDeltaNet(shape, 64, 0, 1e-6), torch.Generator().manual_seed(0)
+    for part in net.parameters():
+        part.data.copy_(
+            torch.randn(part.shape, generator=generator) * (part.shape[-1] ** -0.5 if part.dim() > 1 else 1)
+        )
+    net = net.to(dtype).requires_grad_(False)
+    states = [empty_state(shape.cache, dtype, "cpu") for _ in range(2)]
+    monkeypatch.setattr(gated_delta_net.delta_net, "delta_prefill", reference_kernels.delta_prefilled)
+    with torch.inference_mode():
+        for tokens in (5, 2, 70):
+            x = torch.randn(tokens, 64, generator=generator).to(dtype)
+            assert not net.has_kernel(x)
+            expected = net(x, SimpleNamespace(cache=SimpleNamespace(state=lambda layer: states[0])))
+            with monkeypatch.context() as patch:
+                patch.setattr(gated_delta_net.GatedDeltaNet, "has_kernel", lambda net, x: True)
+                patch.setattr(gated_delta_net.GatedDeltaNet, "read", None)
+                found = net(x, SimpleNamespace(cache=SimpleNamespace(state=lambda layer: states[1])))
+            torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6 * float(expected.abs().max()))
+            assert torch.equal(states[0].columns, states[1].columns)
+            torch.testing.assert_close(states[0].matrix, states[1].matrix, rtol=2**-6, atol=2**-8)
 
 
 # ---- what a wrong implementation does
