@@ -28,6 +28,7 @@
 #include "attention/attention.h"
 #include "attention/combine.cuh"
 #include "attention/decode.cuh"
+#include "attention/intrinsics.cuh"
 #include "attention/kv_codes.cuh"
 #include "attention/qkv.cuh"
 #include "attention/tiles.cuh"
@@ -116,7 +117,7 @@ template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
                                             : kDim * kHeadTiles == 128 ? 3
                                                                        : 2) attention_decode_kernel(const Arguments a) {
-  __shared__ Shared<kDim, kHeadTiles> shared;
+  auto& shared = block_memory<Shared<kDim, kHeadTiles>>();
   constexpr bool kAhead = kDim < 256 || kKeyBits != 8;  // k of the next tile in flight; otherwise spills
   release_dependents();
   cluster_arrive();  // senders must know that this block has started

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "attention/attention.h"
+#include "attention/intrinsics.cuh"
 
 namespace localq::decoding {
 
@@ -44,46 +45,11 @@ __device__ __forceinline__ float rounded(float value, bool bf16) {
 __device__ __forceinline__ int64_t fresh_load(const int64_t* at) {
   return __ldcg(reinterpret_cast<const long long*>(at));
 }
-// Later reads see at least what the writer of the value had seen.
-__device__ __forceinline__ int64_t acquire_load(const int64_t* at) {
-  int64_t value;
-  asm volatile("ld.acquire.gpu.global.s64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ __forceinline__ void prefetch(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
 
 // A score in units of log2, capped.
 __device__ __forceinline__ float score(float product, const AttentionStep& step) {
   const float x = product * step.scale;
   return kLog2e * (step.softcap > 0.f ? step.softcap * tanhf(x / step.softcap) : x);
-}
-
-// ---- blocks of a cluster; without clusters each block is its own
-
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-// The same address in the shared memory of block `rank` of the cluster.
-template <typename T>
-__device__ __forceinline__ T* at_rank(T* own, int rank) {
-#if __CUDA_ARCH__ >= 900
-  T* there;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(own), "r"(rank));
-  return there;
-#else
-  return own;
-#endif
 }
 
 // ---- the slots of a block

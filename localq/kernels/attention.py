@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from localq import kernels, kv_bits
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, place
 from localq.kernels.gemv import Norm
 from localq.kv_bits import KV_BITS, KvBits
 
@@ -119,34 +119,23 @@ def attention_decode(
     if out is None:
         out = torch.empty(1, heads * width, dtype=qkv.dtype, device=qkv.device)
     check(op, "out", out, qkv.device, (qkv.dtype,), heads * width)
-    for name, operand, dtype, count in (("sinks", sinks, qkv.dtype, heads), ("base", base, torch.int64, 1)):
-        if operand is not None:
-            check(op, name, operand, qkv.device, (dtype,), count)
-    if gate is not None:
-        _check_gate(op, gate, qkv, (heads, width))
+    _check_options(op, qkv, (heads, width), sinks, base, gate)
     check_cuda(op, "qkv", qkv)
     kernels.module().attention_decode(
-        qkv=qkv.data_ptr(),
         layer=_arguments(layer),
-        position=position.data_ptr(),
-        base=0 if base is None else base.data_ptr(),
         heads=heads,
         q_stride=q_stride,
-        gate=0 if gate is None else gate.data_ptr(),
         gate_stride=0 if gate is None else gate.stride(0),
-        rotary=0 if rotary is None else rotary.data_ptr(),
         rotary_dim=0 if rotary is None else rotary.shape[2],
-        sinks=0 if sinks is None else sinks.data_ptr(),
         q_norm=_norm(op, "q_norm weight", q_norm, qkv, width),
         k_norm=_norm(op, "k_norm weight", k_norm, qkv, width),
         scale=scale,
         softcap=softcap,
         window=window,
-        partials=workspace.partials.data_ptr(),
-        arrived=workspace.arrived.data_ptr(),
         splits=workspace.splits,
-        out=out.data_ptr(),
         type=TYPES[qkv.dtype],
+        **addresses(qkv=qkv, position=position, base=base, gate=gate, rotary=rotary, sinks=sinks, out=out),
+        **addresses(partials=workspace.partials, arrived=workspace.arrived),
         **place(qkv),
     )
     return out
@@ -181,8 +170,15 @@ def _check_call(
     check(op, "rotary", rotary, device, (qkv.dtype,), rotary.numel())
 
 
-def _check_gate(op: str, gate: Tensor, qkv: Tensor, shape: tuple[int, int]) -> None:
-    """ValueError where `gate` is not of `shape` with whole rows that the kernel can read."""
+def _check_options(
+    op: str, qkv: Tensor, shape: tuple[int, int], sinks: Tensor | None, base: Tensor | None, gate: Tensor | None
+) -> None:
+    """ValueError where what a call of `attention_decode` may have is not as it must be. shape: heads, head_dim."""
+    for name, operand, dtype, count in (("sinks", sinks, qkv.dtype, shape[0]), ("base", base, torch.int64, 1)):
+        if operand is not None:
+            check(op, name, operand, qkv.device, (dtype,), count)
+    if gate is None:
+        return
     if gate.dtype != qkv.dtype or gate.device != qkv.device:
         raise ValueError(f"{op}: gate is {gate.dtype} on {gate.device}, must be {qkv.dtype} on {qkv.device}")
     if tuple(gate.shape) != shape:

@@ -17,13 +17,18 @@ from localq.engine.step import fused
 from localq.engine.step.fused import OPERATIONS, FusedStep
 from localq.engine.step.operands import dense_operand, fusable, operand, product
 from localq.engine.step.state import StepState
+from localq.files.architecture import Architecture
 from localq.formats import mxfp4, nf4, vptq
 from localq.formats.codebooks import aqlm
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.nf4.kernel import Nf4Operand
+from localq.kernels import delta_net
 from localq.kernels.dense import DenseOperand
 from localq.kernels.operand import share_tables
+from localq.models.attention import Attention
+from localq.planner import footprint
+from localq.planner.placement import Placement
 from tests.support.engine import step_stand_ins
 from tests.support.kernels.gather_operands import aqlm_packed, vptq_packed
 from tests.support.kernels.nf4_operands import operands
@@ -101,6 +106,29 @@ def test_a_step_is_five_launches_a_layer_or_six_or_seven(name, per_layer, monkey
     operations = [launch.operation for launch in step.launches(greedy=True)]
     assert operations == ["embed", *per_layer * model.config.layers, "head", "sample"]
     assert set(operations) <= set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("name", "before"), [("qwen3.5", ["down", "qkv"]), ("muse-glimmer", ["qkv", "qkv"])])
+def test_a_gate_costs_attention_no_launch_but_the_product_of_its_own_matrix(name, before, monkeypatch):
+    step_stand_ins.install(monkeypatch)
+    model = tiny_models.ours(name)
+    step = fused_step(model, KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu"))
+    operations = [launch.operation for launch in step.launches(greedy=True)]
+    places = [index for index, each in enumerate(operations) if each == "attention"]
+    gated = [block.mixer() for block in model.layers if isinstance(block.mixer(), Attention)]
+    assert len(places) == len(gated) > 0
+    assert all([*before, "attention", "o"] == operations[index - 2 : index + 2] for index in places)
+    assert all(part.is_gated for part in gated)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "muse-glimmer", "qwen3.5", "qwen3.5-moe"])
+def test_buffers_are_those_of_the_plan_to_the_byte(name, monkeypatch):
+    step_stand_ins.install(monkeypatch)
+    monkeypatch.setattr(delta_net, "DIM", 18)  # columns of a value head, which the kernel fixes
+    model = tiny_models.ours(name)
+    step = fused_step(model, KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu"))
+    arch = Architecture.from_config(BY_NAME[name].config)
+    assert step.bytes() == footprint.fixed_bytes(arch, "bf16", "", None, Placement(), 4)["step_buffers"]
 
 
 def test_bytes_of_the_launches_are_all_weights_once_and_the_cache(monkeypatch):
