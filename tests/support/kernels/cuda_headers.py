@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 MACHINE = {  # of csrc, and what of tests/support stands in for it
     "lookup/intrinsics.cuh": "vq_machine_on_cpu.cuh",
+    "attention/intrinsics.cuh": "attention_machine_on_cpu.cuh",
     "bcq/intrinsics.cuh": "bcq_machine_on_cpu.cuh",
     "delta/intrinsics.cuh": "delta_machine_on_cpu.cuh",
     "gather/intrinsics.cuh": "gather_machine_on_cpu.cuh",
