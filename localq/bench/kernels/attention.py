@@ -51,8 +51,9 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: KvBits, dtype: t
     cache = KVCache([KeysAndValues(heads.kv_heads, heads.head_dim)] * count, depth, dtype, bench.device, bits)
     for layer in range(count):
         _fill(bench, cache, layer, heads, depth, dtype)
-    width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
-    qkv = bench.normal(1, width, dtype=dtype)
+    stride = heads.head_dim * (2 if heads.gated else 1)
+    qkv = bench.normal(1, heads.heads * stride + 2 * heads.kv_heads * heads.head_dim, dtype=dtype)
+    q, gate = qkv[0, : heads.heads * stride].view(heads.heads, stride).tensor_split([heads.head_dim], 1)
     position = torch.tensor([depth - 1], device=bench.device)
     workspace = attention.AttentionWorkspace(heads.heads, heads.kv_heads, heads.head_dim, bench.device)
     out = torch.empty(1, heads.heads * heads.head_dim, dtype=dtype, device=bench.device)
@@ -60,18 +61,22 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: KvBits, dtype: t
     def attend(layer: attention.KVLayer) -> Tensor:
         return attention.attention_decode(
             qkv, layer, position, heads=heads.heads, rotary=None, q_norm=None, k_norm=None,
-            scale=heads.head_dim**-0.5, softcap=0.0, window=0, workspace=workspace, out=out,
+            scale=heads.head_dim**-0.5, softcap=0.0, window=0, workspace=workspace, q_stride=stride,
+            gate=gate if heads.gated else None, out=out,
         )  # fmt: skip
+
+    def opened(gathered: Tensor) -> Tensor:
+        return gathered.view(1, -1) * (torch.sigmoid(gate.to(gathered.dtype).reshape(1, -1)) if heads.gated else 1)
 
     what = f"{heads.name}, depth {depth}, {kv_bits.text(bits)}"
     measured = cache.layer(0)
     got = attend(measured).clone()
     keys, values = _stored(cache, heads, qkv, depth)
-    q = qkv[:, : heads.heads * heads.head_dim].view(1, heads.heads, 1, heads.head_dim)
-    exact = _torch_attention(q.double(), keys.double(), values.double()).view(1, -1)
-    check("attention_decode", what, got, exact, _naive_attention(q, keys, values).view(1, -1))
+    q = q.reshape(1, heads.heads, 1, heads.head_dim)
+    exact = opened(_torch_attention(q.double(), keys.double(), values.double()))
+    check("attention_decode", what, got, exact, opened(_naive_attention(q, keys, values)))
     timing = bench.time([partial(attend, cache.layer(index)) for index in range(count)])
-    moved = attention.attention_decode_bytes(measured, heads.heads, depth)
+    moved = attention.attention_decode_bytes(measured, heads.heads, depth, heads.gated)
     rivals = (_torch(bench, q, keys, values),) if bits == KV_BITS[0] else ()
     return Row("attention", "attention_decode", what, 1, type_name(dtype), moved, timing, rivals)
 
@@ -87,7 +92,7 @@ def _fill(bench: Bench, cache: KVCache, layer: int, heads: Heads, depth: int, dt
 
 def _stored(cache: KVCache, heads: Heads, qkv: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """k, v [1, kv_heads, depth, head_dim] of layer 0 as they are stored, the last position included (`kv_read`)."""
-    new = qkv[0, heads.heads * heads.head_dim :].view(2, 1, heads.kv_heads, heads.head_dim)
+    new = qkv[0, -2 * heads.kv_heads * heads.head_dim :].view(2, 1, heads.kv_heads, heads.head_dim)
     position = torch.tensor([depth - 1], device=qkv.device)
     k, v = cache.update(0, new[0], new[1], position, depth)
     return k.unsqueeze(0).clone(), v.unsqueeze(0).clone()

@@ -44,16 +44,17 @@ class Product:
 
 @dataclass(frozen=True)
 class Heads:
-    """The geometry of an attention layer."""
+    """The geometry of an attention layer. gated: a gate lies behind q of every head."""
 
     heads: int
     kv_heads: int
     head_dim: int
+    gated: bool = False
 
     @property
     def name(self) -> str:
         """As the table prints it."""
-        return f"{self.heads}/{self.kv_heads} heads of {self.head_dim}"
+        return f"{self.heads}/{self.kv_heads} heads of {self.head_dim}{', gated' if self.gated else ''}"
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def of_architecture(arch: Architecture) -> Workload:
             int8=(head,),
             batches=_plain((middle, hidden), (hidden, middle)),
             dequantized=_plain((middle, hidden), (hidden, middle)),
-            attention=(Heads(arch.heads, arch.kv_heads, arch.head_dim),),
+            attention=(Heads(arch.heads, arch.kv_heads, arch.head_dim, traits.hybrid),),
             widths=(hidden,),
             tables=((arch.vocab, hidden),),
             mixtures=_mixtures(arch),

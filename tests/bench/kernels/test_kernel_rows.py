@@ -38,7 +38,7 @@ WORK = Workload(
     int8=(Product((83,), 576),),
     batches=(Product((83,), 576),),
     dequantized=(Product((83,), 576), Product((48,), 640)),
-    attention=(Heads(6, 2, 64),),
+    attention=(Heads(6, 2, 64), Heads(6, 2, 64, gated=True)),
     widths=(640,),
     tables=((4099, 64),),
 )
@@ -99,6 +99,8 @@ def test_every_row_is_measured(bench):
     assert [row.bytes for row in ordered] == [48 * 640 // 2 + 48 * 5 * 5 // 2 + 2 * (48 + 640) + 2 * 640]
     decode = next(row for row in rows if row.op == "attention_decode" and row.what.endswith("130, 8-bit"))
     assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
+    gated = next(row for row in rows if row.what == "6/2 heads of 64, gated, depth 130, 8-bit")
+    assert gated.bytes == decode.bytes + 2 * 64 * 6
     mixed = next(row for row in rows if row.op == "attention_decode" and "130, 8-bit keys, 4-bit values" in row.what)
     assert mixed.bytes == 130 * 2 * (64 + 32 + 2 * 4) + 2 * 64 * (6 + 4 + 6)
     state = 48 * 128 * 128 * 4  # read and written
