@@ -48,7 +48,8 @@ class Format:
 
     Memory on a GPU:
     expert_bytes        (linear, scheme) -> bytes of an expert matrix in memory, if they differ from those in files
-    tables              (linears, scheme) -> bytes in addition to the weights: operands, padding, a workspace
+    tables              (linears, scheme) -> bytes in addition to the weights: operands, padding
+    workspace           scheme -> bytes in which blocks of a product hand each other sums; formats share them
     has_codebooks       its tables depend on the scheme, which only its tensors show
     unpack_bytes        temporaries when torch dequantizes (`CHUNK_WEIGHTS` of its module)
     unpacks_16_bit      16-bit models need these temporaries too; else kernels write the result directly
@@ -90,6 +91,7 @@ class Format:
 
     expert_bytes: Callable[[Linears, str], int] | None = None
     tables: Callable[[Sequence[Linears], str], int] = format_sizes.no_tables
+    workspace: Callable[[str], int] = format_sizes.no_workspace
     has_codebooks: bool = False
     unpack_bytes: int = 0
     unpacks_16_bit: bool = True
@@ -163,6 +165,7 @@ _RECORDS = (
         format_sizes.nf4,
         "bitsandbytes",
         expert_bytes=format_sizes.nf4_expert,
+        workspace=format_sizes.workspace,
         experts="together",
         stacks_experts=True,
         keeps_experts=True,
@@ -178,6 +181,7 @@ _RECORDS = (
         scheme_of_tensors=schemes.vq2_of_tensors,
         random_scheme="s4l16",
         tables=format_sizes.vq2_tables,
+        workspace=format_sizes.workspace,
         has_codebooks=True,
         unpack_bytes=64 * MIB,
         unpacks_16_bit=False,  # kernels read codes in tiles, and rotate
@@ -195,6 +199,7 @@ _RECORDS = (
         scheme_of_tensors=schemes.aqlm_of_tensors,
         random_scheme="2x8g8",
         tables=format_sizes.aqlm_tables,
+        workspace=format_sizes.aqlm_workspace,
         has_codebooks=True,
         unpack_bytes=48 * MIB,
         experts="together",  # also for 1x16, whose experts are gathered one by one: a name does not state the scheme

@@ -22,8 +22,9 @@ from localq.files.schemes import (
 )
 
 # Codebooks with 256 codewords, in addition to the weights: codewords as operands (`formats.codebooks.tiles`), 16
-# weights of each of the 256; and the workspace that sums slices of columns (`formats.codebooks.lookup_kernel`).
-FRAGMENT_BYTES, WORKSPACE_BYTES = 2 * 256 * 16, 8 * 2**20
+# weights of each of the 256.
+FRAGMENT_BYTES = 2 * 256 * 16
+WORKSPACE_BYTES = 8 * 2**20  # in which blocks of a product hand each other sums (`kernels.workspace`)
 PLACE_BYTES = 48  # addresses of one expert matrix in codebooks (csrc/lookup/experts.h)
 MOST_FRAGMENTS = 4  # per matrix of vq2: at most two codebooks of its own, with codewords of up to 32 weights
 SECTOR = 32  # bytes moved per gathered codeword, from a table in L2
@@ -130,13 +131,28 @@ def no_tables(linears: Sequence[Linears], scheme: str) -> int:
     return 0
 
 
+def no_workspace(scheme: str) -> int:
+    """Products whose blocks share no sums."""
+    return 0
+
+
+def workspace(scheme: str) -> int:
+    """Products of every scheme whose blocks share sums."""
+    return WORKSPACE_BYTES
+
+
+def aqlm_workspace(scheme: str) -> int:
+    """Of codebooks that are looked up in tables."""
+    return WORKSPACE_BYTES if table_codebooks(scheme) else 0
+
+
 def bcq_tables(linears: Sequence[Linears], scheme: str) -> int:
     """Padding of the signs of every matrix."""
     return sum(each.count * sign_padding(each, scheme) for each in linears)
 
 
 def vq2_tables(linears: Sequence[Linears], scheme: str) -> int:
-    """Codewords as operands, and the workspace."""
+    """Codewords as operands."""
     return _lookup_tables(linears, MOST_FRAGMENTS, [expert_tables(each, "vq2", scheme) for each in linears])
 
 
@@ -149,7 +165,7 @@ def aqlm_tables(linears: Sequence[Linears], scheme: str) -> int:
 def _lookup_tables(linears: Sequence[Linears], fragments: int, of_experts: Sequence[int]) -> int:
     dense = fragments * FRAGMENT_BYTES * sum(each.count for each in linears if not each.expert)
     experts = sum(size for size, each in zip(of_experts, linears, strict=True) if each.expert)
-    return WORKSPACE_BYTES + dense + experts
+    return dense + experts
 
 
 def expert_tables(linear: Linears, format: str, scheme: str) -> int:

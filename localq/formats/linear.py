@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from localq.kernels.operand import Operand
+from localq.kernels.workspace import workspace_of
 
 
 class PackedLinear(nn.Module, ABC):
@@ -52,6 +53,11 @@ class SlabLinear(PackedLinear):
     def shape(self) -> tuple[int, int]:
         """[out, in]"""
         return self.out_features, self.in_features
+
+    @property
+    def shares_sums(self) -> bool:
+        """Whether blocks of its products hand each other sums in the workspace of their stream."""
+        return False
 
     @property
     def padding_bytes(self) -> int:
@@ -129,3 +135,10 @@ class SlabStack(nn.Module):
     def product(self, x: Tensor, index: int, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]: x W^T + bias [out] with the matrix W of that index."""
         return self.tall.product_of_rows(x, index * self.out_features, self.out_features, bias)
+
+
+def workspace_bytes(model: nn.Module) -> int:
+    """Device bytes of the workspace in which blocks of products hand each other sums; 0 if no matrix needs it."""
+    linears = (module for module in model.modules() if isinstance(module, SlabLinear) and module.shares_sums)
+    first = next(linears, None)
+    return 0 if first is None else workspace_of(next(first.buffers()).device).nbytes

@@ -105,11 +105,14 @@ def fixed_bytes(
     """
     if weights is None:
         weights = placed_weights(arch, format, scheme)
+    unplaced = _unplaced_bytes(arch, format, scheme, itemsize)
+    users = [format_facts.of(format)] + [format_facts.of("nf4")] * (placement.head == "nf4")
     return {
         "weights": weights,
         "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
         "head": head_bytes(arch, placement.head, itemsize),
-        **_unplaced_bytes(arch, format, scheme, itemsize),
+        **unplaced,
+        "tables": unplaced["tables"] + max(each.workspace(scheme) for each in users),
     }
 
 

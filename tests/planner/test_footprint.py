@@ -12,6 +12,8 @@ from localq.engine.step.state import StepState
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, format_sizes
 from localq.files.architecture import Architecture
+from localq.formats import linear as formats_linear
+from localq.formats import nf4
 from localq.formats.codebooks import linear as codebook_linear
 from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.codebooks import vq2
@@ -87,6 +89,30 @@ def test_tables_that_matrices_share_are_counted_once():
     for linear in model:
         linear.put_into_tiles()
     assert codebook_linear.table_bytes(model) == 3 * format_sizes.FRAGMENT_BYTES  # one for both, two of the last
+
+
+@pytest.mark.parametrize(
+    ("format", "scheme", "head", "expected"),
+    [
+        ("bf16", "", "16", 0), ("bf16", "", "nf4", 1), ("nf4", "", "16", 1), ("nf4", "", "nf4", 1),
+        ("aqlm", "1x16g8", "16", 0), ("aqlm", "1x16g8", "nf4", 1),
+    ],
+)  # fmt: skip
+def test_matrices_and_head_share_one_workspace(format, scheme, head, expected):
+    fixed = footprint.fixed_bytes(shape_of("llama-3.3-70b"), format, scheme, None, Placement(head=head), 2)
+    assert fixed["tables"] == expected * format_sizes.WORKSPACE_BYTES
+
+
+def test_a_model_has_a_workspace_once_matrices_are_in_tiles(monkeypatch):
+    monkeypatch.setattr(
+        formats_linear, "workspace_of", lambda device: workspace.Workspace(torch.zeros(7, dtype=torch.int32))
+    )
+    packed = nf4.quantize(torch.randn(32, 64))
+    for part in (nf4.Linear(packed), vq2.Linear(packed_of((64, 128), signs=False))):
+        model = torch.nn.ModuleList([torch.nn.Linear(2, 2), part])
+        assert formats_linear.workspace_bytes(model) == 0
+        part.put_into_tiles()
+        assert formats_linear.workspace_bytes(model) == 28
 
 
 @pytest.mark.parametrize(("vocab", "context"), [(49152, 2048), (128_256, 8192), (262_145, 512)])

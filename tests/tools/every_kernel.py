@@ -116,6 +116,12 @@ def layout_cases() -> Iterator[Case]:
         yield f"nf4_gemv {shape}, scales in f32, tiled {tiled}", partial(nf4_kernel.nf4_gemv, x, [matrix])
         yield f"nf4_gemm {shape}, scales in f32, tiled {tiled}", partial(nf4_kernel.nf4_gemm, x, matrix)
         yield f"nf4_dequantize {shape}, scales in f32, {tiled}", partial(nf4_kernel.nf4_dequantize, matrix, HALF)
+    for shape, parts in product(((5120, 2048), (1024, 4416), (160, 8192)), (1, 2)):  # blocks share units
+        pair = [nf4_operands.operands(shape, True, "cuda", seed).matrix for seed in range(parts)]
+        tiled = share_tables([nf4_operands.in_order(each, True) for each in pair])
+        x = nf4_operands.inputs(1, shape[1], HALF, "cuda")
+        run = partial(nf4_kernel.nf4_gemv, x, tiled, activation="silu" if parts == 2 else None)
+        yield f"nf4_gemv {shape}, 1 row, {parts} tiles a unit", run
     wide = int4_operands.make((48, 29568), 64, 1, "cuda")
     x = nf4_operands.inputs(8, 29568, HALF, "cuda")
     yield "int4_gemv, x outside of shared memory", partial(int4_kernel.int4_gemv, x, [wide.matrix])

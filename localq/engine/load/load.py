@@ -26,7 +26,7 @@ from localq.files.model_folder import ModelFiles
 from localq.formats import FORMATS, expert_linears, fp8_source, nf4
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.formats.codebooks import linear as codebook_linear
-from localq.formats.linear import SlabLinear
+from localq.formats.linear import SlabLinear, workspace_bytes
 from localq.kv_bits import KvBits
 from localq.models import architecture
 from localq.models.decoder import Decoder
@@ -141,7 +141,7 @@ def _load(
     chunk = footprint.window_chunk(device.type == "cuda")
     cache = KVCache(model.cache_layout(), plan.ctx, dtype, device, plan.kv_bits, chunk)
     tables = model.table_bytes(plan.ctx, dtype) + codebook_linear.table_bytes(model)
-    tables += expert_linears.table_bytes(model) + weights.padding_bytes(model)
+    tables += expert_linears.table_bytes(model) + weights.padding_bytes(model) + workspace_bytes(model)
     ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}
     if held is not None:
         ledger["scratch"] = share_scratch(model, dtype)

@@ -56,6 +56,11 @@ class VqLinear(SlabLinear):
         """The buffers in tiles; None where they are in none."""
         return None if self.tiles is None else replace(self.tiles, bias=self.bias)
 
+    @property
+    def shares_sums(self) -> bool:
+        """Slices of columns, once a kernel reads the tiles."""
+        return self.tiles is not None
+
     @abstractmethod
     def books(self) -> list[LinearCodebook]:
         """What `vq_gemv` would read; empty where it does not read the layout."""
@@ -104,9 +109,7 @@ def table_bytes(model: nn.Module) -> int:
     """Device bytes of the fragments of `model`'s matrices, which are not buffers: `MOST_FRAGMENTS` of each."""
     matrices = [module.tiles for module in model.modules() if isinstance(module, VqLinear) and module.tiles]
     shared = {book.fragments.data_ptr(): book.fragments.nbytes for matrix in matrices for book in matrix.books}
-    if not matrices:
-        return 0
-    return sum(shared.values()) + workspace_of(matrices[0].codes.device).nbytes
+    return sum(shared.values())
 
 
 def _fragments_of(book: LinearCodebook, factor: float) -> Tensor:

@@ -20,6 +20,7 @@ from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.nf4.codec import CODE_MAP, Packed, dequantize
 from localq.formats.nf4.kernel import Nf4Operand
 from localq.kernels import gemv
+from localq.kernels.workspace import workspace_of
 
 TILED_AT_A_TIME = 2**24  # weights, of which the copy takes 8 MiB
 _shared_tables: dict[torch.device, list[Tensor]] = {}
@@ -97,7 +98,13 @@ class Linear(SlabLinear):
             tiles, scales = nf4_tiles.tile(codes[part], absmax[part], shape)
             codes[part], absmax[part] = tiles, scales
         self.tiled = True
+        workspace_of(codes.device)  # allocates it now
         return self
+
+    @property
+    def shares_sums(self) -> bool:
+        """Parts of tiles."""
+        return self.tiled
 
     def forward(self, x: Tensor) -> Tensor:
         """W x + b."""

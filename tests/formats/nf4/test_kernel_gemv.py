@@ -10,9 +10,11 @@ import torch
 
 from localq.formats import nf4
 from localq.formats.cases import BY_OP
+from localq.formats.nf4 import kernel
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.nf4.kernel import Nf4Operand, nf4_gemv
 from localq.kernels import gemv
+from localq.kernels.workspace import Workspace, workspace_of
 from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs, operands, operands_of
 from tests.support.kernels.row_operands import biased
 
@@ -228,6 +230,69 @@ def test_out_may_be_the_residual():
     x, stream = inputs(1, 640, torch.bfloat16, "cuda"), torch.randn(1, 321, device="cuda").bfloat16()
     expected = nf4_gemv(x, matrices, residual=stream)
     assert torch.equal(bits(nf4_gemv(x, matrices, residual=stream, out=stream)), bits(expected))
+
+
+# Equal shares: rows and columns whose units are badly spread over 132, 128 and 82 multiprocessors; few units over all
+# of them; a last chunk of 3 blocks, and rows that fill no tile. The last is balanced on every card.
+UNEVEN = [(5120, 6144), (1024, 4096), (96, 14336), (5000, 5312), (5120, 17408), (16, 512)]
+
+
+def alone(monkeypatch, *given, **named):
+    """Without a workspace, in which units are whole."""
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel, "workspace_of", lambda device: Workspace(None))
+        return nf4_gemv(*given, **named)
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "plain"])
+@pytest.mark.parametrize("shape", UNEVEN, ids=str)
+def test_blocks_that_share_units_give_the_bits_of_whole_units_200_times(monkeypatch, shape, nested):
+    weight = operands(shape, nested, seed=shape[0], device="cuda")
+    x = inputs(1, shape[1], torch.bfloat16, "cuda")
+    whole = alone(monkeypatch, x, [matrix(weight)])
+    assert_as_good_as_naive(whole, x, weight.dense)
+    results = [multiply(weight, x) for _ in range(200)]  # one behind the other, so that launches overlap
+    assert all(torch.equal(bits(each), bits(whole)) for each in results)
+    assert (workspace_of(x.device).words == -1).all()
+
+
+@pytest.mark.parametrize("columns", [5120, 5312])
+def test_gate_and_up_in_equal_shares(monkeypatch, columns):
+    matrices, _ = segments((4352, 4352), columns)
+    x = inputs(1, columns, torch.float16, "cuda") / 8
+    norm = gemv.Norm(torch.rand(columns, device="cuda").half() + 0.5, 1e-5)
+    whole = alone(monkeypatch, x, matrices, norm=norm, activation="silu")
+    results = [nf4_gemv(x, matrices, norm=norm, activation="silu") for _ in range(200)]
+    assert all(torch.equal(bits(each), bits(whole)) for each in results)
+
+
+def test_graphs_of_launches_that_share_units(monkeypatch):
+    """Products of one another in one workspace, with nothing between them, replayed without a pause."""
+    first, second = (operands(shape, seed=shape[0], device="cuda") for shape in ((5120, 6144), (6144, 5120)))
+    matrices = [make_matrix(first.packed), make_matrix(second.packed)]
+    norms = [gemv.Norm(torch.ones(columns, device="cuda").half(), 1e-6) for columns in (6144, 5120)]
+    start = inputs(1, 6144, torch.float16, "cuda")
+
+    def steps(multiply):
+        x = start
+        for _ in range(8):
+            for matrix, norm in zip(matrices, norms, strict=True):
+                x = multiply(x, [matrix], norm=norm)
+        return x
+
+    whole = steps(partial(alone, monkeypatch))
+    assert whole.isfinite().all()
+    assert torch.equal(bits(steps(nf4_gemv)), bits(whole))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = steps(nf4_gemv)
+    for _ in range(50):
+        got.fill_(torch.nan)
+        graph.replay()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(bits(got), bits(whole))
+    assert (workspace_of(start.device).words == -1).all()
 
 
 @pytest.mark.slow
