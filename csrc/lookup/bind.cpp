@@ -20,7 +20,7 @@ namespace localq {
 namespace {
 
 // words, number of words
-using Workspace = std::pair<uintptr_t, int64_t>;
+using WorkspaceArgument = std::pair<uintptr_t, int64_t>;
 
 VqMatrix vq_matrix(const py::dict& m) {
   const auto books = field<std::vector<py::dict>>(m, "books");
@@ -49,7 +49,7 @@ VqExperts vq_stack(const py::dict& m) {
 void bind_experts_of_vq(py::module_& m) {
   m.def(
       "vq_experts_gate_up",
-      [](uintptr_t x, const py::dict& stack, const Workspace& workspace, uintptr_t chosen, int active, int norm,
+      [](uintptr_t x, const py::dict& stack, const WorkspaceArgument& workspace, uintptr_t chosen, int active, int norm,
          uintptr_t norm_weight, float eps, uintptr_t y, int type, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, 0, 0, {}, false);
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
@@ -62,7 +62,7 @@ void bind_experts_of_vq(py::module_& m) {
 
   m.def(
       "vq_experts_down",
-      [](uintptr_t x, const py::dict& stack, const Workspace& workspace, uintptr_t chosen, uintptr_t weights,
+      [](uintptr_t x, const py::dict& stack, const WorkspaceArgument& workspace, uintptr_t chosen, uintptr_t weights,
          int active, uintptr_t residual, uintptr_t signs, uintptr_t y, int type, int device, uintptr_t stream) {
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
         vq_experts_down(vq_stack(stack), pointer<const uint8_t>(signs), meeting, pointer<const int32_t>(chosen),
@@ -79,7 +79,7 @@ void bind_vq(py::module_& m) {
   bind_experts_of_vq(m);
   m.def(
       "vq_gemv",
-      [](uintptr_t x, const std::vector<py::dict>& matrices, const Workspace& workspace, uintptr_t y, int type,
+      [](uintptr_t x, const std::vector<py::dict>& matrices, const WorkspaceArgument& workspace, uintptr_t y, int type,
          int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
          const std::vector<uintptr_t>& biases, bool y_is_f32, uintptr_t signs, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
