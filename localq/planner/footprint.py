@@ -192,7 +192,7 @@ def _slides(layer: KeysAndValues, chunk: int | None) -> bool:
 def _launches(arch: Architecture) -> int:
     """Most launches of a layer in a decode step."""
     launches = 6 if arch.experts else 5  # experts: a router
-    launches += arch.traits.growing_queries + 2 * arch.traits.attention_gate  # a product, and what it multiplies
+    launches += arch.traits.growing_queries + arch.traits.attention_gate  # a product of its own
     return launches + (2 if arch.traits.four_norms else 0)
 
 
