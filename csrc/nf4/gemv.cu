@@ -5,7 +5,8 @@
 // A tile is 16 results, an item 8 blocks (512 columns) of a tile. A block of threads owns consecutive tiles and holds
 // the look-up table. Its warps take items round-robin regardless of the tile, so they finish together; each leaves 16
 // partial sums per item in shared memory, which are added in column order at the end. If the last item of a row is
-// shorter, a separate kernel (Order::kRagged in gemv_pipeline.cuh) pipelines it like the others.
+// shorter, a separate kernel (Order::kRagged in gemv_pipeline.cuh) pipelines it like the others. Where whole tiles are
+// badly spread over the device, blocks take equal shares of items instead and join (gemv_shares.cuh).
 //
 // The 8 blocks of an item share one operand B: column c of B is x of block c, so lane (g, t) holds x of block g once.
 // Of the product of block u only column u counts. It is in the lanes with t = u / 2, which are the lanes that hold the
@@ -109,10 +110,12 @@ template <typename T, Order kOrder, bool kEqual>
 __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, const T* x, Cursor cursor, Item item,
                                           uint4 (&ring)[kDepth]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  float* partial = s.partial + (kEqual ? cursor.tile * p.chunks + cursor.chunk : threadIdx.x / 32) * kTile + g;
+  float* partial = s.partial + threadIdx.x / 32 * kTile + g;
+  uint32_t at = kEqual ? (cursor.tile * p.chunks + cursor.chunk) * kTile + g : 0;  // in s.partial
 #pragma unroll 1
   for (; item.place.word != kNowhere.word; partial += kWarps * kTile) {
     if (kOrder == Order::kRagged) partial = s.partial + (cursor.tile * p.chunks + cursor.chunk) * kTile + g;
+    if (kOrder == Order::kRagged && kEqual) at = (cursor.tile * p.chunks + cursor.chunk) * kTile + g;
     float sum[2] = {};
     if (item.quick) {
       if constexpr (kOrder == Order::kRagged) {
@@ -137,7 +140,8 @@ __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, con
       sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
     }
     if constexpr (kEqual) {
-      if (t == 0) leave_sums(s, partial, sum);
+      if (t == 0) store_sums(s, at, sum);
+      at += kWarps * kTile;
     } else {
       if (t == 0) partial[0] = sum[0], partial[8] = sum[1];
     }
@@ -233,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   prefetch_items<kOrder>(p, own.first, inside ? tiles : 0, first);
   fill_table<T>(s.table, p.code_map, p.nested_map);
   fill_tiles(s.tiles, p, own.first, tiles, nested, place);
-  if (threadIdx.x == 0) *reinterpret_cast<Bounds*>(s.scratch + kWarps) = bounds;
+  if (threadIdx.x == 0) store(bounds, s);
   dependency_wait();
   release_dependents();
   if (s.x != nullptr) stage(p, s, x);
@@ -246,9 +250,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 constexpr const char* kOp = "nf4_gemv";
 
-// Items by which the longest share must get shorter for blocks to join: about what the join takes (README.md), more
-// where a unit is spread over whole blocks.
-constexpr uint32_t kWorth = 2, kWorthSpread = 4;
+// Items by which the longest share must get shorter for blocks to join: what the join takes on an H200 (README.md).
+// Where a unit is spread over several blocks, they all end at once and wait for a trip through L2.
+constexpr uint32_t kWorth = 2, kWorthSpread = 8;
 
 uint32_t inverse_of(uint32_t d) {
   return uint32_t(((uint64_t(1) << 32) + d - 1) / d);

@@ -25,11 +25,11 @@ struct Shared {
   float* partial;  // [tiles][chunks][kTile]
 };
 
-// kSpare: bytes behind the scratch.
+// kSpare: bytes before the tile table.
 template <uint32_t kSpare = 0>
 __device__ __forceinline__ Shared carve(uint8_t* memory, const Layout& layout, uint32_t blocks) {
-  uint8_t* const x = memory + kTableBytes + 4 * kWarps + kSpare;
-  uint8_t* const rest = x + layout.x_bytes;
+  uint8_t* const x = memory + kTableBytes + 4 * kWarps;
+  uint8_t* const rest = x + layout.x_bytes + kSpare;
   return {memory, reinterpret_cast<float*>(memory + kTableBytes), layout.x_bytes == 0 ? nullptr : x,
           TileTable(rest, layout.tiles, blocks),
           reinterpret_cast<float*>(rest + TileTable::bytes(layout.tiles, blocks))};

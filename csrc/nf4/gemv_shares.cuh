@@ -67,9 +67,14 @@ __device__ __forceinline__ Bounds bounds_of(const Shares& all, const Share& own,
   return bounds;
 }
 
-// Bounds lie behind the scratch of the warps. volatile: read where they are needed, not kept.
-__device__ __forceinline__ const volatile Bounds& bounds_in(const Shared& s) {
-  return *reinterpret_cast<const volatile Bounds*>(s.scratch + kWarps);
+// Bounds lie before the tile table, at an address that is no constant: with one, ptxas adds the address of the look-up
+// table in every look-up. volatile: read where they are needed, not kept.
+__device__ __forceinline__ volatile Bounds& bounds_in(const Shared& s) {
+  return reinterpret_cast<volatile Bounds*>(s.tiles.range)[-1];
+}
+
+__device__ __forceinline__ void store(const Bounds& bounds, const Shared& s) {
+  reinterpret_cast<Bounds*>(s.tiles.range)[-1] = bounds;
 }
 
 // The first item of a warp; `inside` is false where it has none.
@@ -102,12 +107,11 @@ __device__ __forceinline__ Item next_in_share(const Nf4Gemv& p, const Shared& s,
   return item_at<kOrder>(p, place, cursor.chunk);
 }
 
-// Leaves the sums of rows g and g + 8 of an item: `partial` is their place in s.partial.
-__device__ __forceinline__ void leave_sums(const Shared& s, float* partial, const float (&sum)[2]) {
+// Stores the sums of rows g and g + 8 of an item at s.partial + at, or leaves them for the block that owns the unit.
+__device__ __forceinline__ void store_sums(const Shared& s, uint32_t at, const float (&sum)[2]) {
   const volatile Bounds& bounds = bounds_in(s);
-  const uint32_t at = uint32_t(partial - s.partial);
   if (at >= bounds.left * kTile) {
-    partial[0] = sum[0], partial[8] = sum[1];
+    s.partial[at] = sum[0], s.partial[at + 8] = sum[1];
     return;
   }
   uint32_t* const words = bounds.words + at;

@@ -21,7 +21,7 @@ _replays_on: ContextVar[int | None] = ContextVar("stream on which the capture wi
 
 @dataclass(frozen=True)
 class Workspace:
-    """words i32, all bits set: launches leave them so (csrc/lookup/slice_reduce.cuh). None where there is no GPU."""
+    """words i32, all bits set: launches leave them so (csrc/common/exchange.cuh). None where there is no GPU."""
 
     words: Tensor | None
 

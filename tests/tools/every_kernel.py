@@ -116,7 +116,7 @@ def layout_cases() -> Iterator[Case]:
         yield f"nf4_gemv {shape}, scales in f32, tiled {tiled}", partial(nf4_kernel.nf4_gemv, x, [matrix])
         yield f"nf4_gemm {shape}, scales in f32, tiled {tiled}", partial(nf4_kernel.nf4_gemm, x, matrix)
         yield f"nf4_dequantize {shape}, scales in f32, {tiled}", partial(nf4_kernel.nf4_dequantize, matrix, HALF)
-    for shape, parts in product(((5120, 2048), (1024, 4416), (160, 8192)), (1, 2)):  # blocks share units
+    for shape, parts in product(((5120, 2048), (1024, 8512), (160, 8192)), (1, 2)):  # blocks share units
         pair = [nf4_operands.operands(shape, True, "cuda", seed).matrix for seed in range(parts)]
         tiled = share_tables([nf4_operands.in_order(each, True) for each in pair])
         x = nf4_operands.inputs(1, shape[1], HALF, "cuda")

@@ -246,11 +246,11 @@ def test_infinities_keep_their_sign_and_their_row(emulated, rows):
 # its own; rows that fill no tile; three matrices.
 SHARED = (
     ((80,), 4096, 3),
-    ((16,), 5120, 4),
-    ((32,), 4096, 7),
+    ((16,), 6144, 4),
+    ((32,), 6144, 7),
     ((77,), 4416, 3),
-    ((9,), 2368, 5),
-    ((16,), 4416, 4),
+    ((9,), 4416, 9),
+    ((16,), 5952, 4),
     ((48, 17, 96), 4096, 4),
 )
 
@@ -285,7 +285,7 @@ def test_blocks_that_share_units_give_the_bits_of_whole_units(emulated, outs, co
     assert emulated.left.value == left_words(outs, -(-columns // 512), blocks)
 
 
-@pytest.mark.parametrize(("out", "columns", "blocks"), [(101, 1024, 5), (16, 2048, 7), (40, 2496, 5)], ids=str)
+@pytest.mark.parametrize(("out", "columns", "blocks"), [(101, 1024, 5), (16, 3072, 7), (40, 5056, 5)], ids=str)
 def test_gate_and_up_in_equal_shares(emulated, out, columns, blocks):
     pair = [operands((out, columns), seed=seed) for seed in (1, 2)]
     x, biases = inputs(1, columns, HALF) / 8, [torch.randn(out).half() for _ in pair]
@@ -318,10 +318,10 @@ def test_bias_and_residual_enter_once_in_equal_shares(emulated):
 
 
 def test_a_sum_with_the_bits_of_a_vacant_word_is_no_deadlock(emulated):
-    matrix = in_order(operands((16, 5120), nested=False).matrix, True)
+    matrix = in_order(operands((16, 6144), nested=False).matrix, True)
     absmax = matrix.absmax.clone()
     absmax.view(torch.int32)[-4:] = -1  # a NaN: rows of the last chunk, which the last of 4 blocks has
-    x = inputs(1, 5120, HALF)
+    x = inputs(1, 6144, HALF)
     joined, whole = (
         emulated.gemv((4, 232_448), x, [replace(matrix, absmax=absmax)], alone=alone) for alone in (False, True)
     )

@@ -234,7 +234,7 @@ def test_out_may_be_the_residual():
 
 # Equal shares: rows and columns whose units are badly spread over 132, 128 and 82 multiprocessors; few units over all
 # of them; a last chunk of 3 blocks, and rows that fill no tile. The last is balanced on every card.
-UNEVEN = [(5120, 6144), (1024, 4096), (96, 14336), (5000, 5312), (5120, 17408), (16, 512)]
+UNEVEN = [(5120, 6144), (1024, 8192), (96, 14336), (5000, 5312), (5120, 17408), (16, 512)]
 
 
 def alone(monkeypatch, *given, **named):
