@@ -82,8 +82,11 @@ struct Shared {
   static constexpr int kHeads = 8 * kHeadTiles;
   alignas(16) uint16_t q[kHeads][kDim + kPad];  // in the type of the tensor cores
   union {
-    alignas(16) uint16_t row[kHeads + 2][kDim];  // q heads, k, v of the token in T; unused once Q is complete
-    alignas(16) float o[kWarps][kHeads][kDim];   // [warp][head][column]
+    struct {                                       // unused once Q is complete
+      alignas(16) uint16_t row[kHeads + 2][kDim];  // q heads, k, v of the token in T
+      float weight[2][kDim];                       // of the norms of q and k; of wide heads, see Tables
+    };
+    alignas(16) float o[kWarps][kHeads][kDim];  // [warp][head][column]
   };
   alignas(16) float incoming[kHeads * kDim];  // from the blocks of the cluster; see combine.cuh
   float2 facts[kRanks][kHeads];               // their largest scores and sums

@@ -34,10 +34,17 @@ template <int kDim>
 struct Tables {
   static constexpr int kEach = kDim / 32;
   unsigned turn[kEach];  // cos in the lower half, sin in the upper, as in the table; 1 and 0 past rotary_dim
-  float q_weight[kEach], k_weight[kEach];  // of the norms; loaded at the point of use for wide heads, to avoid spills
+  static constexpr bool kShared = kDim >= 256;  // weights of the norms are in shared memory: registers would spill
+  float q_weight[kShared ? 1 : kEach], k_weight[kShared ? 1 : kEach];
 
-  __device__ __forceinline__ void load_weights(const Arguments& a, int lane) {
-    if constexpr (kDim < 256) {
+  // `weights` [2][kDim]: in shared memory. Before they are used the block must synchronize.
+  __device__ __forceinline__ void load_weights(float (&weights)[2][kDim], const Arguments& a, int lane) {
+    if constexpr (kShared) {
+      for (int e = threadIdx.x; e < a.layer.head_dim; e += kThreads) {
+        weights[0][e] = weight(a.step.q_norm, a.step.q_norm_weight, e, a.bf16);
+        weights[1][e] = weight(a.step.k_norm, a.step.k_norm_weight, e, a.bf16);
+      }
+    } else {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int e = min(lane + 32 * i, a.layer.head_dim - 1);
@@ -76,9 +83,8 @@ __device__ __forceinline__ void read_row(float (&x)[kDim / 32], const uint16_t* 
 // The same, normalized and rotated, rounded to T after each, as in the model; the calling warp owns `row`.
 template <int kDim>
 __device__ __forceinline__ void prepare(float (&x)[kDim / 32], uint16_t* row, const Arguments& a, bool is_k,
-                                        const Tables<kDim>& tables, int lane) {
+                                        const Tables<kDim>& tables, const float (&weights)[2][kDim], int lane) {
   const NormKind norm = is_k ? a.step.k_norm : a.step.q_norm;
-  const void* weights = is_k ? a.step.k_norm_weight : a.step.q_norm_weight;
   const float eps = is_k ? a.step.k_eps : a.step.q_eps;
   const int head_dim = a.layer.head_dim, half = a.step.rotary_dim / 2;
   read_row<kDim>(x, row, a, lane);
@@ -92,10 +98,10 @@ __device__ __forceinline__ void prepare(float (&x)[kDim / 32], uint16_t* row, co
       float quotient = x[i] * inverse_rms;
       if (norm == NormKind::kPlain) quotient = rounded(quotient, a.bf16);
       float weight;
-      if constexpr (kDim < 256) {
-        weight = is_k ? tables.k_weight[i] : tables.q_weight[i];
+      if constexpr (Tables<kDim>::kShared) {
+        weight = weights[is_k][min(lane + 32 * i, head_dim - 1)];
       } else {
-        weight = tables.weight(norm, weights, min(lane + 32 * i, head_dim - 1), a.bf16);
+        weight = is_k ? tables.k_weight[i] : tables.q_weight[i];
       }
       x[i] = rounded(quotient * weight, a.bf16);
       if (lane + 32 * i < head_dim) row[lane + 32 * i] = bits_of(x[i], a.bf16);
@@ -150,30 +156,30 @@ __device__ __forceinline__ void clear_q(Shared<kDim, kHeadTiles>& shared, int he
   }
 }
 
-// Q of the heads in the type and order of the tensor cores, one warp per head; meanwhile two warps of the last split
-// process the current token's k and v.
+// Q of the heads in the type and order of the tensor cores, one warp per head, and before them the current token's k
+// and v in its own split.
 template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 __device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
                                               int heads, int own_slot, bool own, bool write,
                                               const Tables<kDim>& tables) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head_dim = a.layer.head_dim;
   const int64_t slot = int64_t(kv_head) * a.layer.capacity + own_slot;
+  const int before = own ? 2 : 0;
   float x[kDim / 32];
-  if (own && warp == 0) {
-    prepare<kDim>(x, shared.row[heads], a, true, tables, lane);
-    write_own<kDim, kKeyBits>(x, shared.fresh_k, a, a.layer.k, a.layer.k_scales, slot, write, lane);
-  } else if (own && warp == 1) {
-    read_row<kDim>(x, shared.row[heads + 1], a, lane);
-    write_own<kDim, kValueBits>(x, shared.fresh_v, a, a.layer.v, a.layer.v_scales, slot, write, lane);
-  } else {
-    const int others = own ? 2 : 0;
-    for (int head = warp - others; head < heads; head += kWarps - others) {
-      prepare<kDim>(x, shared.row[head], a, false, tables, lane);
+  for (int row = warp - before; row < heads; row += kWarps) {
+    if (row == -2) {
+      prepare<kDim>(x, shared.row[heads], a, true, tables, shared.weight, lane);
+      write_own<kDim, kKeyBits>(x, shared.fresh_k, a, a.layer.k, a.layer.k_scales, slot, write, lane);
+    } else if (row == -1) {
+      read_row<kDim>(x, shared.row[heads + 1], a, lane);
+      write_own<kDim, kValueBits>(x, shared.fresh_v, a, a.layer.v, a.layer.v_scales, slot, write, lane);
+    } else {
+      prepare<kDim>(x, shared.row[row], a, false, tables, shared.weight, lane);
       if (kKeyBits != 16) turn(x, hadamard_width(head_dim), lane);
 #pragma unroll
       for (int i = 0; i < kDim / 32; ++i) {
         const float value = lane + 32 * i < head_dim ? x[i] : 0.f;
-        shared.q[head][lane + 32 * i] = bits_of(value, std::is_same_v<T, __nv_bfloat16>);
+        shared.q[row][lane + 32 * i] = bits_of(value, std::is_same_v<T, __nv_bfloat16>);
       }
     }
   }

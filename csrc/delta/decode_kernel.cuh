@@ -42,33 +42,43 @@ struct Channel {
     sum = rounded<T>(fmaf(to_float(input), to_float(taps.value[3]), sum));
     return rounded<T>(sum * sigmoid(sum));
   }
+
+  // The columns move on by one token.
+  __device__ __forceinline__ void shift(const DeltaStep& step, T input) const {
+    T* to = static_cast<T*>(step.columns) + 3 * number;
+    to[0] = past[1], to[1] = past[2], to[2] = input;
+  }
 };
 
-// The columns of a channel move on by one token.
+// A head behind its norm and gate, by one warp; what does not depend on the rule is loaded early.
 template <typename T>
-__device__ __forceinline__ void shift(const DeltaStep& step, int channel) {
-  T* past = static_cast<T*>(step.columns) + 3 * channel;
-  past[0] = past[1], past[1] = past[2], past[2] = static_cast<const T*>(step.inputs)[channel];
-}
+struct Ending {
+  float weight[4], gate[4];
 
-// A head behind its norm and gate, by one warp.
-template <typename T>
-__device__ __forceinline__ void finish(const DeltaStep& step, int head, int lane) {
-  float x[4], squares = 0.f;
+  __device__ __forceinline__ Ending(const DeltaStep& step, int head, int lane) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[i] = __ldcg(step.heads + kDeltaDim * head + 32 * i + lane);
-    squares = fmaf(x[i], x[i], squares);
+    for (int i = 0; i < 4; ++i) {
+      const int at = 32 * i + lane;
+      weight[i] = to_float(static_cast<const T*>(step.norm)[at]);
+      gate[i] = to_float(static_cast<const T*>(step.gates)[kDeltaDim * head + at]);
+    }
   }
-  const float scale = rsqrtf(warp_sum(squares) / kDeltaDim + step.eps);
+
+  __device__ __forceinline__ void finish(const DeltaStep& step, int head, int lane) const {
+    float x[4], squares = 0.f;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int at = 32 * i + lane;
-    const float normed = rounded<T>(rounded<T>(x[i] * scale) * to_float(static_cast<const T*>(step.norm)[at]));
-    const float z = to_float(static_cast<const T*>(step.gates)[kDeltaDim * head + at]);
-    round_to(normed * z * sigmoid(z), static_cast<T*>(step.out)[kDeltaDim * head + at]);
+    for (int i = 0; i < 4; ++i) {
+      x[i] = __ldcg(step.heads + kDeltaDim * head + 32 * i + lane);
+      squares = fmaf(x[i], x[i], squares);
+    }
+    const float scale = rsqrtf(warp_sum(squares) / kDeltaDim + step.eps);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float normed = rounded<T>(rounded<T>(x[i] * scale) * weight[i]);
+      round_to(normed * gate[i] * sigmoid(gate[i]), static_cast<T*>(step.out)[kDeltaDim * head + 32 * i + lane]);
+    }
   }
-}
+};
 
 constexpr int kAhead = 3;  // words of 8 columns per thread that are loaded before x is there
 
@@ -110,6 +120,16 @@ struct RowSums {
   }
 };
 
+// Brings what the next launch reads into L2, by block `number` of kFetchers.
+constexpr int kFetchers = 64;
+__device__ __forceinline__ void fetch_ahead(const DeltaStep& step, int number) {
+  const auto* from = static_cast<const uint8_t*>(step.ahead);
+  for (int64_t at = 128 * int64_t(number * kThreads + int(threadIdx.x)); at < step.ahead_bytes;
+       at += 128 * int64_t(kFetchers) * kThreads) {
+    prefetch(from + at);
+  }
+}
+
 struct Shared {
   float sums[kWarps][3];  // RowSums of a warp
   float q[kDeltaDim], k[kDeltaDim], v[kColumns];
@@ -122,8 +142,13 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 2) delta_decode_kernel(const DeltaStep step) {
   __shared__ Shared shared;
   release_dependents();
+  const int own_blocks = step.key_heads * step.shared * kSlices;
+  if (int(blockIdx.x) >= own_blocks) {
+    dependency_wait();  // the loads of the others come first
+    return fetch_ahead(step, int(blockIdx.x) - own_blocks);
+  }
   const Place at(blockIdx.x, step.shared);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, heads = step.key_heads * step.shared;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* matrix = step.matrix + (int64_t(at.head) * kDeltaDim + warp * kKeys) * kDeltaDim + at.slice * kColumns + lane;
   const int q_first = at.key_head * kDeltaDim, k_first = (step.key_heads + at.key_head) * kDeltaDim;
   const int v_first = (2 * step.key_heads + at.head) * kDeltaDim + at.slice * kColumns;
@@ -177,6 +202,8 @@ __global__ void __launch_bounds__(kThreads, 2) delta_decode_kernel(const DeltaSt
   }
   __syncthreads();
 
+  const int last_head = at.key_head * step.shared + min(warp, step.shared - 1);
+  const Ending<T> ending(step, last_head, lane);
   with_k = with_q = 0.f;
   sums = {};
 #pragma unroll
@@ -190,26 +217,27 @@ __global__ void __launch_bounds__(kThreads, 2) delta_decode_kernel(const DeltaSt
   const float of_q = rsqrtf(shared.lengths[0] + kEpsilon) * rsqrtf(float(kDeltaDim));
   const float of_k = rsqrtf(shared.lengths[1] + kEpsilon);
   const float written = beta * (shared.v[lane] - kept * with_k * of_k);
+  // What the head reads goes first, and its fence does not wait for the state, which nobody reads in this step.
+  if (warp == 0) {
+    const float read = fmaf(written, shared.lengths[2] * of_q * of_k, kept * with_q * of_q);
+    __stcg(step.heads + at.head * kDeltaDim + at.slice * kColumns + lane, rounded<T>(read));
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) shared.last = atomicAdd(step.arrived + at.key_head, 1) == kSlices * step.shared - 1;
+    value.shift(step, value_input);  // no other block reads them
+  }
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
     __stcg(matrix + i * kDeltaDim, fmaf(shared.k[warp * kKeys + i] * of_k, written, kept * s[i]));
   }
-  if (warp == 0) {
-    const float read = fmaf(written, shared.lengths[2] * of_q * of_k, kept * with_q * of_q);
-    __stcg(step.heads + at.head * kDeltaDim + at.slice * kColumns + lane, rounded<T>(read));
-  }
 
-  // The last block of a key head: what all of them have read may change now, and what they wrote is whole.
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) shared.last = atomicAdd(step.arrived + at.key_head, 1) == kSlices * step.shared - 1;
+  // The last block of a key head: the columns of q and k, which all of them have read, may change now, and what they
+  // wrote is whole.
   __syncthreads();
   if (!shared.last) return;
   __threadfence();
-  if (warp < step.shared) finish<T>(step, at.key_head * step.shared + warp, lane);
-  shift<T>(step, key.number);
-  const int first = (2 * step.key_heads + at.key_head * step.shared) * kDeltaDim;
-  for (int i = threadIdx.x; i < step.shared * kDeltaDim; i += kThreads) shift<T>(step, first + i);
+  if (warp < step.shared) ending.finish(step, last_head, lane);
+  key.shift(step, key_input);
   if (threadIdx.x == 0) step.arrived[at.key_head] = 0;
 }
 

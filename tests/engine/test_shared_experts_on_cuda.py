@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -46,22 +47,33 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         format: by_tensor.convert(TensorwiseRequest(open_model(like), format, place / format))
         for format in ("nf4", "mxfp4")
     }
-    beside = in_nf4(place / "beside", like, lambda name: is_kept(name) or ".shared_expert." in name)[0]
-    return {
+    found = {
         "bf16": like,
         "bf16 in one tensor": expert_checkpoints.fused(place / "fused", like),
-        "nf4": in_nf4(place / "bnb", like, is_kept)[0],
         "nf4 by localq": made["nf4"],
         "mxfp4": made["mxfp4"],
-        "nf4 beside 16 bit": beside,
-        "nf4 of another width": in_nf4(place / "other", wide, is_kept)[0],
         "vq2": converted(like, place / "vq2", format="vq2"),
     }
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        kept_16 = in_nf4(place / "beside", like, lambda name: is_kept(name) or ".shared_expert." in name)[0]
+        found |= {
+            "nf4": in_nf4(place / "bnb", like, is_kept)[0],
+            "nf4 beside 16 bit": kept_16,
+            "nf4 of another width": in_nf4(place / "other", wide, is_kept)[0],
+        }
+    return found
+
+
+@pytest.fixture
+def folder(name, folders) -> Path:
+    if name not in folders:
+        pytest.skip(f"{name} needs bitsandbytes")
+    return folders[name]
 
 
 @every_case
-def test_launches_are_as_near_to_f32_as_the_modules(name, folders):
-    ours, exact = loaded(folders[name], "cuda"), loaded(folders[name], "cpu")
+def test_launches_are_as_near_to_f32_as_the_modules(name, folder):
+    ours, exact = loaded(folder, "cuda"), loaded(folder, "cpu")
     assert fused.why_not(ours.model) == ""
     assert all(isinstance(block.mlp.shared_expert, StackedExpert) == (name in STACKED) for block in ours.model.layers)
     maps = nf4.CODE_MAP.nbytes + nf4.dynamic_map().nbytes  # of NF4, shared by all matrices
@@ -70,8 +82,8 @@ def test_launches_are_as_near_to_f32_as_the_modules(name, folders):
 
 
 @every_case
-def test_as_few_launches_as_can_be(name, folders):
-    step, _ = step_of(loaded(folders[name], "cuda").model, 512)
+def test_as_few_launches_as_can_be(name, folder):
+    step, _ = step_of(loaded(folder, "cuda").model, 512)
     found = [each.operation for each in step.launches(greedy=True)]
     of_mixture = [each for each in found if each in ("router", "gate_up", "down")]
     count = 3 if name in STACKED else 7 if name == "nf4 of another width" else 5
@@ -80,8 +92,8 @@ def test_as_few_launches_as_can_be(name, folders):
 
 @every_case
 @torch.inference_mode()
-def test_a_graph_equals_the_launches_bit_for_bit_and_allocates_nothing(name, folders):
-    model = loaded(folders[name], "cuda").model
+def test_a_graph_equals_the_launches_bit_for_bit_and_allocates_nothing(name, folder):
+    model = loaded(folder, "cuda").model
     step, cache = step_of(model, 512)
     graphs, states = StepGraphs(step), [part for state in cache.states.values() for part in state]
     tokens = torch.randint(model.config.vocab_size, (60,), generator=torch.Generator().manual_seed(4)).cuda()
@@ -106,8 +118,8 @@ def test_a_graph_equals_the_launches_bit_for_bit_and_allocates_nothing(name, fol
 
 
 @every_case
-def test_a_reply_takes_graphs(name, folders):
-    engine = Engine(loaded(folders[name], "cuda"))
+def test_a_reply_takes_graphs(name, folder):
+    engine = Engine(loaded(folder, "cuda"))
     assert engine.graphs
     assert not [note for note in engine.notes if "no kernel" in note]
     assert ids_of(engine, prompt_of(50), GREEDY, max_tokens=20)
