@@ -104,7 +104,7 @@ def delta_decode(
     device, dtype, heads = inputs.device, inputs.dtype, weights.value_heads
     operands = _checked(op, 1, inputs, gates, weights, columns, matrix, out)
     check(op, "x", x, device, (dtype,), hidden)
-    check(op, "the weight of the norm of x", norm.weight, device, (dtype, torch.float32), hidden)
+    check(op, "norm weight", norm.weight, device, (dtype, torch.float32), hidden)
     check(op, "write", write, device, (dtype,), heads * hidden)
     check(op, "decay", decay, device, (dtype,), heads * hidden)
     check(op, "workspace", workspace.heads, device, (torch.float32,), heads * DIM)
