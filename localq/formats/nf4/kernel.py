@@ -143,7 +143,8 @@ def nf4_gemv(
 
     `operands` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
     are two of one size and y = activation(first) * second. `norm` needs one row. `out` may be float32 (logits); else
-    the dtype of x. Sums in f32, rounded once, the same bits run after run.
+    the dtype of x. Sums in f32, rounded once, the same bits run after run. One row of tiled matrices uses the workspace
+    of the current stream (`kernels.workspace`).
 
     Memory-bound: `nf4_gemv_bytes` over the memory bandwidth is the floor.
     """
@@ -155,7 +156,8 @@ def nf4_gemv(
         check_matrix(op, matrix)
     out, prepared = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", operands[0].codes)
-    workspace = workspace_of(x.device) if x.shape[0] == 1 else Workspace(None)
+    joins = x.shape[0] == 1 and operands[0].tiled  # other launches have whole units only
+    workspace = workspace_of(x.device) if joins else Workspace(None)
     kernels.module().nf4_gemv(
         matrices=[arguments(matrix) for matrix in operands],
         workspace=workspace.arguments,

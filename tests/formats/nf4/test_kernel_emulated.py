@@ -54,6 +54,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
     found = built(folder, "nf4_on_cpu.cpp", KERNELS)
     found.nf4_gemv_on_cpu.restype = ctypes.c_char_p
+    found.nf4_gemv_kernel_on_cpu.restype = ctypes.c_void_p
     return found
 
 
@@ -344,3 +345,34 @@ def test_units_stay_whole(emulated, case, monkeypatch):
                         alone=case == "whole")  # fmt: skip
     close(got, operand, x)
     assert emulated.left.value == 0
+
+
+CARDS = {"H200": (132, 232_448), "RTX 4090": (128, 101_376), "RTX 3090": (82, 101_376), "RTX 5090": (170, 101_376)}
+# out, in, tiles of a unit -> cards on which blocks share units (csrc/nf4/README.md).
+JOINED = {
+    (5120, 6144, 1): ("H200", "RTX 4090"),
+    (5120, 17408, 1): ("H200", "RTX 4090", "RTX 3090", "RTX 5090"),
+    (17408, 5120, 2): ("H200", "RTX 4090", "RTX 3090", "RTX 5090"),
+    (4096, 4096, 1): ("RTX 3090", "RTX 5090"),
+    (1024, 4096, 1): (),
+    (248320, 5120, 1): (),
+}
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("shape", JOINED, ids=str)
+def test_which_launches_are_in_equal_shares(library, shape, card):
+    rows, columns, parts = shape
+    matrix = Matrix(4096, 4096, 4096, 4096, 0.0, 4096, rows, columns, True)
+    around, blocks = Extras(activation=parts - 1), ctypes.c_int64()
+    whole, joined = (
+        library.nf4_gemv_kernel_on_cpu(
+            (Matrix * parts)(*[matrix] * parts), parts, ctypes.byref(around),
+            ctypes.byref(Workspace(4096, words)), *CARDS[card], ctypes.byref(blocks),
+        )
+        for words in (0, workspace.WORDS)
+    )  # fmt: skip
+    assert whole is not None
+    assert (joined != whole) == (card in JOINED[shape])
+    if joined != whole:
+        assert blocks.value == CARDS[card][0]  # one on each multiprocessor, so that all run at once

@@ -13,7 +13,12 @@ inline float __uint_as_float(uint32_t bits) {
 
 namespace on_cpu {
 inline uint32_t together = 1;  // blocks that wait for each other
-}
+struct Asked {
+  const void* kernel;
+  uint32_t blocks;
+};
+inline Asked* asked = nullptr;  // of a launch that is not to run
+}  // namespace on_cpu
 
 namespace localq {
 
@@ -25,6 +30,10 @@ struct LaunchWishes {
 template <typename... Parameters, typename... Arguments>
 void launch(const char*, int, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
             Arguments... arguments) {
+  if (on_cpu::asked != nullptr) {
+    *on_cpu::asked = {reinterpret_cast<const void*>(kernel), grid.x};
+    return;
+  }
   on_cpu::blocks = grid.x, on_cpu::block_threads = int(block.x);
   on_cpu::body = [&] { kernel(static_cast<Parameters>(arguments)...); };
   for (uint32_t first = 0; first < grid.x; first += on_cpu::together) {

@@ -5,8 +5,9 @@
 #include "nf4/nf4.h"
 #include "nf4/intrinsics.cuh"
 
-// What went wrong, or null. All blocks run together: those of equal shares wait for each other. `reads`: the least and the most that a byte of codes was read, and the bytes that the warps
-// of all blocks read, codes and absmax: the least and the most of a warp. `left`: words that blocks left for others.
+// What went wrong, or null. All blocks run together: those of equal shares wait for each other. `reads`: the least and
+// the most that a byte of codes was read, and the bytes that the warps of all blocks read, codes and absmax: the least
+// and the most of a warp. `left`: words that blocks left for others.
 extern "C" const char* nf4_gemv_on_cpu(const localq::Nf4* matrices, int count, const localq::GemvExtras* extras,
                                        const localq::Workspace* workspace, const void* x, void* y, int type, int rows,
                                        int multiprocessors, int shared_bytes, int64_t* reads, int64_t* left) {
@@ -32,4 +33,19 @@ extern "C" const char* nf4_gemv_on_cpu(const localq::Nf4* matrices, int count, c
   reads[2] = *std::min_element(std::begin(on_cpu::bytes_of_warp), std::end(on_cpu::bytes_of_warp));
   reads[3] = *std::max_element(std::begin(on_cpu::bytes_of_warp), std::end(on_cpu::bytes_of_warp));
   return fault;
+}
+
+// The kernel and the blocks that a launch of one row in float16 would have; null where it fails. Nothing is read.
+extern "C" const void* nf4_gemv_kernel_on_cpu(const localq::Nf4* matrices, int count, const localq::GemvExtras* extras,
+                                              const localq::Workspace* workspace, int multiprocessors,
+                                              int shared_bytes, int64_t* blocks) {
+  on_cpu::Asked asked = {};
+  on_cpu::asked = &asked;
+  alignas(16) static uint8_t x[16];
+  on_cpu::fault_of(multiprocessors, shared_bytes, [&] {
+    localq::nf4_gemv(matrices, count, *extras, *workspace, x, x, localq::Type::kFloat16, 1, 0, nullptr);
+  });
+  on_cpu::asked = nullptr;
+  *blocks = asked.blocks;
+  return asked.kernel;
 }
