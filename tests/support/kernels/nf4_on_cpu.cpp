@@ -24,6 +24,7 @@ extern "C" const char* nf4_gemv_on_cpu(const localq::Nf4* matrices, int count, c
     localq::nf4_gemv(matrices, count, *extras, *workspace, x, y, static_cast<localq::Type>(type), rows, 0, nullptr);
   });
   *left = on_cpu::left_words;
+  on_cpu::together = 1;  // other libraries of the process have the same variable
   reads[0] = 255, reads[1] = 0;
   for (int i = 0; i < count; ++i) {
     for (const uint8_t times : on_cpu::stored[2 * i + 1].reads) {
