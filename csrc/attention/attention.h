@@ -37,7 +37,6 @@ struct KvLayer {
 //   out       T [heads * head_dim]
 //   partials  f32 [attention_partials(...)]
 //   arrived   i32 [kv_heads * 16], all zero before and after
-//   ahead     bytes that the next launch reads: blocks without slots bring them into L2; or null
 struct AttentionStep {
   const void* qkv;
   const int64_t* position;
@@ -58,8 +57,6 @@ struct AttentionStep {
   float* partials;
   int* arrived;
   int splits;  // at most; see attention_splits
-  const void* ahead;
-  int64_t ahead_bytes;
 };
 
 // Blocks per kv head that fill the device about three times, in whole clusters on devices that have them.

@@ -40,8 +40,8 @@ void bind_attention(py::module_& m) {
       "attention_decode",
       [](uintptr_t qkv, const Layer& layer, uintptr_t position, uintptr_t base, int heads, int q_stride, uintptr_t gate,
          int gate_stride, uintptr_t rotary, int rotary_dim, uintptr_t sinks, const Norm& q_norm, const Norm& k_norm,
-         float scale, float softcap, int window, uintptr_t partials, uintptr_t arrived, int splits, uintptr_t ahead,
-         int64_t ahead_bytes, uintptr_t out, int type, int device, uintptr_t stream) {
+         float scale, float softcap, int window, uintptr_t partials, uintptr_t arrived, int splits, uintptr_t out,
+         int type, int device, uintptr_t stream) {
         AttentionStep step = {};
         step.qkv = pointer<const void>(qkv);
         step.position = pointer<const int64_t>(position);
@@ -66,15 +66,13 @@ void bind_attention(py::module_& m) {
         step.partials = pointer<float>(partials);
         step.arrived = pointer<int>(arrived);
         step.splits = splits;
-        step.ahead = pointer<const void>(ahead);
-        step.ahead_bytes = ahead_bytes;
         attention_decode(step, kv_layer(layer), static_cast<Type>(type), device, stream_of(stream));
       },
       py::arg("qkv"), py::arg("layer"), py::arg("position"), py::arg("base"), py::arg("heads"), py::arg("q_stride"),
       py::arg("gate"), py::arg("gate_stride"), py::arg("rotary"), py::arg("rotary_dim"), py::arg("sinks"),
       py::arg("q_norm"), py::arg("k_norm"), py::arg("scale"), py::arg("softcap"), py::arg("window"),
-      py::arg("partials"), py::arg("arrived"), py::arg("splits"), py::arg("ahead"), py::arg("ahead_bytes"),
-      py::arg("out"), py::arg("type"), py::arg("device"), py::arg("stream"));
+      py::arg("partials"), py::arg("arrived"), py::arg("splits"), py::arg("out"), py::arg("type"), py::arg("device"),
+      py::arg("stream"));
 
   m.def(
       "kv_write",

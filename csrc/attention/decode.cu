@@ -60,17 +60,6 @@ __device__ __forceinline__ void prefetch_slots(const KvLayer& layer, int64_t bas
   prefetch_bytes(layer.v_scales, slot * scale_bytes, slots * scale_bytes);
 }
 
-// Brings what the next launch reads into L2, by all blocks of clusters that have no split; `own` as in Share.
-__device__ __forceinline__ void fetch_ahead(const Arguments& a, int own) {
-  const int first = ((own >> a.rank_bits) + 1) << a.rank_bits, idle = (int(gridDim.x) - first) * int(gridDim.y);
-  const int number = (int(blockIdx.x) - first) * int(gridDim.y) + int(blockIdx.y);
-  const auto* from = static_cast<const uint8_t*>(a.step.ahead);
-  for (int64_t at = 128 * int64_t(number * kThreads + int(threadIdx.x)); at < a.step.ahead_bytes;
-       at += 128 * int64_t(idle) * kThreads) {
-    prefetch(from + at);
-  }
-}
-
 // The position of slot 0.
 __device__ __forceinline__ int base_of(const AttentionStep& step) {
   return step.base == nullptr ? 0 : int(fresh_load(step.base));
@@ -153,10 +142,7 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
     begin(at, state, tables, a, kAhead);
   }
   const int split = blockIdx.x, own = at.mine.own;
-  if (split >> a.rank_bits > own >> a.rank_bits) {  // the whole cluster exits
-    fetch_ahead(a, own);
-    return;
-  }
+  if (split >> a.rank_bits > own >> a.rank_bits) return;  // the whole cluster exits
   if (split <= own) {
     __syncthreads();
     prepare_token<T, kKeyBits, kValueBits>(shared, a, at.kv_head, at.heads, slot, split == own, at.pass == 0, tables);

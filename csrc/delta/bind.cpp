@@ -10,8 +10,8 @@ namespace localq {
 void bind_delta(py::module_& m) {
   m.def(
       "delta_decode",
-      [](const py::dict& operands, float eps, float x_eps, int x_kind, int key_heads, int shared, int hidden,
-         int64_t ahead_bytes, int type, int device, uintptr_t stream) {
+      [](const py::dict& operands, float eps, float x_eps, int x_kind, int key_heads, int shared, int hidden, int type,
+         int device, uintptr_t stream) {
         const DeltaStep step = {address<const void>(operands, "inputs"),
                                 address<const void>(operands, "gates"),
                                 address<const void>(operands, "x"),
@@ -32,13 +32,11 @@ void bind_delta(py::module_& m) {
                                 address<void>(operands, "out"),
                                 key_heads,
                                 shared,
-                                hidden,
-                                address<const void>(operands, "ahead"),
-                                ahead_bytes};
+                                hidden};
         delta_decode(step, static_cast<Type>(type), device, stream_of(stream));
       },
       py::arg("operands"), py::arg("eps"), py::arg("x_eps"), py::arg("x_kind"), py::arg("key_heads"), py::arg("shared"),
-      py::arg("hidden"), py::arg("ahead_bytes"), py::arg("type"), py::arg("device"), py::arg("stream"));
+      py::arg("hidden"), py::arg("type"), py::arg("device"), py::arg("stream"));
   m.def(
       "delta_prefill",
       [](const py::dict& operands, float eps, int key_heads, int shared, int tokens, int chunks, int type, int device,

@@ -23,8 +23,7 @@ constexpr const char* kOp = "delta_decode";
 
 template <typename T>
 void start(const DeltaStep& step, int device, cudaStream_t stream) {
-  const unsigned own = unsigned(step.key_heads) * step.shared * delta::kSlices;
-  const unsigned blocks = own + (step.ahead_bytes > 0 ? delta::kFetchers : 0);
+  const unsigned blocks = unsigned(step.key_heads) * step.shared * delta::kSlices;
   launch(kOp, device, delta::delta_decode_kernel<T>, dim3(blocks), dim3(delta::kThreads), 0, stream, step);
 }
 

@@ -120,16 +120,6 @@ struct RowSums {
   }
 };
 
-// Brings what the next launch reads into L2, by block `number` of kFetchers.
-constexpr int kFetchers = 64;
-__device__ __forceinline__ void fetch_ahead(const DeltaStep& step, int number) {
-  const auto* from = static_cast<const uint8_t*>(step.ahead);
-  for (int64_t at = 128 * int64_t(number * kThreads + int(threadIdx.x)); at < step.ahead_bytes;
-       at += 128 * int64_t(kFetchers) * kThreads) {
-    prefetch(from + at);
-  }
-}
-
 struct Shared {
   float sums[kWarps][3];  // RowSums of a warp
   float q[kDeltaDim], k[kDeltaDim], v[kColumns];
@@ -142,11 +132,6 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 2) delta_decode_kernel(const DeltaStep step) {
   __shared__ Shared shared;
   release_dependents();
-  const int own_blocks = step.key_heads * step.shared * kSlices;
-  if (int(blockIdx.x) >= own_blocks) {
-    dependency_wait();  // the loads of the others come first
-    return fetch_ahead(step, int(blockIdx.x) - own_blocks);
-  }
   const Place at(blockIdx.x, step.shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* matrix = step.matrix + (int64_t(at.head) * kDeltaDim + warp * kKeys) * kDeltaDim + at.slice * kColumns + lane;

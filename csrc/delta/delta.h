@@ -25,7 +25,6 @@ constexpr int kDeltaTaps = 4;   // of the convolution
 //   norm        T [128]          weight of the gated norm; eps
 //   columns     T [C, 3]         the last inputs, the latest last; moves on by one
 //   matrix      f32 [H R, 128 keys, 128 values]   the state; moves on by one token
-//   ahead       bytes that the next launch reads, which more blocks bring into L2; or null
 //   heads       f32 [H R * 128]  workspace: what the heads read
 //   arrived     i32 [H]          workspace: zeros before the first call, which each call leaves
 //   out         T [H R * 128]
@@ -50,8 +49,6 @@ struct DeltaStep {
   int key_heads;
   int shared;  // R
   int hidden;
-  const void* ahead;
-  int64_t ahead_bytes;
 };
 
 void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t stream);

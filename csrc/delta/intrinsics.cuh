@@ -1,4 +1,4 @@
-// GPU intrinsics of gated delta nets: a quick reciprocal, prefetches, asynchronous copies to shared memory, loads of 8 x 8
+// GPU intrinsics of gated delta nets: a quick reciprocal, asynchronous copies to shared memory, loads of 8 x 8
 // matrices, and their transposition between lanes. Tests substitute a CPU version.
 #pragma once
 
@@ -11,11 +11,6 @@ namespace localq::delta {
 // 1 / x within two units of the last place; 0 from 2^126 on.
 __device__ __forceinline__ float reciprocal(float x) {
   return __fdividef(1.f, x);
-}
-
-// Brings a line of 128 bytes into L2.
-__device__ __forceinline__ void prefetch(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
 // Copies 16 bytes to shared memory. `wait_for_copies` waits for all copies of this thread, after which a barrier makes

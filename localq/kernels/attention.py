@@ -96,7 +96,6 @@ def attention_decode(
     base: Tensor | None = None,
     q_stride: int = 0,
     gate: Tensor | None = None,
-    ahead: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """One token's attention, and the write of its k and v, in one launch -> T [1, heads * head_dim].
@@ -111,7 +110,6 @@ def attention_decode(
     q_stride  elements from q of a head to that of the next, a multiple of 8; 0 = head_dim: they lie beside each other
     gate      T [heads, head_dim], whose rows may lie apart, in qkv too; its sigmoid multiplies what the heads gather,
               which is rounded before; None = there is none
-    ahead     what the next launch reads, brought into L2 by blocks that have no slots; contiguous; or None
 
     Later slots are never read. Scores and sums in f32, softmax weights rounded to 16 bit. The same bits run after run.
     """
@@ -135,9 +133,8 @@ def attention_decode(
         softcap=softcap,
         window=window,
         splits=workspace.splits,
-        ahead_bytes=0 if ahead is None else ahead.nbytes,
         type=TYPES[qkv.dtype],
-        **addresses(qkv=qkv, position=position, base=base, gate=gate, rotary=rotary, sinks=sinks, ahead=ahead, out=out),
+        **addresses(qkv=qkv, position=position, base=base, gate=gate, rotary=rotary, sinks=sinks, out=out),
         **addresses(partials=workspace.partials, arrived=workspace.arrived),
         **place(qkv),
     )

@@ -81,7 +81,6 @@ def delta_decode(
     matrix: Tensor,
     workspace: DeltaWorkspace,
     out: Tensor | None = None,
-    ahead: Tensor | None = None,
 ) -> Tensor:
     """One token: convolution, silu, the delta rule, norm and gate in one launch -> T [1, value_heads * 128].
 
@@ -91,7 +90,6 @@ def delta_decode(
     write, decay   T [value_heads, hidden]: matrices whose products with norm(x) are b and a
     columns   T [C, 3]: the last inputs, which move on by one
     matrix    f32 [value_heads, 128, 128]: the state, which moves on by one token
-    ahead     what the next launch reads, brought into L2 meanwhile; contiguous
 
     T is float16 or bfloat16. The recurrence, b, a and beta are in f32; q, k, v, o and the norm are rounded to T, as in
     the model. The same bits run after run. Works under CUDA graph capture. Memory-bound: `delta_decode_bytes`.
@@ -110,7 +108,7 @@ def delta_decode(
     check(op, "workspace", workspace.heads, device, (torch.float32,), heads * DIM)
     check(op, "workspace", workspace.arrived, device, (torch.int32,), weights.key_heads)
     operands |= addresses(x=x, x_norm=norm.weight, write=write, decay=decay)
-    operands |= addresses(heads=workspace.heads, arrived=workspace.arrived, ahead=ahead)
+    operands |= addresses(heads=workspace.heads, arrived=workspace.arrived)
     kernels.module().delta_decode(
         operands=operands,
         eps=weights.eps,
@@ -119,7 +117,6 @@ def delta_decode(
         key_heads=weights.key_heads,
         shared=heads // weights.key_heads,
         hidden=hidden,
-        ahead_bytes=0 if ahead is None else ahead.nbytes,
         type=TYPES[dtype],
         **place(inputs),
     )

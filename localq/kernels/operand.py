@@ -71,12 +71,6 @@ class Operand(ABC):
         return self.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     @property
-    def largest(self) -> Tensor | None:
-        """Its largest tensor, which a product streams; None where that is divided into several."""
-        held = (getattr(self, each.name) for each in fields(self) if each.name not in self.shared)
-        return max((each for each in held if isinstance(each, Tensor)), key=lambda each: each.nbytes, default=None)
-
-    @property
     def gathered_bytes(self) -> int:
         """Bytes of the sectors of L2 that a product gathers codewords from; 0 where it streams."""
         return 0

@@ -33,7 +33,6 @@ STEP = type("AttentionStep", (ctypes.Structure,), {"_fields_": [
     ("q_norm_weight", POINTER), ("k_norm_weight", POINTER),
     *((name, FLOAT) for name in ("q_eps", "k_eps", "scale", "softcap")), ("window", INT),
     *((name, POINTER) for name in ("out", "partials", "arrived")), ("splits", INT),
-    ("ahead", POINTER), ("ahead_bytes", ctypes.c_int64),
 ]})  # fmt: skip
 MOST = 24  # splits: three clusters
 ONE, SEVERAL = 130, 2200  # slots in one cluster of 8 blocks, and in several

@@ -27,7 +27,6 @@ FIELDS = [  # csrc/delta/delta.h
     ("eps", FLOAT), ("x_eps", FLOAT), ("x_kind", INT),
     *((name, POINTER) for name in ("columns", "matrix", "heads", "arrived", "out")),
     ("key_heads", INT), ("shared", INT), ("hidden", INT),
-    ("ahead", POINTER), ("ahead_bytes", ctypes.c_int64),
 ]  # fmt: skip
 STEP = type("DeltaStep", (ctypes.Structure,), {"_fields_": FIELDS})
 SHAPES = [(1, 1), (2, 1), (2, 3), (1, 8)]  # key heads, and value heads for each
@@ -92,11 +91,10 @@ def test_a_state_of_zeros_and_one_that_nothing_is_kept_of():
 
 @pytest.mark.usefixtures("emulated")
 def test_the_same_bits_twice():
-    """The second time while what the next launch reads comes into L2: more than a round of its blocks."""
     found = []
-    for ahead in (None, torch.zeros(3_000_001, dtype=torch.uint8)):
+    for _ in range(2):
         case = delta_nets.draw_step(2, 2, torch.float16, CPU, seed=3)
-        found.append((case.run(case.workspace(), ahead=ahead), case.token.matrix, case.token.columns))
+        found.append((case.run(case.workspace()), case.token.matrix, case.token.columns))
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
 

@@ -55,12 +55,12 @@ class StepCase:
     write: Tensor
     decay: Tensor
 
-    def run(self, workspace: DeltaWorkspace, out: Tensor | None = None, ahead: Tensor | None = None) -> Tensor:
+    def run(self, workspace: DeltaWorkspace, out: Tensor | None = None) -> Tensor:
         """Run the kernel: one token, after which columns and matrix have moved on."""
         at = self.token
         return delta_net.delta_decode(
             at.inputs, at.gates, self.x, self.norm, self.write, self.decay, at.weights, at.columns, at.matrix,
-            workspace, out, ahead,
+            workspace, out,
         )  # fmt: skip
 
     def to(self, device: torch.device) -> StepCase:

@@ -34,7 +34,7 @@ from localq.engine.step.fused_delta import DeltaLaunches
 from localq.engine.step.fused_experts import ExpertLaunches
 from localq.engine.step.fused_experts import why_not as why_no_experts
 from localq.engine.step.launch import Launch as Launch
-from localq.engine.step.operands import ahead_of, dense_operand, fusable, known, operand, product_launch
+from localq.engine.step.operands import dense_operand, fusable, known, operand, product_launch
 from localq.engine.step.state import StepState
 from localq.formats.linear import SlabLinear
 from localq.kernels import attention, embed, rmsnorm, sampling
@@ -229,8 +229,6 @@ class FusedStep:
             assert q_norm is None  # which would undo it
             self._launches.append(Launch("attention", lambda: queries.mul_(scale), lambda live: 2 * queries.nbytes))
 
-        ahead = ahead_of(known(operand(part.o_proj)))
-
         def attend() -> None:
             attention.attention_decode(
                 self._qkv,
@@ -248,7 +246,6 @@ class FusedStep:
                 base=base,
                 q_stride=queries.stride(0),
                 gate=gate,
-                ahead=ahead,
                 out=self._attended,
             )
 

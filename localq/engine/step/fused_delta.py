@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from localq.engine.step.launch import Launch
-from localq.engine.step.operands import ahead_of, known, operand, product_launch
+from localq.engine.step.operands import known, operand, product_launch
 from localq.kernels import delta_net
 from localq.kernels.delta_net import DeltaWeights
 from localq.kernels.gemv import Norm
@@ -54,11 +54,9 @@ class DeltaLaunches:
         inputs, gates = torch.split(self._inputs, [shape.channels, out.shape[1]], 1)
         weights = self._weights(part)
 
-        ahead = ahead_of(known(operand(part.out_proj)))
-
         def rule() -> None:
             delta_net.delta_decode(
-                inputs, gates, x, norm, *rows, weights, state.columns, state.matrix, workspace, out=out, ahead=ahead
+                inputs, gates, x, norm, *rows, weights, state.columns, state.matrix, workspace, out=out
             )
 
         moved = delta_net.delta_decode_bytes(weights, x.shape[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from localq.engine.step.launch import Launch
@@ -81,18 +80,6 @@ def product_launch(
         product(x, operands, norm=norm, residual=residual, activation=activation, out=out)
 
     return Launch(operation, run, lambda live: moved)
-
-
-def ahead_of(found: Operand) -> Tensor | None:
-    """What a launch may bring into L2 for the product behind it: the beginning of the largest tensor of `found`.
-
-    A quarter of L2 at most: more would drive out what the launch itself reads, and leaves before it is read.
-    """
-    largest = found.largest
-    if largest is None or not largest.is_cuda or not largest.is_contiguous():
-        return None
-    room = torch.cuda.get_device_properties(largest.device).L2_cache_size // 4
-    return largest.view(-1).view(torch.uint8)[:room]
 
 
 def bytes_read(operands: Sequence[Operand]) -> int:

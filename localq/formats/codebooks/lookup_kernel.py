@@ -69,11 +69,6 @@ class VqOperand(Operand):
         return self.books[0].codes
 
     @property
-    def largest(self) -> Tensor:
-        """The codes of the first book, which has the most."""
-        return self.codes
-
-    @property
     def nbytes(self) -> int:
         """Bytes that a product reads of it."""
         codes = sum(self.out_features * (self.in_features // book.stride) for book in self.books)

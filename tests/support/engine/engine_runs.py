@@ -10,6 +10,7 @@ from torch import Tensor
 from localq.engine.generate import Engine
 from localq.engine.load.load import LoadedModel, free_memory
 from localq.engine.reply import Step
+from localq.kernels import workspace
 from localq.sampling import Sampling
 
 GREEDY = Sampling()
@@ -21,9 +22,11 @@ def prompt_of(length: int, seed: int = 0, vocab: int = 320) -> list[int]:
 
 
 def bare_device() -> None:
-    """Give back what nothing holds, and cuBLAS' workspace, which outlives every engine: the next one takes it anew."""
+    """Give back what nothing holds, and the workspaces of cuBLAS and of our kernels, which outlive every engine: the
+    next one takes them anew."""
     free_memory()
     torch._C._cuda_clearCublasWorkspaces()
+    workspace._allocate.cache_clear()
     free_memory()
 
 

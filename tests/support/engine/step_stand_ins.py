@@ -70,7 +70,6 @@ def attention_decode(
     base=None,
     q_stride=0,
     gate=None,
-    ahead=None,
     out,
 ) -> None:
     """`kernels.attention.attention_decode`; layer has k and v [kv_heads, capacity, head_dim]."""
@@ -90,7 +89,7 @@ def attention_decode(
     out.copy_(attended if gate is None else attended * torch.sigmoid(gate.reshape(out.shape)))
 
 
-def delta_decode(inputs, gates, x, norm, write, decay, weights, columns, matrix, workspace, out, ahead=None) -> None:
+def delta_decode(inputs, gates, x, norm, write, decay, weights, columns, matrix, workspace, out) -> None:
     """`kernels.delta_net.delta_decode`, for heads of any width."""
     heads, key_dim, value_dim = matrix.shape
     write, decay = (F.linear(normed(x, norm), rows) for rows in (write, decay))

@@ -38,9 +38,6 @@ inline uint32_t __float_as_uint(float value) {
 
 namespace localq::delta {
 
-inline void prefetch(const void* at) {
-  if (*static_cast<const volatile uint8_t*>(at) == 0xFF) return;  // it must be a place that can be read
-}
 
 inline float reciprocal(float x) {
   return x < std::ldexp(1.f, 126) ? 1 / x : x != x ? x : 0.f;

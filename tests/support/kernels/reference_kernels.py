@@ -265,7 +265,6 @@ def attention_decode(
     base=None,
     q_stride=0,
     gate=None,
-    ahead=None,
     out=None,
 ):
     """Without norms, rotation, cap, window and base. A cache of codes is read through `engine.kv_codec`."""
@@ -313,7 +312,7 @@ def vq_search(targets, feedback, white, books, tails, beam):
     return [torch.stack(codes, 1)], errors
 
 
-def delta_decoded(inputs, gates, x, norm, write, decay, weights, columns, matrix, workspace, out=None, ahead=None):
+def delta_decoded(inputs, gates, x, norm, write, decay, weights, columns, matrix, workspace, out=None):
     """`kernels.delta_net.delta_decode`."""
     token = delta_nets.DeltaCase(weights, inputs, gates, write, decay, columns, matrix)
     return _taken(token, delta_nets.StepCase(token, x, norm, write, decay).expected(), out)
