@@ -48,8 +48,10 @@ class Measurements:
     rotation_us: float
     norm_us: float
     router_us: float
+    router_expert_us: float
     qk_norm_us: float
     embed_and_choice_us: float
+    delta_us: float
     own_codebooks_us: float
     perplexity_ratio: dict[tuple[str, str], float]
     quality_notes: dict[str, str]

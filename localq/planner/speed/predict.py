@@ -176,12 +176,12 @@ def _launches(
 
 
 def _delta_net(arch: Architecture, format: Format, scheme: str, machine: Machine) -> float:
-    """Time of a gated delta net. Its rule was not measured: a small launch, and its state read and written."""
+    """Time of a gated delta net. Its rule has a latency, reads its state and the rows of its rates, writes its state."""
     shapes = ((arch.delta_channels + arch.delta_columns, arch.hidden), (arch.hidden, arch.delta_columns))
-    rates = _product(2 * arch.delta_value_heads, arch.hidden, format_facts.of("bf16"), "", machine)
-    state = 2 * layer_caches.state_bytes(arch.layer_caches, 2) / arch.recurrent_layers
-    rule = machine.latency * measurements.load().norm_us + 1e6 * state / machine.read_bytes_per_s
-    return _products(shapes, format, scheme, machine) + rates + rule
+    moved = 2 * layer_caches.state_bytes(arch.layer_caches, 2) / arch.recurrent_layers
+    moved += 2 * 2 * arch.delta_value_heads * arch.hidden
+    rule = machine.latency * measurements.load().delta_us + 1e6 * moved / machine.read_bytes_per_s
+    return _products(shapes, format, scheme, machine) + rule
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
@@ -193,7 +193,8 @@ def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> 
     active = arch.experts_active + format_facts.stacks_shared(arch, format)
     opened = _product(2 * active * width, arch.hidden, own, scheme, machine, expert=True)
     closed = _product(active * arch.hidden, width, own, scheme, machine, expert=True)
-    return machine.latency * measurements.load().router_us + opened + closed
+    known = measurements.load()
+    return machine.latency * (known.router_us + arch.experts * known.router_expert_us) + opened + closed
 
 
 def _products(shapes: Sequence[tuple[int, int]], format: Format, scheme: str, machine: Machine) -> float:
