@@ -184,6 +184,8 @@ def _alternative(report: Report, each: FormatCandidate) -> list[tuple[str, str]]
     rows.append(("", f"quality: {_quality(offer)}"))
     if made_by := _made_by(report, each):
         rows.append(("", f"to quantize: {made_by}"))
+        if more := offers.more_bits(offer, report.memory.budget, choose.wishes_of(report.settings)):
+            rows.append(("", f"with --bits {more[0]}: {more[1]:,} tokens"))
     return rows
 
 

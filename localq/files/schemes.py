@@ -16,6 +16,7 @@ from localq.files.architecture import Architecture
 MIX = "mix"  # mixed schemes are "mix" and bits per weight, of codes only (vq2) or of all tensors (bcq): "mix2.27"
 LARGEST = 2**16  # entries of a codebook, weights of a codeword
 BCQ_GROUPS = (32, 64, 128, 256, 512)  # columns that share scales
+VQ2_SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # by --bits of quantize
 INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -> supported packings
 
 Shapes = Mapping[str, tuple[int, ...]]  # of all tensors of a checkpoint, by name

@@ -17,6 +17,7 @@ from localq.errors import usage_error
 from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.catalog import ModelEntry, Source, Target
+from localq.files.schemes import VQ2_SCHEMES
 from localq.planner import footprint, making
 from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
@@ -226,6 +227,20 @@ def _candidate(offer: Offer, budget_bytes: Budget, wishes: Wishes) -> FormatCand
     usable = offer.unsupported is None and plan.fits and plan.ctx >= wanted
     roomy = usable and plan.ctx >= (wishes.ctx or memory_plan.comfortable_context(offer.arch))
     return FormatCandidate(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable, roomy)
+
+
+def more_bits(offer: Offer, budget_bytes: Budget, wishes: Wishes) -> tuple[str, int] | None:
+    """The most bits per weight, as `quantize --bits` takes them, with which a vq2 leaves a comfortable context, and it.
+
+    None where that is the 2 bits of the offer, or another format.
+    """
+    if offer.format != "vq2" or offer.scheme:
+        return None
+    for bits, scheme in reversed(VQ2_SCHEMES.items()):
+        found = _candidate(replace(offer, scheme=scheme), budget_bytes, wishes)
+        if found.roomy:
+            return (bits, found.plan.ctx) if bits != "2" else None
+    return None
 
 
 def making_command(offer: Offer, card: Card | None = None) -> str:

@@ -50,6 +50,23 @@ def plan_of(capsys, *arguments: str, code: int = ExitCode.OK) -> dict:
     return json.loads(out)
 
 
+@pytest.mark.parametrize(
+    ("model", "vram", "bits"),
+    [
+        ("qwen3.6-35b-a3b", 12, None),
+        ("qwen3.6-35b-a3b", 16, "3"),
+        ("qwen3.6-35b-a3b", 24, "4"),
+        ("llama-3.3-70b", 24, "2.5"),
+        ("llama-3.3-70b", 32, "3"),
+    ],
+)
+def test_more_than_2_bits_are_named_where_they_leave_a_comfortable_context(capsys, model, vram, bits):
+    assert execute(["chat", model, "--dry-run", "--vram", str(vram)]) in (ExitCode.OK, ExitCode.DOES_NOT_FIT)
+    told = [line.split() for line in capsys.readouterr().out.splitlines() if "with --bits" in line]
+    assert [line[2].rstrip(":") for line in told] == ([] if bits is None else [bits])
+    assert all(int(line[3].replace(",", "")) >= 16_384 for line in told)
+
+
 def test_the_70b_on_24_gb_says_everything(capsys):
     assert execute(["chat", "llama-3.3-70b", "--vram", "24", "--dry-run"]) == ExitCode.OK
     captured = capsys.readouterr()

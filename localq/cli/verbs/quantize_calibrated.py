@@ -11,11 +11,11 @@ import typer
 
 from localq.cli import help_page, option_values
 from localq.errors import usage_error
+from localq.files.schemes import VQ2_SCHEMES
 
 if TYPE_CHECKING:
     from localq.quantize.settings import Effort, Tuning
 
-SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
 QUICK_WINDOWS = 64
 WEIGHED_WINDOWS = 16  # of formats that a text weighs: moments of inputs need fewer
 NO_TEXT = Path("none")
@@ -108,8 +108,8 @@ class CalibrationOptions:
         if NO_TEXT in (self.calibration or ()) and not NO_TEXT.exists():
             why = f"--format {format} needs a calibration text"
             raise usage_error("--calibration none", why, "Pass a file, or remove the option to use localq's own text.")
-        if self.bits is not None and self._number not in SCHEMES and not self.mixture_bits:
-            ways = f"Use {', '.join(SCHEMES)}, or a mixture in between such as 2.3 or 2.25."
+        if self.bits is not None and self._number not in VQ2_SCHEMES and not self.mixture_bits:
+            ways = f"Use {', '.join(VQ2_SCHEMES)}, or a mixture in between such as 2.3 or 2.25."
             raise usage_error("--bits", f"{self.bits!r} is not supported", ways)
 
     @property
@@ -133,12 +133,12 @@ class CalibrationOptions:
     def mixture_bits(self) -> float | None:
         """Bits per weight of a mixture of schemes; None without one."""
         number = self._number
-        return float(number) if re.fullmatch(r"[23]\.\d{1,2}", number) and number not in SCHEMES else None
+        return float(number) if re.fullmatch(r"[23]\.\d{1,2}", number) and number not in VQ2_SCHEMES else None
 
     @property
     def scheme(self) -> str:
         """The scheme of all layers; of a mixture the smallest."""
-        return SCHEMES.get(self._number or "2", SCHEMES["2"])
+        return VQ2_SCHEMES.get(self._number or "2", VQ2_SCHEMES["2"])
 
     @property
     def _number(self) -> str:

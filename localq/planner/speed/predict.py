@@ -176,7 +176,7 @@ def _launches(
 
 
 def _delta_net(arch: Architecture, format: Format, scheme: str, machine: Machine) -> float:
-    """Time of a gated delta net. Its rule has a latency, reads its state and the rows of its rates, writes its state."""
+    """Time of a gated delta net. Its rule has a latency, and moves the state twice and the rows of its rates once."""
     shapes = ((arch.delta_channels + arch.delta_columns, arch.hidden), (arch.hidden, arch.delta_columns))
     moved = 2 * layer_caches.state_bytes(arch.layer_caches, 2) / arch.recurrent_layers
     moved += 2 * 2 * arch.delta_value_heads * arch.hidden

@@ -21,7 +21,7 @@ from localq.cli import execute
 from localq.cli.verbs import quantize_calibrated
 from localq.driver import Driver
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, schemes
 from localq.files.hub import fetch as hub
 from localq.files.model_folder import open_model
 from localq.planner import making, prepare
@@ -124,12 +124,12 @@ def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:
     assert (best.seed, best.force) == (9, True)
     aqlm = asked(monkeypatch, capsys, source, "--format", "aqlm2x8", "--windows", "2")
     assert (aqlm.format, len(aqlm.windows)) == ("aqlm2x8", 2)
-    for bits, scheme in quantize_calibrated.SCHEMES.items():
+    for bits, scheme in schemes.VQ2_SCHEMES.items():
         assert asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", bits).scheme == scheme
         assert scheme in SCHEMES
     for written, bits in {"2.0": "2", "2.50": "2.5", "3.00": "3"}.items():
         again = asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", written)
-        assert (again.scheme, again.bits) == (quantize_calibrated.SCHEMES[bits], None)
+        assert (again.scheme, again.bits) == (schemes.VQ2_SCHEMES[bits], None)
     mixed = asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", "2.30")
     assert (mixed.bits, mixed.scheme, quick.bits) == (2.3, "s4l16", None)
     limited = asked(monkeypatch, capsys, source, "--format", "vq2", "--vram", "12GiB")
