@@ -49,6 +49,7 @@ class UnstackedSharedMixture(UnstackedMixture):
 
     def __init__(self, of: SharedExpertMixture) -> None:
         super().__init__(of.router, of.router.in_features, of.experts.width, of.experts.count)
+        assert isinstance(of.shared_expert, GatedMLP)  # only a load for a GPU puts it behind the others
         self.shared_expert, self.shared_expert_gate = of.shared_expert, of.shared_expert_gate
 
     def readers(self) -> tuple[nn.Linear, ...]:

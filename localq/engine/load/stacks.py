@@ -83,6 +83,10 @@ class JoinedStack:
         experts, *of_one = checkpoint.tensors[self.name].shape
         return experts + 1, *of_one
 
+    def stored_bytes(self, checkpoint: Checkpoint) -> int:
+        """Bytes in the checkpoint."""
+        return sum(checkpoint.tensors[key].nbytes for key in self.keys)
+
     def read_into(self, out: Tensor, checkpoint: Checkpoint) -> None:
         """Fill `out` [experts, out, in] of any device, tensor by tensor."""
         out[:-1].copy_(checkpoint.read(self.name))
