@@ -13,7 +13,7 @@ from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
 from localq.planner import budget as memory_budget
 from localq.planner import card as planner_card
-from localq.planner import choose, explain, fit_rows, offers, room
+from localq.planner import choose, explain, fit_rows, footprint, making, offers, room
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Choice, FormatCandidate, Offer
 from localq.planner.ram import Ram
@@ -161,7 +161,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
     rows = [("model", f"{offer.name}, {fit_rows.human_count(offer.arch.parameters)} parameters")]
     rows += [("memory", report.memory.text(report.settings))]
     rows += [("format", f"{offer.shown_format}, {_bits(offer)} ({report.choice.why})")]
-    rows += [("source", _source(taken)), ("download", _download(taken).removesuffix(" to download"))]
+    rows += [("source", _source(report, taken)), ("download", _download(taken).removesuffix(" to download"))]
     rows += [(line.what, f"{line.value} ({line.why}; {line.option})") for line in report.decisions]
     parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
     rows += [("uses", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
@@ -206,10 +206,17 @@ def _quality(offer: Offer) -> str:
     return f"{fit_rows.quality(offer)}{f'; {remark}' if remark else ''}"
 
 
-def _source(taken: FormatCandidate) -> str:
+def _source(report: Report, taken: FormatCandidate) -> str:
     offer, source = taken.offer, taken.offer.source
+    if source is None and offer.base:
+        made = f"quantized here from {offer.base.repo or offer.base.package}"
+        if taken.here is not None:
+            return made
+        time = making.estimate(offer.format, offer.arch.parameters, report.card)
+        size = sum(footprint.weights_bytes(offer.arch, offer.format, offer.scheme).values())
+        return f"{made} ({time}, {human_bytes(size)} on disk)"
     if source is None:
-        return f"quantized here from {offer.base.repo or offer.base.package}" if offer.base else str(taken.here)
+        return str(taken.here)
     checked = "" if source.verified else " (catalogue entry not verified)"
     origin = f"{source.repo} at {source.revision}" if source.kind == "hub" else f"{source.package} {source.version}"
     return f"{origin}{checked}{', gated' if source.gated else ''}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,6 +100,12 @@ def test_json_is_one_line_and_says_what_the_planner_says(capsys):
     assert other["tok_s"]["RTX 3090"] > 2 * body["tok_s"]["RTX 3090"]  # what gathers is slower
     assert other["made_by"].startswith("localq quantize")
     assert [line["what"] for line in body["choices"]] == ["embedding", "head", "KV cache", "context"]
+
+
+def test_a_model_that_is_quantized_here_is_told_with_time_and_disk(capsys):
+    assert execute(["chat", "qwen3.6-35b-a3b", "--dry-run", "--vram", "24"]) == ExitCode.OK
+    (source,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("source")]
+    assert re.fullmatch(r"source +quantized here from Qwen/\S+ \(about \d+ min, 19\.\d GB on disk\)", source)
 
 
 @pytest.mark.parametrize("size", sorted(cards.TYPICAL))
