@@ -165,8 +165,8 @@ DESCRIPTIONS: dict[str, str] = {
     "offline": "never use the network",
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
     "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
-    "save": "save conversations of `localq chat` for --continue and --resume",
-    "snapshots": "disk space for saved KV caches, such as 4GiB, to resume long conversations instantly; off = none",
+    "save": "save `localq chat` conversations for --continue and --resume",
+    "snapshots": "disk space for KV caches that resume long conversations instantly, such as 4GiB; off = none",
     "checkpoints": "RAM for going back in conversations with models that have recurrent layers or sliding windows, "
     "such as 1GiB; off = none, auto = up to 8 checkpoints",
     "ui": "what `localq chat` opens: auto = full-screen mode if possible, tui = always, plain = line mode",

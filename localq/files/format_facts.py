@@ -343,7 +343,7 @@ def why_unsupported(arch: Architecture, format: str) -> str | None:
     return None
 
 
-NO_SEARCH_OF_EXPERTS = "its experts interleave gate and up and have biases, which 2-bit formats do not support"
+NO_SEARCH_OF_EXPERTS = "2-bit formats do not support the biases and interleaved gate/up rows of this model's experts"
 NO_WEIGHING_OF_EXPERTS = "a calibration text cannot be used for MoE experts"
 
 

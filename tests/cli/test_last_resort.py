@@ -163,7 +163,7 @@ def test_a_pause_is_a_line_at_once_and_each_minute(monkeypatch, capsys):
     with pauses.shown_by(pause_line.show):
         pauses.pause(150, "the hub \x1b[31mis busy")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"next try in {left} s: the hub [31mis busy" for left in (150, 90, 30)]
+    assert lines == [f"retrying in {left} s: the hub [31mis busy" for left in (150, 90, 30)]
 
 
 def test_ctrl_c_ends_a_pause(tmp_path):
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_a_pause(tmp_path):
         )  # fmt: skip
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert line == f"next try in 300 s: {hub.url} returned HTTP status 503\n"
+        assert line == f"retrying in 300 s: {hub.url} returned HTTP status 503\n"
         process.send_signal(2)
         assert process.wait(10) == ExitCode.INTERRUPTED
         with process.stderr as rest:

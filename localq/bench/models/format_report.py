@@ -216,7 +216,7 @@ def draw(table: FormatTable, target: str, out: TextIO) -> None:
             points.append(PlotPoint(line.name, x, y, line.memory_bytes or 0))
     if not points:
         return
-    title = f"{table.model}: {what} over {across}; area = memory"
+    title = f"{table.model}: {what} vs. {across}; area = memory"
     if target == plot.TERMINAL:
         print_lines(out, title, *_in_terminal(points, across))
     else:

@@ -111,5 +111,5 @@ def _message(error: BaseException) -> str:
     try:
         text = " ".join(redact(str(error)).split())
     except Exception as failure:  # of another's class
-        text = f"(its message raised {type(failure).__name__})"
+        text = f"(str() raised {type(failure).__name__})"
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."

@@ -62,4 +62,4 @@ def pause(seconds: float, why: str, wait: Callable[[float], object] | None = Non
 
 def text(why: str, left_s: float) -> str:
     """The words of a report."""
-    return f"next try in {max(1, round(left_s))} s: {why}"
+    return f"retrying in {max(1, round(left_s))} s: {why}"

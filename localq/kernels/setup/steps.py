@@ -235,8 +235,8 @@ def _for_tests(request: SetupRequest, packages: Sequence[str]) -> list[SetupStep
     vptq = request.pip("--no-deps", "--only-binary", ":all:", VPTQ)
     after, skipped = ("test packages",), "tests against vptq will be skipped"
     return [
-        _packages("test packages", "packages for the tests", request, packages, ("torch",)),
-        SetupStep("test model", "model for the tests", lambda: (model, {}), MODEL_PACKAGE, needs=after, seconds=3),
+        _packages("test packages", "test packages", request, packages, ("torch",)),
+        SetupStep("test model", "test model", lambda: (model, {}), MODEL_PACKAGE, needs=after, seconds=3),
         SetupStep("vptq", "vptq", lambda: (vptq, {}), VPTQ, needs=("test model",), seconds=2, optional=skipped),
     ]
 

@@ -110,7 +110,7 @@ def _check_own(out: Path) -> None:
         foreign = sorted(path.name for path in used if not own_files.is_free(path, owner))
     if foreign:
         why = f"it contains {foreign[0]}, which is a link, a special file, or owned by another user"
-        raise usage_error(str(out), why, "Remove it, or choose another folder.")
+        raise usage_error(str(out), why, "Remove that file, or choose another folder.")
 
 
 def _owner_in(out: Path) -> int:

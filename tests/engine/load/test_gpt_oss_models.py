@@ -334,7 +334,7 @@ def test_nf4_of_the_published_layout_leaves_its_experts_as_they_are(published: P
 
 def test_two_bits_are_not_made_of_it(plain: Path, tmp_path: Path) -> None:
     request = LayerwiseRequest(open_model(plain), tmp_path / "vq2", [list(range(64))], torch.device("cpu"))
-    with pytest.raises(LocalqError, match="interleave gate and up and have biases") as caught:
+    with pytest.raises(LocalqError, match="biases and interleaved gate/up rows") as caught:
         by_layer.convert(request)
     assert caught.value.exit_code == ExitCode.USAGE
     assert not (tmp_path / "vq2").exists()

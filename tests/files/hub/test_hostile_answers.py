@@ -337,6 +337,6 @@ def test_pauses_are_counted_down_and_end_with_what_a_report_raises(homes):
 
     with pauses.shown_by(show), pytest.raises(Stopped):
         hub_client.list_files(REPO, "main")
-    assert seen[0] == f"next try in 300 s: {homes.url} returned HTTP status 503"
-    assert seen[-1].startswith("next try in 298 s")
+    assert seen[0] == f"retrying in 300 s: {homes.url} returned HTTP status 503"
+    assert seen[-1].startswith("retrying in 298 s")
     assert len(homes.requests) == 1

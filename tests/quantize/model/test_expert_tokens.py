@@ -199,5 +199,5 @@ def test_experts_whose_gate_and_up_alternate_are_refused(tmp_path):
     oss = make_checkpoint(tmp_path / "m", "gpt_oss")
     if not kernels.host_available():
         pytest.skip("refused for the missing search")
-    with pytest.raises(LocalqError, match="its experts interleave gate and up"):
+    with pytest.raises(LocalqError, match="do not support the biases and interleaved"):
         converted(oss, tmp_path / "out")

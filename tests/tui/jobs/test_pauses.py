@@ -33,7 +33,7 @@ def test_a_job_posts_the_countdown_and_ends_when_it_is_stopped(hub):
     while not any(isinstance(each, Fetching) for each in posted):
         assert time.monotonic() < end_s
         time.sleep(0.01)
-    assert posted[0].what == f"next try in 300 s: {hub.url} returned HTTP status 503"
+    assert posted[0].what == f"retrying in 300 s: {hub.url} returned HTTP status 503"
     job.stop()
     while not any(isinstance(each, Job.Ended) for each in posted):
         assert time.monotonic() < end_s
