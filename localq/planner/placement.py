@@ -96,7 +96,8 @@ class Wishes:
     def check(self, arch: Architecture) -> None:
         """Raises LocalqError (exit 2) for wishes that this shape does not support."""
         if self.kv_bits not in (None, 16) and not kv_storable(arch):
-            why = f"the head dimension is {arch.head_dim}, so the KV cache cannot be stored as {kv_bits.text(self.kv_bits)}"
+            stored = kv_bits.text(self.kv_bits)
+            why = f"the head dimension is {arch.head_dim}, so the KV cache cannot be stored as {stored}"
             raise usage_error("--kv", why, "Use 16.")
         head = self.placements(arch)[0].head
         columns = HEAD_COLUMNS[head]

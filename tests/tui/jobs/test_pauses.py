@@ -48,8 +48,8 @@ def test_the_screen_of_a_download_counts_down_and_is_left(hub):
     async def script(pilot):
         left = []
         app.push_screen(PullScreen("maker/model", Settings()), left.append)
-        await until(pilot, lambda: "Next try in 299 s" in screen_text(app))
-        await until(pilot, lambda: "Next try in 298 s" in screen_text(app))
+        await until(pilot, lambda: "Retrying in 299 s" in screen_text(app))
+        await until(pilot, lambda: "Retrying in 298 s" in screen_text(app))
         await pilot.press("escape")
         await until(pilot, lambda: left)
         assert isinstance(left[0], StoppedError)
