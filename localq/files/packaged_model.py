@@ -29,7 +29,7 @@ from localq.files import catalog, checked_files, own_files
 from localq.files.catalog_file import Source
 from localq.wording import OnProgress
 
-BUILT_IN = "comes with localq (its package is downloaded on first use)"  # what is said of the model
+BUILT_IN = "is built into localq, but its weights are downloaded on first use"  # of the model
 PART_PREFIX = ".part-"
 LOCK_NAME = ".lock"
 CHUNK_BYTES = 2**20

@@ -68,7 +68,7 @@ def test_the_question_offers_the_built_in_model(monkeypatch, capsys):
 def test_the_built_in_model_comes_with_localq(capsys, arguments):
     execute(arguments)
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "comes with localq" in said
+    assert "is built into localq" in said
     assert "pull smollm2-135m" not in said
 
 

@@ -59,7 +59,7 @@ def test_quality_over_speed_in_the_terminal_and_as_a_picture(tmp_path, monkeypat
     out = io.StringIO()
     format_report.draw(TABLE, "-", out)
     lines = out.getvalue().splitlines()
-    assert "perplexity over tok/s" in lines[0]
+    assert "perplexity vs. tok/s" in lines[0]
     assert lines[1].endswith("C")  # vq2: the fastest, and the worst
     assert lines[16].rstrip().endswith("|A")  # 16 bit
     assert lines[-3:] == ["  A  16 bit bf16: 100.0, 10.00, 4.00 GiB", "  B  nf4: 300.0, 11.00, 1.00 GiB",
@@ -98,4 +98,4 @@ def test_random_weights_are_drawn_over_their_bits():
     )
     out = io.StringIO()
     format_report.draw(FormatTable("m", lines, "tg128", "pp512", True, {}), "-", out)
-    assert "bits per weight over tok/s" in out.getvalue()
+    assert "bits per weight vs. tok/s" in out.getvalue()

@@ -181,7 +181,7 @@ def test_ls_of_nothing_names_the_next_step(server):
     result = localq("ls")
     assert result.stdout == ""
     assert "localq fit" in result.stderr
-    assert "comes with localq" in result.stderr
+    assert "is built into localq" in result.stderr
     assert one_object(localq("ls", "--json").stdout)["models"] == []
 
 
