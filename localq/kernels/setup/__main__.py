@@ -53,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--torch-index", default="", help="additional package index for torch")
     parser.add_argument("--driver", default="", help="files that indicate an NVIDIA driver; empty = none")
     parser.add_argument("--nvidia-smi", default="", help="program that lists the GPUs")
-    parser.add_argument("--nvcc", choices=("", "pip"), default="", help="pip: get nvcc from pip even if nvcc is already installed")
+    parser.add_argument(
+        "--nvcc", choices=("", "pip"), default="", help="pip: install nvcc from pip even if it is present"
+    )
     parser.add_argument("--bin-dir", default="~/.local/bin", help="folder where `install` puts the link to localq")
     return parser
 
