@@ -354,7 +354,8 @@ def _check(arch: Architecture) -> Architecture:
         why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns are inconsistent"
         raise bad_file("config.json", why, "Download the model again.")
     if arch.recurrent_layers and arch.delta_value_heads % arch.delta_key_heads:
-        why = f"{arch.delta_value_heads} value heads are not a multiple of {arch.delta_key_heads} key heads"
+        of_heads = f"linear_num_key_heads ({arch.delta_key_heads})"
+        why = f"linear_num_value_heads ({arch.delta_value_heads}) is not a multiple of {of_heads}"
         raise bad_file("config.json", why, "Download the model again.")
     if arch.experts_active > arch.experts:
         why = f"{arch.experts_active} experts per token are requested, but the model has only {arch.experts}"

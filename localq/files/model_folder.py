@@ -282,7 +282,8 @@ def _check_sizes(config: dict[str, Any], what: str) -> None:
             raise bad_file(what, f"{name} is {str(value)[:40]}, but must be a positive number", DAMAGED)
     heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads and kv_heads and heads % kv_heads:
-        raise bad_file(what, f"{heads} attention heads are not a multiple of {kv_heads} key-value heads", DAMAGED)
+        why = f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})"
+        raise bad_file(what, why, DAMAGED)
 
 
 def _check_lists(config: dict[str, Any], what: str) -> None:

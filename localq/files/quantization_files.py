@@ -60,4 +60,4 @@ def _normalize(stated: dict[str, Any], path: Path) -> dict[str, Any]:
         return {**stated, "quant_method": "awq"}
     if "bits" in stated:
         return {**stated, "quant_method": "gptq"}
-    raise bad_file(str(path), "describes no quantization (no quant_method, bits or w_bit)", DAMAGED)
+    raise bad_file(str(path), "has no quantization settings, such as quant_method, bits or w_bit", DAMAGED)

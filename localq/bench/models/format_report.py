@@ -216,11 +216,12 @@ def draw(table: FormatTable, target: str, out: TextIO) -> None:
             points.append(PlotPoint(line.name, x, y, line.memory_bytes or 0))
     if not points:
         return
-    title = f"{table.model}: {what} vs. {across}; area = memory"
+    title = f"{table.model}: {what} vs. {across}"
     if target == plot.TERMINAL:
         print_lines(out, title, *_in_terminal(points, across))
     else:
-        plot.to_png(target, lambda axes: _spots(axes, points, title, (across, what)), (8, 5), out)
+        by_area = f"{title}; area = memory"
+        plot.to_png(target, lambda axes: _spots(axes, points, by_area, (across, what)), (8, 5), out)
 
 
 def _in_terminal(points: Sequence[PlotPoint], across: str) -> list[str]:

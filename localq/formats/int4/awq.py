@@ -116,7 +116,7 @@ def _layout(checkpoint: Checkpoint, prefix: str) -> int4_read.Layout:
         prefix,
         quant_method,
         of.columns % of.group == 0,
-        f"{of.columns} columns are not a multiple of the group size, {of.group}",
+        f"the number of columns ({of.columns}) is not a multiple of the group size ({of.group})",
     )
     return of
 

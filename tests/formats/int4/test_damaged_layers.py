@@ -126,7 +126,7 @@ def test_awq_of_broken_groups():
     refused(
         AWQ,
         lambda made, config: [made.__setitem__(".qweight", made[".qweight"][:120])],
-        "are not a multiple of the group size",
+        "is not a multiple of the group size",
     )
 
 
