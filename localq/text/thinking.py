@@ -290,7 +290,7 @@ def preservation(template: str | None, choice: str) -> dict[str, Any]:
     if choice == "auto":
         return {}
     if _PRESERVE not in (template or ""):
-        why = "this model's chat template always decides which thinking to keep"
+        why = "this model's chat template does not support this option"
         raise usage_error(f"{_PRESERVE} {choice}", why, "Use auto.")
     return {_PRESERVE: choice == "on"}
 
