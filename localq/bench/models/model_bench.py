@@ -105,7 +105,7 @@ def _why_no_fp16(plain: bool, asked: bool) -> str:
     """Return why the headline has no speedup over fp16."""
     if not asked:
         return "no fp16 baseline (--no-baseline)"
-    return "the model is not quantized: no fp16 baseline" if plain else "fp16 could not be measured (see the notes)"
+    return "no fp16 baseline: the model is not quantized" if plain else "fp16 could not be measured (see the notes)"
 
 
 def form_of(model: LoadedModel) -> dict[str, Any]:

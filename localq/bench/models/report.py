@@ -99,7 +99,7 @@ class BenchReport:
     ledger_bytes: dict[str, int] = field(default_factory=dict)
     predicted_bytes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    why_no_fp16: str = "the model is not quantized: no fp16 baseline"
+    why_no_fp16: str = "no fp16 baseline: the model is not quantized"
 
     def row(self, engine: str, case: BenchTest) -> BenchRow | None:
         """Return the row of that engine and test."""
