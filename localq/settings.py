@@ -163,7 +163,7 @@ DESCRIPTIONS: dict[str, str] = {
     "xtc_threshold": "XTC: of the tokens above this probability, keep only the least likely (default 0.1)",
     "seed": "random seed; unset = a new one for every reply",
     "offline": "never use the network",
-    "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
+    "stats": "print the token count, tok/s and time to first token after each reply (stderr)",
     "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
     "save": "save `localq chat` conversations for --continue and --resume",
     "snapshots": "disk space for KV caches that resume long conversations instantly, such as 4GiB; off = none",

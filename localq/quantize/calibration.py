@@ -139,7 +139,7 @@ def _windows(tokenizer: Tokenizer, text: str | ChatFile, size: int) -> list[list
     if found and len(found[-1]) < size:
         found.pop()
     if not found:
-        why = f"{what} has {tokens} tokens, fewer than one window of {size}"
+        why = f"{what} has only {tokens} tokens, less than one {size}-token window"
         raise usage_error(OPTION, why, "Use a longer text.")
     return found
 

@@ -220,7 +220,7 @@ def test_long_texts_are_tokenized_piece_by_piece(source, monkeypatch) -> None:
 
 def test_texts_that_do_not_do(source, tmp_path) -> None:
     files = open_model(Path(source))
-    with pytest.raises(LocalqError, match="tokens, fewer than one window of 256") as caught:
+    with pytest.raises(LocalqError, match="tokens, less than one 256-token window") as caught:
         calibration.token_windows(files, "too short", None)
     assert caught.value.exit_code == ExitCode.USAGE
     (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
