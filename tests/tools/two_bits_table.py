@@ -35,10 +35,10 @@ from localq.cli.verbs.quantize_calibrated import (
     BEST_SEQUENCES,
     BEST_STEPS,
     QUICK_WINDOWS,
-    SCHEMES,
 )
 from localq.cli.verbs.quantize_calibrated import joint_training as training
 from localq.errors import LocalqError
+from localq.files.schemes import VQ2_SCHEMES
 from localq.quantize import by_layer, by_tensor, calibration
 from localq.quantize.model import fold
 from localq.quantize.request import LayerwiseRequest, TensorwiseRequest
@@ -114,10 +114,10 @@ WAYS: dict[str, Way] = {
     "vq2 --quick": ours(),
     "vq2 --best": ours(True, together=True, **BEST),
     "vq2 --quick --bits 2.3": ours(bits=2.3),
-    "vq2 --quick --bits 3": ours(scheme=SCHEMES["3"]),
-    "vq2 --best --bits 3": ours(True, together=True, scheme=SCHEMES["3"], **BEST),
+    "vq2 --quick --bits 3": ours(scheme=VQ2_SCHEMES["3"]),
+    "vq2 --best --bits 3": ours(True, together=True, scheme=VQ2_SCHEMES["3"], **BEST),
     "best, layer by layer": ours(True, **BEST),
-    "best, layer by layer, 3 bits": ours(True, scheme=SCHEMES["3"], **BEST),
+    "best, layer by layer, 3 bits": ours(True, scheme=VQ2_SCHEMES["3"], **BEST),
     "quick, no rotation": ours(patches=unturned),
     "quick, no overlap (2x8)": ours(scheme="s8l8+s8l8"),
     "quick, 1 path": ours(effort=Effort(beam=1)),
