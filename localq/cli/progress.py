@@ -63,7 +63,7 @@ class _Bar:
 
     def close(self) -> None:
         if self._progress is not None:
-            self._progress.stop()
+            _stop(self._progress)
         self._progress, self._task = None, None
 
 
@@ -74,7 +74,15 @@ def _running(progress: Progress) -> Iterator[Progress]:
         progress.start()
         yield progress
     finally:
+        _stop(progress)
+
+
+def _stop(progress: Progress) -> None:
+    """Stop `progress`, also where a Ctrl-C came before rich had all that it removes here."""
+    try:
         progress.stop()
+    except IndexError:  # it hooks itself into the console last, behind hiding the cursor
+        progress.console.show_cursor(True)
 
 
 def _download_progress() -> Progress:

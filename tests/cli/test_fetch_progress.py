@@ -96,3 +96,33 @@ def test_so_do_bench_and_eval(terminal, monkeypatch, capsys, verb):
     assert execute([*verb, "smollm2-135m"]) == 1
     assert "broken off" in capsys.readouterr().err
     assert matches(terminal, SEEN)
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", ["set_live", "show_cursor", "push_render_hook"])
+def test_ctrl_c_at_any_step_of_the_start_is_ctrl_c_and_leaves_the_cursor(terminal, monkeypatch, step, behind):
+    """Of a bar of a download, and of one that runs from the beginning."""
+    known, interrupted = getattr(Console, step), []
+
+    def interrupt(console: Console, *given: object) -> object:
+        found = known(console, *given) if behind or interrupted else None
+        if interrupted:
+            return found
+        interrupted.append(step)
+        raise KeyboardInterrupt
+
+    def fetched() -> None:
+        with progress.fetch_bar("tiny", quiet=False) as show:
+            show("model.safetensors", 1, 2)
+
+    def ran() -> None:
+        with progress.run_bar(3, quiet=False):
+            pass
+
+    for bar in (fetched, ran):
+        interrupted.clear()
+        monkeypatch.setattr(Console, step, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            bar()
+        monkeypatch.setattr(Console, step, known)
+        assert terminal.getvalue().count("\x1b[?25l") <= terminal.getvalue().count("\x1b[?25h")
