@@ -69,7 +69,7 @@ def test_qwen_keeps_earlier_thoughts_as_told(name):
     end = "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert prompt(name, *answered(name)).endswith(f"{USER}{default}{end}")
     if name == "qwen3.5":
-        with pytest.raises(LocalqError, match="always decides which thinking to keep") as caught:
+        with pytest.raises(LocalqError, match="does not support this option") as caught:
             prompt(name, *answered(name), preserve="on")
         assert caught.value.exit_code == ExitCode.USAGE
         return
