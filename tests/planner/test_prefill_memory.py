@@ -26,10 +26,10 @@ SHAPES = (
 )
 
 
-def planned(arch: Architecture, chunk: int | None) -> int:
+def planned(arch: Architecture, chunk: int | None, context: int = CONTEXT) -> int:
     """Bytes that the engine reserves for a pass of a 16-bit model (`Engine._reserve`)."""
     fixed = footprint.fixed_bytes(arch, "bf16", "", None, Placement(), 2)["scratch"]
-    return fixed - footprint.SPARE_BYTES + costs.growths(arch, Placement(), 2, chunk)["scratch"].bytes(CONTEXT)
+    return fixed - footprint.SPARE_BYTES + costs.growths(arch, Placement(), 2, chunk)["scratch"].bytes(context)
 
 
 def fused_attention(q, k, v, attn_mask=None, is_causal=False, scale=None):
@@ -57,15 +57,15 @@ def traced(monkeypatch):
     monkeypatch.setattr(attention, "_with_sinks", with_sinks)
     monkeypatch.setattr(torch.Tensor, "bincount", all_alike)
 
-    def trace(arch: Architecture, chunk: int | None) -> LiveMemory:
+    def trace(arch: Architecture, chunk: int | None, context: int = CONTEXT) -> LiveMemory:
         family = architecture(config := with_layers(config_of(arch), 4 if arch.recurrent_layers else 3))
         with torch.device("meta"):
             model = family.Model(family.Config.from_dict(config)).half().requires_grad_(False)
-        model.make_tables(CONTEXT, "meta")
-        cache = KVCache(model.cache_layout(), CONTEXT, torch.float16, "meta", chunk=chunk)
+        model.make_tables(context, "meta")
+        cache = KVCache(model.cache_layout(), context, torch.float16, "meta", chunk=chunk)
         held = LiveMemory()
         with torch.inference_mode(), held:
-            for first, rows in PASSES:
+            for first, rows in (*PASSES, (context - ROWS, ROWS)):
                 ids, positions = (torch.zeros(rows, dtype=torch.int64, device="meta") for _ in range(2))
                 cache.make_room(first, rows)
                 model(ids, positions, cache, first + rows)
@@ -99,7 +99,19 @@ def test_the_kernels_of_delta_nets_fit_into_what_is_reserved(traced, name, monke
     monkeypatch.setattr(GatedDeltaNet, "has_kernel", lambda net, x: True)
     arch = catalog.find(name).arch
     held, reserved = traced(arch, ROWS), planned(arch, ROWS)
-    assert len(launched) == 3 * len(PASSES)
+    assert len(launched) == 3 * (len(PASSES) + 1)
+    assert held.peak <= reserved
+    block = Block(reserved)
+    block.play(held.events)
+    assert block.missed == 0
+
+
+@pytest.mark.parametrize("context", [4096, 32_768, 262_144])
+@pytest.mark.parametrize("name", ["qwen3.8-27b", "qwen3.6-35b-a3b", "muse-glimmer-30b", "gemma-3-12b"])
+def test_the_last_pass_of_a_long_context_fits_as_that_of_a_short_one(traced, name, context):
+    arch = catalog.find(name).arch
+    context = min(context, arch.max_context)
+    held, reserved = traced(arch, ROWS, context), planned(arch, ROWS, context)
     assert held.peak <= reserved
     block = Block(reserved)
     block.play(held.events)
