@@ -193,7 +193,7 @@ def test_every_format_has_a_line_with_size_speed_and_quality(model, capsys):
     assert "the CPU dequantizes every format" in shown.out.splitlines()[0]
     assert "mxfp4: not measured: not quantized yet (localq quantize" in shown.out
     assert "1 window of 512 tokens" in shown.out
-    assert "perplexity over weights in MB" in shown.err
+    assert "perplexity vs. weights in MB" in shown.err
     assert "bcq q3g128: " in shown.err
 
 
