@@ -6,32 +6,39 @@
 namespace py = pybind11;
 
 namespace localq {
+namespace {
+
+DeltaNet net_of(const py::dict& operands, float eps, int key_heads, int shared) {
+  return {address<const void>(operands, "inputs"),
+          address<const void>(operands, "gates"),
+          address<const void>(operands, "taps"),
+          address<const float>(operands, "rates"),
+          address<const float>(operands, "offsets"),
+          address<const void>(operands, "norm"),
+          address<void>(operands, "columns"),
+          address<float>(operands, "matrix"),
+          address<void>(operands, "out"),
+          eps,
+          key_heads,
+          shared};
+}
+
+}  // namespace
 
 void bind_delta(py::module_& m) {
   m.def(
       "delta_decode",
       [](const py::dict& operands, float eps, float x_eps, int x_kind, int key_heads, int shared, int hidden, int type,
          int device, uintptr_t stream) {
-        const DeltaStep step = {address<const void>(operands, "inputs"),
-                                address<const void>(operands, "gates"),
+        const DeltaStep step = {net_of(operands, eps, key_heads, shared),
                                 address<const void>(operands, "x"),
                                 address<const void>(operands, "x_norm"),
                                 address<const void>(operands, "write"),
                                 address<const void>(operands, "decay"),
-                                address<const void>(operands, "taps"),
-                                address<const float>(operands, "rates"),
-                                address<const float>(operands, "offsets"),
-                                address<const void>(operands, "norm"),
-                                eps,
-                                x_eps,
-                                static_cast<NormKind>(x_kind),
-                                address<void>(operands, "columns"),
-                                address<float>(operands, "matrix"),
                                 address<float>(operands, "heads"),
                                 address<int32_t>(operands, "arrived"),
-                                address<void>(operands, "out"),
-                                key_heads,
-                                shared,
+                                x_eps,
+                                static_cast<NormKind>(x_kind),
                                 hidden};
         delta_decode(step, static_cast<Type>(type), device, stream_of(stream));
       },
@@ -41,21 +48,10 @@ void bind_delta(py::module_& m) {
       "delta_prefill",
       [](const py::dict& operands, float eps, int key_heads, int shared, int tokens, int chunks, int type, int device,
          uintptr_t stream) {
-        const DeltaPass pass = {address<const void>(operands, "inputs"),
-                                address<const void>(operands, "gates"),
+        const DeltaPass pass = {net_of(operands, eps, key_heads, shared),
                                 address<const void>(operands, "write"),
                                 address<const void>(operands, "decay"),
-                                address<const void>(operands, "taps"),
-                                address<const float>(operands, "rates"),
-                                address<const float>(operands, "offsets"),
-                                address<const void>(operands, "norm"),
-                                eps,
-                                address<void>(operands, "columns"),
-                                address<float>(operands, "matrix"),
                                 address<void>(operands, "workspace"),
-                                address<void>(operands, "out"),
-                                key_heads,
-                                shared,
                                 tokens,
                                 chunks};
         delta_prefill(pass, static_cast<Type>(type), device, stream_of(stream));

@@ -13,6 +13,7 @@
 // b and a have no launch of their own: each block of a head multiplies its two rows, which stay in L2 for the others.
 // Before the dependency wait the state and these rows are loaded: no launch writes the rows, and the state was written
 // by the step before this one, which has ended.
+#include "delta/check.h"
 #include "delta/decode_kernel.cuh"
 
 namespace localq {
@@ -30,10 +31,7 @@ void start(const DeltaStep& step, int device, cudaStream_t stream) {
 }  // namespace
 
 void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t stream) {
-  require(type != Type::kFloat32, kOp, "dtype", int(type), "must be float16 or bfloat16");
-  require(step.key_heads >= 1 && step.key_heads <= 1024, kOp, "key_heads", step.key_heads, "must be from 1 to 1024");
-  require(step.shared >= 1 && step.shared <= delta::kMostShared, kOp, "value heads per key head", step.shared,
-          "must be from 1 to 8");
+  delta::check_net(step, type, kOp);
   require_aligned(step.inputs, 2, kOp, "inputs");
   require_aligned(step.gates, 2, kOp, "gates");
   require(step.hidden >= 8 && step.hidden % 8 == 0, kOp, "hidden", step.hidden, "must be a multiple of 8");
@@ -42,9 +40,6 @@ void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t str
   require_aligned(step.x_norm, 16, kOp, "x_norm");
   require_aligned(step.write, 16, kOp, "write");
   require_aligned(step.decay, 16, kOp, "decay");
-  require_aligned(step.taps, 8, kOp, "taps");
-  require_aligned(step.rates, 4, kOp, "rates");
-  require_aligned(step.offsets, 4, kOp, "offsets");
   require_aligned(step.norm, 2, kOp, "norm");
   require_aligned(step.columns, 2, kOp, "columns");
   require_aligned(step.matrix, 16, kOp, "matrix");

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/launch.h"
-#include "delta/delta.h"
+#include "delta/check.h"
 #include "delta/functions.cuh"
 
 namespace localq::delta {

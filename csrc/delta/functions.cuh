@@ -1,4 +1,4 @@
-// Functions and limits that a decode step and a pass of many tokens share.
+// Functions that a decode step and a pass of many tokens share.
 #pragma once
 
 #include "common/rounding.cuh"
@@ -6,7 +6,6 @@
 
 namespace localq::delta {
 
-constexpr int kMostShared = 8;     // value heads per key head
 constexpr float kEpsilon = 1e-6f;  // beside the squared length of q and k
 
 __device__ __forceinline__ float sigmoid(float x) {

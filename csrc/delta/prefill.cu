@@ -25,6 +25,7 @@
 // is the sum of two f32, so that G_i - G_j is right where a head forgot much before j.
 //
 // Bound: instructions and latency of the scan, whose chunks follow each other.
+#include "delta/check.h"
 #include "delta/convolve.cuh"
 #include "delta/gate.cuh"
 #include "delta/prepare.cuh"
@@ -64,19 +65,13 @@ int64_t delta_chunk_bytes(int key_heads, int shared) {
 }
 
 void delta_prefill(const DeltaPass& pass, Type type, int device, cudaStream_t stream) {
-  require(type != Type::kFloat32, kOp, "dtype", int(type), "must be float16 or bfloat16");
-  require(pass.key_heads >= 1 && pass.key_heads <= 1024, kOp, "key_heads", pass.key_heads, "must be from 1 to 1024");
-  require(pass.shared >= 1 && pass.shared <= delta::kMostShared, kOp, "value heads per key head", pass.shared,
-          "must be from 1 to 8");
+  delta::check_net(pass, type, kOp);
   require(pass.tokens >= 1 && pass.tokens <= 1 << 20, kOp, "tokens", pass.tokens, "must be from 1 to 1048576");
   require(pass.chunks >= 1 && pass.chunks <= 1 << 14, kOp, "chunks", pass.chunks, "must be from 1 to 16384");
   require_aligned(pass.inputs, 16, kOp, "inputs");
   require_aligned(pass.gates, 8, kOp, "gates");
   require_aligned(pass.write, 2, kOp, "write");
   require_aligned(pass.decay, 2, kOp, "decay");
-  require_aligned(pass.taps, 8, kOp, "taps");
-  require_aligned(pass.rates, 4, kOp, "rates");
-  require_aligned(pass.offsets, 4, kOp, "offsets");
   require_aligned(pass.norm, 8, kOp, "norm");
   require_aligned(pass.columns, 16, kOp, "columns");
   require_aligned(pass.matrix, 4, kOp, "matrix");

@@ -184,14 +184,21 @@ def _alternative(report: Report, each: FormatCandidate) -> list[tuple[str, str]]
     rows.append(("", f"quality: {_quality(offer)}"))
     if made_by := _made_by(report, each):
         rows.append(("", f"to quantize: {made_by}"))
-        if more := offers.more_bits(offer, report.memory.budget, choose.wishes_of(report.settings)):
-            rows.append(("", f"with --bits {more[0]}: {more[1]:,} tokens"))
+        if more := _more_bits(report, each):
+            rows.append(("", f"with --bits {more['bits']}: {more['ctx']:,} tokens"))
     return rows
 
 
 def _made_by(report: Report, each: FormatCandidate) -> str | None:
     is_made = each.offer.is_calibrated and not each.here
     return offers.making_command(each.offer, report.card) if is_made else None
+
+
+def _more_bits(report: Report, each: FormatCandidate) -> dict[str, Any] | None:
+    if _made_by(report, each) is None:
+        return None
+    found = offers.more_bits(each.offer, report.memory.budget, choose.wishes_of(report.settings))
+    return {"bits": found[0], "ctx": found[1]} if found else None
 
 
 def _rates(report: Report, each: FormatCandidate) -> str:
@@ -269,7 +276,7 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
             {
                 "name": each.offer.name, "format": each.offer.format, "ctx": each.plan.ctx, "tok_s": rounded(each),
                 "path": str(each.here) if each.here else None, "download_bytes": each.offer.download_bytes,
-                "made_by": _made_by(report, each),
+                "made_by": _made_by(report, each), "more_bits": _more_bits(report, each),
             }
             for each in report.alternatives
         ],

@@ -78,10 +78,10 @@ def _running(progress: Progress) -> Iterator[Progress]:
 
 
 def _stop(progress: Progress) -> None:
-    """Stop `progress`, also where a Ctrl-C came before rich had all that it removes here."""
+    """Stop `progress`, even if Ctrl-C interrupted its start."""
     try:
         progress.stop()
-    except IndexError:  # it hooks itself into the console last, behind hiding the cursor
+    except IndexError:  # rich hides the cursor before it adds the hook that it removes here
         progress.console.show_cursor(True)
 
 

@@ -34,7 +34,7 @@ class Checkpoints:
         return sorted(self._copies)
 
     def reserve(self, tokens: int) -> None:
-        """Allocate what `save` at this length takes, while the device works: to pin memory takes 1 s per GB or so."""
+        """Allocate the buffers of a later `save` at this length. Call it while the device is busy: pinning is slow."""
         if self._makes_room(tokens):
             self._spare = [_host_buffer(part) for part in self._cache.passing_parts(tokens)]
 

@@ -261,7 +261,7 @@ class Engine:
     def _prefill(self, reply: ReplyStats, first: int, stop: int, keep: bool) -> None:
         """Run one pass of the prompt, over positions first..stop; the last pass samples the first token.
 
-        keep: a checkpoint is saved behind it.
+        keep: a checkpoint is saved after it.
         """
         part = reply.prompt[first:stop]
         logits = self._pass(part, first)
@@ -287,7 +287,7 @@ class Engine:
 
         Yields progress where the cache is computed again (`_recompute`). A constraint must accept a token before the
         next one is requested. On a GPU the mask after a token is computed while the device runs that token's pass.
-        keep: a checkpoint of the prompt is saved behind the first token; for a reply without a constraint.
+        keep: save a checkpoint of the prompt after the first token; only for a reply without a constraint.
         """
         launched = 1
         token: int | None = None

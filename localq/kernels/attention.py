@@ -173,7 +173,7 @@ def _check_call(
 def _check_options(
     op: str, qkv: Tensor, shape: tuple[int, int], sinks: Tensor | None, base: Tensor | None, gate: Tensor | None
 ) -> None:
-    """ValueError where what a call of `attention_decode` may have is not as it must be. shape: heads, head_dim."""
+    """Raise ValueError for bad optional operands of `attention_decode`. shape: heads, head_dim."""
     for name, operand, dtype, count in (("sinks", sinks, qkv.dtype, shape[0]), ("base", base, torch.int64, 1)):
         if operand is not None:
             check(op, name, operand, qkv.device, (dtype,), count)

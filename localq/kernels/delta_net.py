@@ -94,7 +94,7 @@ def delta_decode(
     T is float16 or bfloat16. The recurrence, b, a and beta are in f32; q, k, v, o and the norm are rounded to T, as in
     the model. The same bits run after run. Works under CUDA graph capture. Memory-bound: `delta_decode_bytes`.
 
-    `columns` and `matrix` are read while the launch before this one may still run: an earlier step has written them.
+    `columns` and `matrix` are read while the previous launch may still run: an earlier step must have written them.
     """
     op, hidden = "delta_decode", x.shape[-1]
     if out is None:
@@ -162,11 +162,6 @@ def delta_decode_bytes(weights: DeltaWeights, hidden: int) -> int:
     return state + rows + weights.channels * 2 * (2 * (TAPS - 1) + TAPS + 1) + weights.value_heads * (4 * DIM + 8)
 
 
-def has_prefill() -> bool:
-    """Whether `delta_prefill` can run: the kernels are built, and not by a version that lacks it."""
-    return kernels.available() and hasattr(kernels.module(), "delta_prefill")
-
-
 def delta_prefill(
     inputs: Tensor,
     gates: Tensor,
@@ -184,8 +179,8 @@ def delta_prefill(
     workspace   u8 [`delta_memory.kernel_bytes`], or a multiple of a chunk's for other groups of chunks; or None
 
     Products take operands in two halves of 16 bit where they are not exact in one, and sum in f32, like the state;
-    o and what follows are rounded as in the model. The same bits run after run, however long a pass is cut at 64
-    tokens. Work: `delta_prefill_flops`; bytes: `delta_prefill_bytes`.
+    o and what follows are rounded as in the model. The same bits run after run, also if a pass is cut at a multiple of
+    64 tokens. Work: `delta_prefill_flops`; bytes: `delta_prefill_bytes`.
     """
     op, tokens, heads = "delta_prefill", inputs.shape[0], weights.value_heads
     if out is None:

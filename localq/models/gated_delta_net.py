@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from localq import kernels
 from localq.files import delta_memory
 from localq.files.delta_memory import CHUNK
 from localq.files.layer_caches import RecurrentState
@@ -129,7 +130,7 @@ class GatedDeltaNet(nn.Module):
         alike = x.dtype in HALF_TYPES and x.dtype == self.conv1d.weight.dtype == self.norm.weight.dtype
         if not (x.is_cuda and alike) or torch.is_grad_enabled():
             return False
-        return delta_net.has_prefill() and not self.shape.why_no_kernel()
+        return kernels.available() and not self.shape.why_no_kernel()
 
     def prefill(self, x: Tensor, state: LayerState) -> Tensor:
         """x [T, hidden] -> what the heads read, normed and gated, [T, value heads * V]; by kernels, as `read`."""

@@ -230,9 +230,9 @@ def _candidate(offer: Offer, budget_bytes: Budget, wishes: Wishes) -> FormatCand
 
 
 def more_bits(offer: Offer, budget_bytes: Budget, wishes: Wishes) -> tuple[str, int] | None:
-    """The most bits per weight, as `quantize --bits` takes them, with which a vq2 leaves a comfortable context, and it.
+    """The highest `quantize --bits` at which a vq2 offer leaves a comfortable context, and that context.
 
-    None where that is the 2 bits of the offer, or another format.
+    None if that is the 2 bits of the offer, and for other formats.
     """
     if offer.format != "vq2" or offer.scheme:
         return None

@@ -198,8 +198,9 @@ class _Child:
         # Ready: the start of Python does not count as rendering time.
         if not _readable(process, time.monotonic() + 30) or _line(process) != b"ready\n":
             process.kill()
-            why = "the rendering process did not start"
-            raise _over_user_limit(process) or LocalqError("chat template", why, "Run `localq doctor`.")
+            with process:  # which closes its pipes
+                why = "the rendering process did not start"
+                raise _over_user_limit(process) or LocalqError("chat template", why, "Run `localq doctor`.")
         return process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class LocalqApp(ChatApp):
         self._set(settings)
 
     def before_terminal_starts(self) -> None:
-        """Exit on signals from now on, by the driver of a terminal."""
+        """Install the signal handlers; the driver calls this before it sets the first terminal mode."""
         signals.install(self.leave, self.reset_terminal)
 
     async def on_mount(self) -> None:

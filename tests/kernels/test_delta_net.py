@@ -14,8 +14,8 @@ from localq.kernels import delta_net, embed
 from localq.kernels.gemv import Norm
 from localq.models.gated_delta_net import DeltaShape, GatedDeltaNet
 from localq.models.layers import LayerState, empty_state
+from tests.support.kernels.delta_emulation import HALF, assert_token_as_in_fp64
 
-HALF = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # relative error of a rounding
 SHAPES = [(1, 1), (4, 8), (16, 1), (16, 2), (16, 3)]  # key heads, and value heads for each
 CUDA = torch.device("cuda")
 
@@ -28,12 +28,7 @@ def test_it_gives_what_fp64_gives(dtype, key_heads, shared):
         case = delta_nets.draw_step(key_heads, shared, dtype, CUDA, seed, hidden)
         workspace = case.workspace()
         for _ in range(5):
-            out, columns, matrix = case.expected()
-            found = case.run(workspace)
-            torch.testing.assert_close(found.double(), out, rtol=4 * HALF[dtype], atol=4 * HALF[dtype])
-            torch.testing.assert_close(case.token.matrix.double(), matrix, rtol=1e-5, atol=4 * HALF[dtype])
-            assert torch.equal(case.token.columns, columns)
-            assert not workspace.arrived.any()
+            assert_token_as_in_fp64(case, workspace, dtype)
 
 
 @pytest.mark.cuda
@@ -231,7 +226,7 @@ def test_the_layer_runs_the_kernels_and_gives_what_torch_gives(dtype, shared, mo
             assert net.has_kernel(x)
             found = net(x, _Pass(states[0]))
             with monkeypatch.context() as patch:
-                patch.setattr(delta_net, "has_prefill", lambda: False)
+                patch.setattr(DeltaShape, "why_no_kernel", lambda _: "torch is wanted")
                 assert not net.has_kernel(x)
                 expected = net(x, _Pass(states[1]))
             _compare("columns", states[0].columns, states[1].columns, 0, dtype)

@@ -7,39 +7,32 @@ others' results are seen by it on a GPU is not.
 from __future__ import annotations
 
 import ctypes
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
-from localq import kernels
 from localq.engine.selftest import checks, delta_nets
 from localq.engine.selftest.compare import Mismatch
 from localq.kernels import delta_net
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels import delta_emulation
+from tests.support.kernels.delta_emulation import FLOAT, HALF, INT, POINTER, Net, assert_token_as_in_fp64
 
-ROOT = Path(__file__).parents[2]
-POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-FIELDS = [  # csrc/delta/delta.h
-    *((name, POINTER) for name in ("inputs", "gates", "x", "x_norm", "write", "decay")),
-    *((name, POINTER) for name in ("taps", "rates", "offsets", "norm")),
-    ("eps", FLOAT), ("x_eps", FLOAT), ("x_kind", INT),
-    *((name, POINTER) for name in ("columns", "matrix", "heads", "arrived", "out")),
-    ("key_heads", INT), ("shared", INT), ("hidden", INT),
-]  # fmt: skip
-STEP = type("DeltaStep", (ctypes.Structure,), {"_fields_": FIELDS})
 SHAPES = [(1, 1), (2, 1), (2, 3), (1, 8)]  # key heads, and value heads for each
 CPU = torch.device("cpu")
-HALF = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # relative error of a rounding
+
+
+class Step(Net):
+    """`DeltaStep` of csrc/delta/delta.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("x", "x_norm", "write", "decay", "heads", "arrived")),
+        ("x_eps", FLOAT), ("x_kind", INT), ("hidden", INT),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/static_shared_on_cpu.h")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder)
-    found = built(folder, "delta_on_cpu.cpp", ["delta/decode.cu"])
+    found = delta_emulation.library(tmp_path_factory.mktemp("library"), "delta_on_cpu.cpp", "delta/decode.cu")
     found.delta_decode_on_cpu.restype = ctypes.c_char_p
     return found
 
@@ -47,16 +40,11 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 @pytest.fixture
 def emulated(library, monkeypatch):
     """The wrapper runs the kernel on the CPU."""
-
-    def launch(*, operands, type, device, stream, **numbers):
-        step = STEP(**operands, **numbers)
-        fault = library.delta_decode_on_cpu(ctypes.byref(step), type)
-        if fault is not None:
-            raise ValueError(fault.decode())
-
-    monkeypatch.setattr(kernels, "module", lambda: type("Module", (), {"delta_decode": staticmethod(launch)}))
-    monkeypatch.setattr(delta_net, "check_cuda", lambda *_: None)
-    monkeypatch.setattr(delta_net, "place", lambda _: {"device": 0, "stream": 0})
+    delta_emulation.install(
+        monkeypatch,
+        "delta_decode",
+        lambda given, type: library.delta_decode_on_cpu(ctypes.byref(Step(**given)), type),
+    )
 
 
 @pytest.mark.usefixtures("emulated")
@@ -68,13 +56,7 @@ def test_tokens_give_what_fp64_gives(dtype, key_heads, shared, hidden, seed):
     case = delta_nets.draw_step(key_heads, shared, dtype, CPU, seed, hidden)
     generator, workspace = torch.Generator().manual_seed(1), case.workspace()
     for _ in range(3):
-        out, columns, matrix = case.expected()
-        found = case.run(workspace)
-        # Three roundings of o, and those of q, k and v, which a sum of f32 may take the other way.
-        torch.testing.assert_close(found.double(), out, rtol=4 * HALF[dtype], atol=4 * HALF[dtype])
-        torch.testing.assert_close(case.token.matrix.double(), matrix, rtol=1e-5, atol=4 * HALF[dtype])
-        assert torch.equal(case.token.columns, columns)
-        assert not workspace.arrived.any()
+        assert_token_as_in_fp64(case, workspace, dtype)
         case.draw(generator)
 
 

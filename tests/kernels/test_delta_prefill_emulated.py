@@ -7,40 +7,33 @@ operands end where memory ends (`guarded_memory`).
 from __future__ import annotations
 
 import ctypes
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from localq import kernels
 from localq.engine.selftest import checks, delta_nets
 from localq.engine.selftest.compare import Mismatch
 from localq.files import delta_memory
-from localq.kernels import delta_net
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels import delta_emulation
+from tests.support.kernels.delta_emulation import HALF, INT, POINTER, Net
 from tests.support.kernels.guarded_memory import guarded
 
-ROOT = Path(__file__).parents[2]
-POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-FIELDS = [  # csrc/delta/delta.h
-    *((name, POINTER) for name in ("inputs", "gates", "write", "decay", "taps", "rates", "offsets", "norm")),
-    ("eps", FLOAT), *((name, POINTER) for name in ("columns", "matrix", "workspace", "out")),
-    *((name, INT) for name in ("key_heads", "shared", "tokens", "chunks")),
-]  # fmt: skip
-PASS = type("DeltaPass", (ctypes.Structure,), {"_fields_": FIELDS})
 CPU = torch.device("cpu")
-HALF = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # relative error of a rounding
 LENGTHS = [2, 63, 64, 65, 130]
+
+
+class Pass(Net):
+    """`DeltaPass` of csrc/delta/delta.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("write", "decay", "workspace")), *((name, INT) for name in ("tokens", "chunks")),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/static_shared_on_cpu.h")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder)
-    found = built(folder, "delta_prefill_on_cpu.cpp", ["delta/prefill.cu"])
+    found = delta_emulation.library(tmp_path_factory.mktemp("library"), "delta_prefill_on_cpu.cpp", "delta/prefill.cu")
     found.delta_prefill_on_cpu.restype = ctypes.c_char_p
     found.delta_chunk_bytes_on_cpu.restype = ctypes.c_int64
     return found
@@ -50,16 +43,11 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 def counts(library, monkeypatch):
     """The wrapper runs the kernels on the CPU, and counts loads of matrices, and conflicts of banks, here."""
     counts = (ctypes.c_int64 * 4)()
-
-    def launch(*, operands, eps, key_heads, shared, tokens, chunks, type, device, stream):
-        step = PASS(**operands, eps=eps, key_heads=key_heads, shared=shared, tokens=tokens, chunks=chunks)
-        fault = library.delta_prefill_on_cpu(ctypes.byref(step), type, counts)
-        if fault is not None:
-            raise ValueError(fault.decode())
-
-    monkeypatch.setattr(kernels, "module", lambda: type("Module", (), {"delta_prefill": staticmethod(launch)}))
-    monkeypatch.setattr(delta_net, "check_cuda", lambda *_: None)
-    monkeypatch.setattr(delta_net, "place", lambda _: {"device": 0, "stream": 0})
+    delta_emulation.install(
+        monkeypatch,
+        "delta_prefill",
+        lambda given, type: library.delta_prefill_on_cpu(ctypes.byref(Pass(**given)), type, counts),
+    )
     return counts
 
 

@@ -104,7 +104,7 @@ def test_of_some_windows_every_file_gives_as_many_as_far_as_it_has_them(source, 
 def test_a_file_of_less_than_a_window_is_named(source, tmp_path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text(json.dumps(said("Hi", "Ho")))
-    with pytest.raises(LocalqError, match=r"few\.jsonl has \d+ tokens, fewer than one window") as caught:
+    with pytest.raises(LocalqError, match=r"few\.jsonl has only \d+ tokens, less than one 48-token window") as caught:
         windows_of(source, TEXT, few)
     assert caught.value.exit_code == ExitCode.USAGE
 

@@ -1,8 +1,8 @@
-"""Shared experts of mixtures on a GPU: the last of the stacks of the routed ones, where all are of one kind.
+"""Shared experts on a GPU: appended to the stacks of the routed experts if they have the same width and format.
 
-The launches of the chosen experts then have them too (`engine.step.fused_experts`), and no weight lies there twice. One
-of another width or format stays an MLP of its own: of files with NF4 that leave it in 16 bit, and in codebooks, where
-its matrices are rotated and those of the others are not.
+The launches of the chosen experts then compute them too (`engine.step.fused_experts`), and no weight is stored twice. A
+shared expert of another width or format stays a separate MLP: in NF4 files that leave it in 16 bit, and in codebooks,
+where its matrices are rotated and those of the routed experts are not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localq.models.layers import ACTIVATIONS, GatedMLP
 
 
 def append(model: Decoder, assignment: Assignment, checkpoint: Checkpoint) -> Assignment:
-    """Make shared experts of `model` (on the meta device) the last of the stacks of their layer, where they can be.
+    """Append the shared experts of `model` (on the meta device) to the stacks of their layers, where possible.
 
     `assignment` is that of `weights.assign`; returns the one for the changed model.
     """
@@ -52,7 +52,7 @@ def append(model: Decoder, assignment: Assignment, checkpoint: Checkpoint) -> As
 
 
 def _is_alike(mixture: SharedExpertMixture) -> bool:
-    """The shared expert computes what the others do, and there is room for it among the chosen ones."""
+    """Whether the shared expert has the shape of the routed ones, and a launch has room for one more."""
     experts, shared = mixture.experts, mixture.shared_expert
     if not isinstance(shared, GatedMLP) or shared.activation is not ACTIVATIONS["silu"] or experts.gate != "silu":
         return False
@@ -72,7 +72,7 @@ def _parameter(path: str, part: str) -> str:
 def _join(
     path: str, leaf: str, experts: Experts, of: Assignment, checkpoint: Checkpoint, transposed: frozenset[str]
 ) -> AnyStack | None:
-    """The stack `leaf` with the matrices of the shared expert behind it; None where they are of another kind."""
+    """The stack `leaf` with the matrices of the shared expert appended; None if their formats differ."""
     target, parts = f"{path}.experts.{leaf}", PARTS[leaf]
     names = [_parameter(path, part) for part in parts]
     dense = tuple(of.dense[name] for name in names if name in of.dense)

@@ -63,9 +63,9 @@ class ExpertStack:
 
 @dataclass(frozen=True)
 class JoinedStack:
-    """A dense stack [experts, out, in] in one tensor, and behind it one more expert in a matrix or two.
+    """A dense stack [experts, out, in] in one tensor, followed by one more expert in one or two matrices.
 
-    name    of the stack in the checkpoint; parts: of the matrices, whose rows lie behind each other
+    name, parts   the stack, and the matrices, in the checkpoint; their rows follow each other
     """
 
     name: str
@@ -79,7 +79,7 @@ class JoinedStack:
         return self.name, *self.parts
 
     def shape(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        """[experts, out, in], the one more among them."""
+        """[experts, out, in], with the appended expert."""
         experts, *of_one = checkpoint.tensors[self.name].shape
         return experts + 1, *of_one
 

@@ -4,9 +4,9 @@
     gate_up   x -> norm -> gated(gate, up) of every chosen expert
     down      + residual; of vq2 what goes into it is rotated first, by the same launch
 
-A shared expert is one more of the chosen where the loader could put it behind the others (`load.shared_experts`). Else
-it is an MLP of its own: its gate comes from the router all the same, and its down, as the only expert of a stack, adds
-it to x by that weight.
+If the loader could append a shared expert to the stacks (`load.shared_experts`), it is one more chosen expert.
+Otherwise it is a separate MLP: the router still computes its gate, and its down projection, as a stack of one expert,
+adds its output to x with that weight.
 
 A graph of them stays the same whatever is chosen. Their bytes are those of the chosen experts alone.
 """
@@ -46,7 +46,7 @@ def stack_of(part: nn.Parameter | PackedStack) -> stacks.Stack | None:
 
 
 def stack_of_one(linear: nn.Module, dtype: torch.dtype) -> stacks.Stack | None:
-    """The matrix of a Linear without a bias as the only one of a stack; None where no kernel reads that so."""
+    """The matrix of a Linear without a bias as a stack of one; None if no kernel can read it."""
     found: stacks.Stack | None = None
     if getattr(linear, "bias", None) is not None:
         return None
@@ -116,7 +116,7 @@ def _signs(part: nn.Parameter | PackedStack) -> tuple[Tensor | None, bool]:
 class ExpertLaunches:
     """What the mixtures of all layers share: buffers, allocated at once, and how their launches are made.
 
-    weights, chosen   of the chosen experts, and behind them of a shared one
+    weights, chosen   of the chosen experts, followed by a shared one
     """
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, shared: bool = False) -> None:

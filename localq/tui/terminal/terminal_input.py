@@ -158,7 +158,7 @@ class TerminalDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         """As Textual's, with our handler of resizes: Textual's can post an older size last, when interrupted.
 
-        A signal from here on must end the app by its loop: raised in here, it would leave modes that nobody resets.
+        From here on a signal ends the app through its loop: an exception in here would leave terminal modes set.
         """
         self._before_start()
         super().start_application_mode()  # type: ignore[no-untyped-call]
