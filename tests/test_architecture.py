@@ -22,6 +22,7 @@ KERNEL_FOLDERS = {  # of csrc, and what each includes besides its own files
     "rows": ("common",),
     "nf4": ("common",),
     "int4": ("common",),
+    "gguf": ("common",),
     "rowlut": ("common", "rows"),
     "lookup": ("common",),
     "gather": ("common", "rows"),

@@ -14,8 +14,8 @@ PACKAGES = {
     "worker",
 }  # fmt: skip
 FAMILIES = {
-    "attention", "bcq", "common", "delta", "experts", "gather", "int4", "lookup", "nf4", "rowlut", "rows", "search",
-    "step",
+    "attention", "bcq", "common", "delta", "experts", "gather", "gguf", "int4", "lookup", "nf4", "rowlut", "rows",
+    "search", "step",
 }  # fmt: skip
 # Class names of a contract: four of a format or architecture, and a message of two Textual widgets with one meaning
 CONTRACT_CLASSES = {"Chosen", "Config", "Linear", "Model", "Packed"}

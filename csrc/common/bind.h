@@ -31,6 +31,7 @@ void bind_nf4(pybind11::module_& m);
 void bind_dense(pybind11::module_& m);
 void bind_experts(pybind11::module_& m);
 void bind_gather(pybind11::module_& m);
+void bind_gguf(pybind11::module_& m);
 void bind_int4(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
 void bind_delta(pybind11::module_& m);

@@ -16,6 +16,7 @@ PYBIND11_MODULE(_C, m) {
   localq::bind_dense(m);
   localq::bind_experts(m);
   localq::bind_gather(m);
+  localq::bind_gguf(m);
   localq::bind_int4(m);
   localq::bind_attention(m);
   localq::bind_delta(m);

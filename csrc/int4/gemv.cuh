@@ -1,7 +1,7 @@
-// int4_gemv: the split of a launch into blocks and warps, and the sum of the warps' partial sums.
+// int4_gemv: what a launch reads.
 #pragma once
 
-#include "common/gemv.cuh"
+#include "common/tile_shares.cuh"
 #include "int4/layout.cuh"
 
 namespace localq::int4 {
@@ -37,101 +37,7 @@ struct Arguments {
   int rows;
   uint32_t row_bits;  // log2 of rows, rounded up
   bool scales_bf16;
+  static constexpr uint32_t warps = kWarps;
 };
-
-// Floats of all partial sums of a block.
-__host__ __device__ __forceinline__ uint32_t share_floats(const Arguments& p) {
-  return (p.most_tiles + kWarps) * kTile * p.rows;
-}
-
-// The tiles of a block: those of units unit .. unit + tiles / parts - 1. Items are chunks of tiles in memory order;
-// each warp has a contiguous run.
-struct Work {
-  uint32_t unit, tiles, chunks;
-
-  __device__ __forceinline__ uint32_t begin(uint32_t warp) const {
-    return tiles * chunks * warp / kWarps;
-  }
-};
-
-__device__ __forceinline__ Work work_of(const Arguments& p) {
-  const uint32_t units = p.units_each + (blockIdx.x < p.units_more ? 1 : 0);
-  return {blockIdx.x * p.units_each + min(blockIdx.x, p.units_more), units * p.parts, p.chunks};
-}
-
-// The warps that have the first and the last item of a tile.
-struct Owners {
-  uint16_t first, last;
-};
-
-// Partial sums of a block: shares [tiles + kWarps][kTile][rows], where slot tile + warp is unique to a warp and a tile,
-// and owners [tiles].
-struct Shares {
-  float* sums;
-  Owners* owners;
-};
-
-// The matrix of tile `tile` of the block, and the tile's number there.
-__device__ __forceinline__ const Segment& place_of(const Arguments& p, uint32_t unit, uint32_t& tile) {
-  if (p.parts == 2) {
-    const uint32_t part = tile % 2;
-    tile = unit + tile / 2;
-    return p.segment[part];
-  }
-  tile += unit;
-  uint32_t segment = 0;
-  while (tile >= p.segment[segment].tiles) tile -= p.segment[segment++].tiles;
-  return p.segment[segment];
-}
-
-// Stores the warp's partial sums of a tile.
-__device__ __forceinline__ void leave_share(const Shares& shares, float (&sum)[4], uint32_t tile, int rows) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, slot = tile + threadIdx.x / 32;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = 2 * t + i % 2;
-    if (row < rows) shares.sums[(slot * kTile + g + i / 2 * 8) * rows + row] = sum[i];
-    sum[i] = 0.f;
-  }
-}
-
-// Adds the partial sums of row `r` of a tile in column order.
-__device__ __forceinline__ float sum_shares(const Shares& shares, uint32_t tile, uint32_t r, int row, int rows) {
-  const Owners owners = shares.owners[tile];
-  float sum = 0.f;
-  for (uint32_t warp = owners.first; warp <= owners.last; ++warp) {
-    sum += shares.sums[((tile + warp) * kTile + r) * rows + row];
-  }
-  return sum;
-}
-
-template <typename T>
-__device__ __forceinline__ void write_result(const Arguments& p, const Segment& w, uint32_t o, int row, float value,
-                                             float up, void* y) {
-  if (w.bias != nullptr) value += to_float(static_cast<const T*>(w.bias)[o]);
-  const uint64_t at = uint64_t(row) * p.y_width + w.y_begin + o;
-  if (p.extras.activation != Activation::kNone) {
-    const void* bias = p.segment[1].bias;
-    if (bias != nullptr) up += to_float(static_cast<const T*>(bias)[o]);
-    value = activate(value, p.extras.activation) * up;
-  }
-  write_value<T>(p.extras, at, value, y);
-}
-
-template <typename T>
-__device__ __forceinline__ void write_tiles(const Arguments& p, const Shares& shares, const Work& work, void* y) {
-  const uint32_t units = work.tiles / p.parts;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < units * kTile << p.row_bits; i += kThreads) {  // shifts instead of slow divisions
-    const uint32_t r = i % kTile, row = i / kTile & ((1u << p.row_bits) - 1),
-                   tile = (i / kTile >> p.row_bits) * p.parts;
-    if (row >= uint32_t(p.rows)) continue;
-    uint32_t number = tile;
-    const Segment& w = place_of(p, work.unit, number);
-    const float sum = sum_shares(shares, tile, r, row, p.rows);
-    const float up = p.parts == 2 ? sum_shares(shares, tile + 1, r, row, p.rows) : 0.f;
-    write_result<T>(p, w, number * kTile + r, row, sum, up, y);
-  }
-}
 
 }  // namespace localq::int4

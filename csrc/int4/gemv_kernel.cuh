@@ -167,8 +167,8 @@ __device__ __forceinline__ void sum_item(float (&sum)[4], uint4 (&ring)[kChunk],
 template <typename T, int kGroup>
 __device__ __forceinline__ void sum_run(const Arguments& p, const Shares& shares, const XSource& x, const Work& work,
                                         Item item, uint4 (&ring)[kChunk], Stored<kGroup>& stored) {
-  const uint32_t warp = threadIdx.x / 32, at = work.begin(warp);
-  uint32_t left = work.begin(warp + 1) - at, tile = at / p.chunks;
+  const uint32_t warp = threadIdx.x / 32, at = begin_of(p, work, warp);
+  uint32_t left = begin_of(p, work, warp + 1) - at, tile = at / p.chunks;
   float sum[4] = {};
   uint32_t b[kAhead<kGroup>][8] = {};
   if (left == 0) leave_share(shares, sum, tile, p.rows);
@@ -235,9 +235,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Shares shares = {scratch + kWarps, reinterpret_cast<Owners*>(scratch + kWarps + share_floats(p))};
   uint8_t* const staged = reinterpret_cast<uint8_t*>(shares.owners + (p.most_tiles + 3) / 4 * 4);
   const Work work = work_of(p);
-  const uint32_t warp = threadIdx.x / 32, at = work.begin(warp);
+  const uint32_t warp = threadIdx.x / 32, at = begin_of(p, work, warp);
   Item item = {};
-  if (at < work.begin(warp + 1)) item = item_at(p, work.unit, at / p.chunks, at % p.chunks);
+  if (at < begin_of(p, work, warp + 1)) item = item_at(p, work.unit, at / p.chunks, at % p.chunks);
   uint4 ring[kChunk] = {};
   Stored<kGroup> stored = {};
   load_stored(stored, p, item);

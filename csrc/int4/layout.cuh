@@ -16,10 +16,11 @@
 
 #include "common/mma.cuh"
 #include "common/shared_memory.cuh"
+#include "common/tile_shares.cuh"
 
 namespace localq::int4 {
 
-constexpr int kTile = 16;         // rows of a tile
+constexpr int kTile = kTileRows;  // rows of a tile
 constexpr int kBlock = 64;        // columns of a block
 constexpr int kBlockBytes = 512;  // codes of a block of a tile
 

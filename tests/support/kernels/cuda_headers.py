@@ -19,6 +19,7 @@ MACHINE = {  # of csrc, and what of tests/support stands in for it
     "bcq/intrinsics.cuh": "bcq_machine_on_cpu.cuh",
     "delta/intrinsics.cuh": "delta_machine_on_cpu.cuh",
     "gather/intrinsics.cuh": "gather_machine_on_cpu.cuh",
+    "gguf/intrinsics.cuh": "gguf_machine_on_cpu.cuh",
     "nf4/intrinsics.cuh": "nf4_machine_on_cpu.cuh",
     "common/exchange.cuh": "exchange_machine_on_cpu.cuh",
     "common/block_loads.cuh": "block_machine_on_cpu.cuh",
