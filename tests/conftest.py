@@ -19,6 +19,7 @@ import pytest
 def pytest_configure() -> None:
     _default_signals()
     os.environ["LOCALQ_DTYPE"] = "float32"  # every processor gives the same tokens, also in child processes
+    os.environ["OLLAMA_MODELS"] = os.devnull  # this machine's models are no part of a test
 
 
 def pytest_collection_finish() -> None:

@@ -104,7 +104,8 @@ def open_session(
                 choose(choice)
             except LocalqError as error:  # a setting for all models need not suit each
                 watcher.say(str(error))
-        session.record.model = str(target.path.absolute()) if target.path is not None else target.name
+        own_path = None if target.store else target.path
+        session.record.model = target.name if own_path is None else str(own_path.absolute())
         yield OpenSession(session, client)
     finally:
         client.close()

@@ -62,7 +62,9 @@ def _choices(name: str) -> Callable[[str], list[str]]:
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL", help="Name, NAME@FORMAT, ORG/REPO, folder or .gguf file.", autocompletion=complete_names
+        metavar="MODEL",
+        help="Name, NAME@FORMAT, ORG/REPO[:TAG], folder, .gguf (`help names`).",
+        autocompletion=complete_names,
     ),
 ]
 ModelOption = Annotated[

@@ -46,7 +46,7 @@ from localq.engine.load.load import LoadedModel
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.json_files import inside, parse_object
 from localq.files.model_folder import ModelFiles
-from localq.files.safetensors_headers import INDEX_NAME, shard_paths
+from localq.files.safetensors_headers import INDEX_NAME
 
 NUMERICS = 1  # raise it when the same ids give other bits of keys and values
 VERSION, MAGIC = 2, b"localqKV"
@@ -60,10 +60,8 @@ def weights_id(files: ModelFiles) -> str:
 
     Call before the files are read: a change in the meantime then never matches.
     """
-    paths = [files.path]
-    if files.kind != "gguf":
-        small = (inside(files.path, name) for name in ("config.json", INDEX_NAME))
-        paths = [*filter(None, small), *shard_paths(files.path).values()]
+    small = () if files.kind == "gguf" else (inside(files.path, name) for name in ("config.json", INDEX_NAME))
+    paths = [*filter(None, small), *files.weight_paths]
     stats = [(str(disk.resolve(path)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return hashlib.sha256(repr(stats).encode("utf-8", "surrogateescape")).hexdigest()
 

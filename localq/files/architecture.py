@@ -67,6 +67,8 @@ class Architecture:
     delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim   its heads, which share keys, and their widths
     delta_kernel         tokens that its convolution sees
     qkv_bias, output_bias, mlp_bias   biases of q, k and v; the attention output; the MLP projections
+    stored_head          bytes of the output head in the format of the files, where they store it quantized and a GPU
+                         keeps it so (GGUF); 0 = it is in 16 bit
     thinks               replies may begin with a thought, which takes context; not part of the shape, so shapes that
                          differ in it are equal
     windowed             which layers are windowed, as config.json states it; (): those that are usual for the model
@@ -101,6 +103,7 @@ class Architecture:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    stored_head: int = 0
     thinks: bool = field(default=False, compare=False)
     windowed: tuple[bool, ...] = field(default=(), compare=False)
     recurrent: tuple[bool, ...] = field(default=(), compare=False)

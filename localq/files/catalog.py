@@ -5,12 +5,14 @@ A name is, in this order:
 1. a catalogue name or alias, in any case, with or without `@FORMAT` (or `:FORMAT`):
    `llama-3.1-8b`, `llama3.1:8b`, `llama-3.1-8b@nf4`;
 2. a local path, if it looks like one (`./x`, `../x`, `/x`, `~/x`, `x/`, `x.gguf`, `x.safetensors`) or exists;
-3. a hub repository: `org/repo`, `org/repo@REVISION`, with or without `hf.co/` or `https://huggingface.co/` before it;
-4. the name of a model quantized here that the catalogue has no more, as `localq ls` lists it.
+3. a GGUF model of another program, as `localq ls` lists it: `ollama/NAME:TAG`, `lm-studio/PUBLISHER/REPO/FILE`;
+4. a hub repository: `org/repo`, `org/repo@REVISION`, with or without `hf.co/` or `https://huggingface.co/` before it;
+   one GGUF model of it: `org/repo:TAG`, `org/repo/FILE.gguf`, `org/repo@REVISION:TAG`, or the address of the file;
+5. the name of a model quantized here that the catalogue has no more, as `localq ls` lists it.
 
 So a folder with the name of a model is written `./folder`, and a repository with the name of a path `hf.co/org/repo`.
-The name of an existing file, folder or link never leaves this machine. After a repository, `@` begins a revision, never
-a format.
+The name of an existing file, folder or link never leaves this machine, and neither does that of a .gguf file in a
+folder that exists. After a repository, `@` begins a revision and `:` a GGUF model (`:latest`: none), never a format.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 
 from localq import disk, gpus, places
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import catalog_file, format_facts
+from localq.files import catalog_file, format_facts, gguf_choice
 from localq.files.architecture import Architecture
 from localq.files.catalog_file import ModelEntry, Source
 
@@ -31,6 +33,13 @@ __all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catal
 
 _HUB_PREFIX = re.compile(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/+", re.IGNORECASE)
 _REPO = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
+_REPO_NAME = re.compile(  # and a GGUF model of it: a tag or file name after a colon, or a file after a slash
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^:]+))?"
+    r"(:(?P<choice>\w[\w.-]*(/\w[\w.-]*)?)|/(?P<file>(\w[\w.-]*/)?\w[\w.-]*\.gguf))?",
+    re.ASCII | re.IGNORECASE,
+)
+_ADDRESS = re.compile(r"(?P<repo>[^/]+/[^/]+)/(?P<kind>tree|blob|resolve)/(?P<revision>[^/]+)(/(?P<file>.+))?")
+_STORES = ("ollama", "lm-studio")  # first words of names, as in `other_stores`
 _SIZE = re.compile(r"(?<![0-9.])\d+(?:\.\d+)?[bm](?![a-z0-9])")
 
 
@@ -42,6 +51,8 @@ class Target:
     kind      "catalogue", "repo", "folder" or "gguf"
     entry     the entry of the catalogue, if any
     format    the requested format, or the entry's default; None if only the files state it
+    choice    tag or file name of a GGUF model of `repo` (`gguf_choice`); empty: none is named
+    store     the program whose file `path` is (`other_stores`); empty for the user's own
     source    the published weights; None if they are quantized here, and for folders, files and other repositories
     base      the full-precision source to quantize from, if there is no `source`
     path      the folder or .gguf file
@@ -57,6 +68,8 @@ class Target:
     path: Path | None = None
     repo: str | None = None
     revision: str | None = None
+    choice: str = ""
+    store: str = ""
 
 
 @functools.cache
@@ -116,6 +129,8 @@ def _resolve(name: str) -> Target:
             path = _local_path(name)
             if path is not None:
                 return _path_target(path)
+            if (stored := _store_target(name)) is not None:
+                return stored
         except (OSError, RuntimeError, ValueError) as error:  # too long, ~ of an unknown user, or a NUL
             why = f"not a valid path ({str(error)[:60]})"
             raise LocalqError(name[:80], why, "Check the name.", ExitCode.UNKNOWN_MODEL) from error
@@ -191,9 +206,26 @@ def _local_path(name: str) -> Path | None:
     """The path that `name` means by its form or because something of this name exists; None otherwise."""
     path = places.expand(name)
     looks = name.startswith(("./", "../", "/", "~")) or name in (".", "..") or name.endswith("/")
-    if looks or name.casefold().endswith((".gguf", ".safetensors")) or os.path.lexists(path):
+    if looks or os.path.lexists(path):
         return path
-    return None
+    if not name.casefold().endswith((".gguf", ".safetensors")):
+        return None
+    hub_file = _REPO_NAME.fullmatch(name)
+    is_choice = hub_file is not None and bool(hub_file["choice"] or hub_file["file"])
+    elsewhere = is_choice or name.partition("/")[0].casefold() in _STORES
+    return None if elsewhere and not os.path.lexists(path.parts[0]) else path
+
+
+def _store_target(name: str) -> Target | None:
+    """The model of another program that `name` means by its form. Raises LocalqError as `other_stores.find`."""
+    if name.partition("/")[0].casefold() not in _STORES:
+        return None
+    from localq.files import other_stores  # start-up cost: only these names need them
+
+    if not other_stores.store_of(name):
+        return None
+    found = other_stores.find(name)
+    return Target(found.name, "gguf", format="gguf", path=found.path, store=found.store)
 
 
 def _made_here(name: str) -> Path | None:
@@ -211,17 +243,35 @@ def _path_target(path: Path) -> Target:
         return Target(path.name, "gguf", format="gguf", path=path)
     if path.is_dir():
         return Target(disk.resolve(path).name, "folder", path=path)
-    from localq.files.model_folder import no_model_error  # start-up cost: only a wrong path needs it
+    from localq.files import model_folder  # start-up cost: only other files and wrong paths need it
 
-    raise no_model_error(path)
+    if model_folder.is_gguf(path):
+        return Target(path.name, "gguf", format="gguf", path=path)
+    raise model_folder.no_model_error(path)
+
+
+def _plain_name(hub_name: str) -> str:
+    """The name of a repository, or of a file in it, from the address that a browser shows."""
+    hub_name = hub_name.partition("?")[0].rstrip("/")
+    address = _ADDRESS.fullmatch(hub_name)
+    if address is None:
+        return hub_name
+    if address["kind"] == "tree":
+        return f"{address['repo']}@{hub_name.partition('/tree/')[2]}"
+    revision = "" if address["revision"] == "main" else f"@{address['revision']}"
+    return f"{address['repo']}{revision}:{address['file'] or ''}"
 
 
 def _repo_target(name: str, hub_name: str) -> Target:
-    hub_name = hub_name.partition("?")[0].rstrip("/").replace("/tree/", "@", 1)
-    repo, _, revision = hub_name.partition("@")
-    if not _REPO.match(repo) or (not revision and "@" in hub_name):
-        why = "not a known model, path or hub repository"
-        raise LocalqError(name, why, "Write ORG/REPO or ORG/REPO@REVISION.", ExitCode.UNKNOWN_MODEL)
+    found = _REPO_NAME.fullmatch(_plain_name(hub_name))
+    if found is None:
+        why, step = "not a known model, path or hub repository", "Write ORG/REPO, ORG/REPO@REVISION or ORG/REPO:TAG."
+        raise LocalqError(name, why, step, ExitCode.UNKNOWN_MODEL)
+    repo, revision = found["repo"], found["revision"] or ""
+    choice = gguf_choice.canonical(found["choice"] or found["file"] or "")
+    if choice:
+        shown = gguf_choice.name_of(repo, revision or None, choice)
+        return Target(shown, "repo", format="gguf", repo=repo, revision=revision or None, choice=choice)
     for entry in load_catalogue():
         for source in entry.sources:
             if source.repo.casefold() == repo.casefold() and revision in ("", source.revision):

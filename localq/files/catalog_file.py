@@ -31,6 +31,7 @@ class Source:
     scheme    the variant where a format has several: "1x16g8" (AQLM), "v8-k65536-0" (VPTQ), "s4l16" (vq2), "g64" (AWQ)
     files     files to download; empty = all that localq reads (`hub.fetch`)
     sha256    file -> hex digest, where known
+    choice    tag or file name of a GGUF model of the repository (`gguf_choice`); not a key of a catalogue file
     bytes     download size, 0 = unknown
     gated     needs a token and an accepted licence
     verified  repo, revision, files and size were checked against the hub or the package index
@@ -42,6 +43,7 @@ class Source:
     revision: str = "main"
     scheme: str = ""
     files: tuple[str, ...] = ()
+    choice: str = ""
     sha256: dict[str, str] = dataclasses.field(default_factory=dict, hash=False)
     bytes: int = 0
     licence: str = ""
@@ -241,7 +243,7 @@ _ARCH_KEYS = {
     each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Architecture) if each.name not in _ORDERS
 }
 _ARCH_REQUIRED = tuple(each.name for each in dataclasses.fields(Architecture) if each.default is dataclasses.MISSING)
-_SOURCE_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Source)}
+_SOURCE_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Source) if each.name != "choice"}
 _MODEL_KEYS: dict[str, type] = {
     "name": str, "title": str, "aliases": list, "default_format": str, "base_format": str, "licence": str,
     "family": str, "year": int, "score": int, "estimated": bool, "base": bool,

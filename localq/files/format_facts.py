@@ -267,7 +267,14 @@ _RECORDS = (
     Format("awq", format_sizes.awq, "awq", **_INT4),
     Format("gptq", format_sizes.gptq, "gptq", copies_inputs=True, **_INT4),
     Format("fp8", format_sizes.fp8, imported=True, experts="together", speed_key=_key("16 bit")),
-    Format("gguf", imported=True, experts="no", **_PLAIN),
+    Format(
+        "gguf",
+        format_sizes.gguf,
+        "gguf",
+        random_scheme="Q4_K",
+        unpack_bytes=64 * MIB,
+        speed_key=_key("int4"),  # not measured: the kernel that is built alike
+    ),
 )
 FORMATS: dict[str, Format] = {each.name: each for each in _RECORDS}
 
@@ -334,7 +341,8 @@ def stacks_shared(arch: Architecture, format: str) -> bool:
 def why_unsupported(arch: Architecture, format: str) -> str | None:
     """Why localq does not run models of this shape in `format`, in a few words; None if it does."""
     own = of(format)
-    if arch.traits.interleaved_experts and not (own.full_precision or own.experts_only or own.keeps_experts):
+    reads = own.full_precision or own.experts_only or own.keeps_experts or own.name == "gguf"
+    if arch.traits.interleaved_experts and not reads:
         if own.made_from == "text":
             return f"{NO_SEARCH_OF_EXPERTS} ({format})"
         return f"experts of {arch.model_type.replace('_', '-')} are supported in 16-bit and MXFP4 only, not in {format}"

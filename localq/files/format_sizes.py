@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from localq.files.architecture import Linears
+from localq.files.gguf.block_types import BLOCK_TYPES
 from localq.files.schemes import (
     MIX,
     aqlm_scheme,
@@ -86,6 +87,14 @@ def awq(linear: Linears, scheme: str) -> int:
 def gptq(linear: Linears, scheme: str) -> int:
     """As `awq`, and a u16 per column."""
     return awq(linear, scheme) + 2 * linear.columns
+
+
+def gguf(linear: Linears, scheme: str) -> int:
+    """Blocks of the type `scheme`, or of so many bits on average ("mix4.85"); 16 bits where nothing is known."""
+    if (bits := mixed_bits(scheme)) is not None:
+        return math.ceil(linear.rows * linear.columns * bits / 8)
+    kind = next((each for each in BLOCK_TYPES.values() if each.name == scheme), None)
+    return plain(linear, "") if kind is None else linear.rows * linear.columns // kind.values * kind.bytes
 
 
 def aqlm(linear: Linears, scheme: str) -> int:

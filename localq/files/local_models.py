@@ -1,8 +1,9 @@
 """The models on this machine: names, formats and sizes (their removal: `removal`).
 
-Three places: repositories in the Hugging Face cache with weights that localq reads (downloaded by any tool), unpacked
-embedded models, and models quantized here. Listing reads only folders, without network or hub client. In a cache that
-users share, a repository that this user may not read is told apart from the others, which are listed. Torch-free.
+Four places: repositories in the Hugging Face cache with weights that localq reads (downloaded by any tool), unpacked
+embedded models, models quantized here, and GGUF models of other programs (`other_stores`). Listing reads only folders,
+without network or hub client. What this user may not read, or is damaged, is told apart from the others, which are
+listed. Torch-free.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TypeVar, TypeVarTuple
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import catalog, quantization_files, stored_format
+from localq.files import catalog, gguf_choice, other_stores, quantization_files, stored_format
+from localq.files.gguf_choice import GgufChoice
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
@@ -34,11 +36,13 @@ Found = TypeVar("Found")
 class LocalModel:
     """One model on the disk.
 
-    name       the catalogue's name, else org/repo, or org/repo@COMMIT for a revision without a branch
+    name       the catalogue's name, else org/repo, or org/repo@COMMIT for a revision without a branch; with `:TAG` or
+               `/FILE` for a GGUF model; of another program as in `other_stores`
     format     a name of `format_facts.FORMATS`, or that of its config.json
-    path       the folder or file; the repository's folder for a download of which nothing is usable yet
+    path       the folder or file, of a model in parts the first; the repository's folder for a download of which
+               nothing is usable yet
     bytes      on the disk, of all its files; links followed, shared content of one model counted once
-    where      "hub", "embedded" or "quantized"
+    where      "hub", "embedded", "quantized", or the program whose file it is: "ollama", "lm-studio"
     complete   it can be loaded
     last_used  access time in seconds since 1970, 0 without a file
     shared     another tool put some of its files into the Hugging Face cache, and may use them
@@ -58,7 +62,7 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A model or a folder of models that cannot be read: its repository or folder, and the error (exit 9)."""
+    """A model or a folder of models that cannot be read: its name, repository or folder, and the error."""
 
     name: str
     error: LocalqError
@@ -72,8 +76,8 @@ class Inventory:
     unreadable: list[Unreadable]
 
 
-def inventory() -> Inventory:
-    """What is on this machine."""
+def inventory(*, others: bool = True) -> Inventory:
+    """What is on this machine; others: also the models of other programs."""
     unreadable: list[Unreadable] = []
     cache, embedded, quantized = places.hub_cache(), places.embedded_dir(), places.quantized_dir()
     folders = dict(_look(unreadable, "Hugging Face cache", cache, lambda: hub_cache.repos().items()))
@@ -85,6 +89,7 @@ def inventory() -> Inventory:
     found += _look(unreadable, "embedded models", embedded, _embedded_models)
     for folder in _look(unreadable, "quantized models", quantized, hub_cache.children, quantized):
         found += _look(unreadable, folder.name, folder, _quantized_model, folder)
+    found += _of_other_programs(unreadable) if others else ()
     return Inventory(sorted(found, key=lambda each: (-each.last_used, each.name)), unreadable)
 
 
@@ -102,9 +107,9 @@ def _look(
         return []
 
 
-def list_local() -> list[LocalModel]:
-    """Every model on this machine that can be read, the most recently used first."""
-    return inventory().models
+def list_local(*, others: bool = True) -> list[LocalModel]:
+    """Every model on this machine that can be read, the most recently used first; others: as for `inventory`."""
+    return inventory(others=others).models
 
 
 def matching(name: str) -> list[LocalModel]:
@@ -122,7 +127,7 @@ def matching(name: str) -> list[LocalModel]:
     if name.strip().casefold() in closed:
         raise closed[name.strip().casefold()].error
     target = catalog.resolve(name)
-    if target.path is not None:
+    if target.path is not None and not target.store:
         why = "this is a path, not the name of a model in the Hugging Face cache or in localq's folders"
         raise usage_error(name, why, "Use a name from `localq ls`, or delete the files with other tools.")
     found = [each for each in models if _means(target, each)]
@@ -137,14 +142,25 @@ def matching(name: str) -> list[LocalModel]:
 
 def _means(target: catalog.Target, model: LocalModel) -> bool:
     source = target.source
+    if target.store:
+        return model.where == target.store and model.name == target.name
     if source is not None and source.kind == "pypi":
         return model.where == "embedded" and model.path.name == PurePosixPath(source.member).name
     if target.kind == "repo" and target.repo is not None:
         pinned = target.revision if source is None else None
-        return _same_repo(model, target.repo, pinned)
+        return _same_repo(model, target.repo, pinned) and (not target.choice or _is_choice(model, target.choice))
     if source is not None:
         return _same_repo(model, source.repo, source.revision)
     return model.where == "quantized" and model.name == target.name
+
+
+def _is_choice(model: LocalModel, choice: str) -> bool:
+    """Whether a GGUF model of a repository is the one of this tag or file name."""
+    folder = hub_cache.snapshot_of(model.path)
+    if folder is None or model.format != "gguf":
+        return False
+    names = [path.relative_to(folder).as_posix() for path in gguf_choice.parts_of(model.path)]
+    return any(gguf_choice.means(choice, each) for each in gguf_choice.choices(names, incomplete=True))
 
 
 def _same_repo(model: LocalModel, repo: str, revision: str | None) -> bool:
@@ -188,12 +204,14 @@ def _of_revision(revision: Revision, cut_off: bool, alone: bool) -> list[LocalMo
     stats = list(hub_cache.content(folder))
     used = max((each.st_atime for each in stats), default=0.0)
     rows = []
-    for path in hub_cache.gguf_files(folder):
+    for each in gguf_choice.choices(hub_cache.gguf_names(folder), incomplete=True):
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            stat, along = path.stat(), files_along(path) or []
-            name, size = _hub_name(revision, alone, path.name), sum(each.stat().st_size for each in (path, *along))
-            shared = any(_is_shared(store, revision.repo, each) for each in (path, *along))
-            rows.append(LocalModel(name, "gguf", path, size, "hub", True, stat.st_atime, *of, shared))
+            path = folder / each.files[0]
+            stat, files = path.stat(), [*gguf_choice.parts_of(path), *(files_along(path) or ())]
+            name, size = _gguf_name(revision, alone, each), sum(file.stat().st_size for file in files)
+            shared = any(_is_shared(store, revision.repo, file) for file in files)
+            whole = gguf_choice.is_whole(each.files)
+            rows.append(LocalModel(name, "gguf", path, size, "hub", whole, stat.st_atime, *of, shared))
     complete = hub_cache.is_complete(folder)
     # Tokenizer and some shards without the rest: an interrupted download, or another kind of model.
     names = {path.name for path in hub_cache.children(folder)}
@@ -215,14 +233,25 @@ def _is_shared(store: Store, repo: str, path: Path) -> bool:
 
 
 def files_along(path: Path) -> list[Path] | None:
-    """The small files next to the .gguf file of a snapshot; None if the snapshot has other files too."""
-    if not hub_cache.COMMIT.fullmatch(path.parent.name):
+    """The small files next to the GGUF model of a snapshot; None if the snapshot has other files too."""
+    folder = hub_cache.snapshot_of(path)
+    if folder is None:
         return []  # a folder, or a file elsewhere
-    from localq.files.hub import fetch as hub  # start-up cost: only .gguf files of snapshots need it
+    from localq.files.hub import layout  # start-up cost: only .gguf files of snapshots need it
 
-    others = [each for each in hub_cache.files_below(path.parent) if each != path]
-    small = all(hub.SMALL_FILES.fullmatch(each.relative_to(path.parent).as_posix()) for each in others)
+    parts = gguf_choice.parts_of(path)
+    others = [each for each in hub_cache.files_below(folder) if each not in parts]
+    small = all(layout.SMALL_FILES.fullmatch(each.relative_to(folder).as_posix()) for each in others)
     return others if small else None
+
+
+def _gguf_name(revision: Revision, alone: bool, choice: GgufChoice) -> str:
+    """The name of a GGUF model; the repository's for the only one, if its file states no quantization."""
+    name = _hub_name(revision, alone, choice.files[0])
+    repo, _, commit = name.partition("@")
+    if repo != revision.repo or (not choice.tag and len(hub_cache.gguf_names(revision.folder)) == 1):
+        return name
+    return choice.name(repo, commit or None)
 
 
 def _hub_name(revision: Revision, alone: bool, file: str = "") -> str:
@@ -249,7 +278,7 @@ def _format_of(folder: Path) -> str:
     return stored_format.format_of_config(config)
 
 
-# ---- the other two places
+# ---- the other places
 
 
 def _embedded_models() -> Iterator[LocalModel]:
@@ -275,3 +304,14 @@ def _quantized_model(folder: Path) -> list[LocalModel]:
     complete = hub_cache.is_complete(folder)
     format = _format_of(folder) if complete else folder.name.rpartition("@")[2]
     return [LocalModel(folder.name, format, folder, size, "quantized", complete, used)]
+
+
+def _of_other_programs(unreadable: list[Unreadable]) -> Iterator[LocalModel]:
+    """The GGUF models of other programs; what cannot be used of them is added to `unreadable`."""
+    for each in other_stores.scan(lambda name, error: unreadable.append(Unreadable(name, error))):
+        try:
+            stats = [path.stat() for path in each.paths]
+        except OSError:  # removed meanwhile
+            continue
+        size, used = sum(stat.st_size for stat in stats), max(stat.st_atime for stat in stats)
+        yield LocalModel(each.name, "gguf", each.path, size, each.store, True, used, shared=True)

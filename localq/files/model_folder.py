@@ -15,8 +15,10 @@ from typing import Any
 from localq import disk
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files import quantization_files
+from localq.files.gguf_choice import parts_of
 from localq.files.json_files import DAMAGED, inside, read_object, read_text
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, read_header, shard_paths
+from localq.files.store_files import MAGIC
 
 MAX_CONFIG_BYTES = 8 * 2**20  # a VPTQ config, with one block per Linear, has 300 kB
 MAX_TOKENIZER_CONFIG_BYTES = 16 * 2**20
@@ -62,7 +64,7 @@ LARGEST_FLOAT = 1e12
 class ModelFiles:
     """A model on disk.
 
-    path              the folder, or the .gguf file
+    path              the folder, or the .gguf file: of a split model the first one, whichever was opened
     kind              "safetensors" or "gguf"
     config            config.json as Hugging Face writes it (from the header, for GGUF), within `LIMITS`; with
                       `quantization_config` where a file beside it describes the quantization
@@ -104,6 +106,11 @@ class ModelFiles:
         return any(mark in (self.chat_template or "") for mark in ("enable_thinking", "reasoning_effort", "<think>"))
 
     @property
+    def weight_paths(self) -> tuple[Path, ...]:
+        """The files of weights: shards, or the .gguf file, or all parts of a split one."""
+        return tuple(parts_of(self.path) if self.kind == "gguf" else shard_paths(self.path).values())
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a reply: `eos_token_id` of generation_config.json, else of config.json."""
         for source in (self.generation_config, self.config, self.text_config):
@@ -115,7 +122,7 @@ class ModelFiles:
 
 
 def open_model(path: Path, *, weights: bool = True, stubs: bool = False) -> ModelFiles:
-    """Open the model in a folder or a .gguf file.
+    """Open the model in a folder or a .gguf file; another file is one if it begins so, as blobs of ollama do.
 
     Raises LocalqError: exit 4 for a path that does not exist, else 8.
 
@@ -124,7 +131,7 @@ def open_model(path: Path, *, weights: bool = True, stubs: bool = False) -> Mode
     """
     if path.is_dir():
         return _open_folder(path, weights, stubs)
-    if path.is_file() and path.suffix.lower() == ".gguf":
+    if (path.is_file() and path.suffix.lower() == ".gguf") or is_gguf(path):
         return _open_gguf(path)
     raise no_model_error(path)
 
@@ -139,35 +146,33 @@ def no_model_error(path: Path) -> LocalqError:
         step = "Restore the target of the link, or use another path."
     elif path.is_file():
         why, step = "a file, not a model folder", "Use a model folder or a .gguf file."
-        if _starts_as_gguf(path):
-            step = "This is a GGUF file; rename it, or create a link, so that the name ends in .gguf."
-        elif (path.parent / "config.json").exists():
+        if (path.parent / "config.json").exists():
             step = f"Use the folder that contains it: {path.parent}"
     elif path.exists():
         why = "neither a folder nor a file"
     return LocalqError(str(path), why, step, code)
 
 
-def _starts_as_gguf(path: Path) -> bool:
+def is_gguf(path: Path) -> bool:
+    """Whether `path` is a file that begins as a GGUF file does."""
     try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
+        return disk.read_regular(path, len(MAGIC)) == MAGIC
+    except (OSError, disk.NotRegularError):
         return False
 
 
 def _open_gguf(path: Path) -> ModelFiles:
-    from localq.files.gguf import reader  # start-up cost: only .gguf files need it
+    from localq.files.gguf import reader, splits  # start-up cost: only .gguf files need it
 
     header = reader.read_header(path)
     check_config(header.config, str(path))
     return ModelFiles(
-        path=path,
+        path=header.path,
         kind="gguf",
         config=header.config,
         generation_config=header.generation_config,
         chat_template=header.chat_template,
-        name=path.stem,
+        name=splits.model_name(header.path),
     )
 
 

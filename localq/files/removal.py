@@ -1,4 +1,7 @@
-"""Remove models from this machine: what nothing else uses, and of a link the link alone. Torch-free."""
+"""Remove models from this machine: what nothing else uses, and of a link the link alone.
+
+Models of other programs are refused. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError
-from localq.files import checked_files
+from localq.files import checked_files, gguf_choice, other_stores
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import connection
 from localq.files.hub import parts as download_parts
@@ -21,10 +24,11 @@ from localq.files.local_models import LocalModel, files_along, list_local, unfin
 def remove(models: Iterable[LocalModel]) -> int:
     """Remove `models`, but no file that another model needs; returns the bytes freed.
 
-    Of a model that is a link only the link is removed. Raises LocalqError (exit 9).
+    Of a model that is a link only the link is removed. Raises LocalqError: exit 9, and as `refuse_foreign`.
     """
     freed = 0
     for model in models:
+        refuse_foreign([model])
         with disk.disk_errors(model.path):
             if model.where == "hub":
                 freed += _remove_from_hub_cache(model)
@@ -38,11 +42,18 @@ def remove(models: Iterable[LocalModel]) -> int:
     return freed
 
 
+def refuse_foreign(models: Iterable[LocalModel]) -> None:
+    """Raises LocalqError (exit 2) for a model of another program."""
+    for model in models:
+        if model.where in other_stores.TITLES:
+            raise other_stores.refusal(model.where, model.name)
+
+
 def link_of(model: LocalModel) -> Path | None:
     """The link that a model is: its folder or file, or its repository's folder; None for one that is here."""
     candidates = [model.path]
     if model.where == "hub":  # files of a snapshot are links to their content
-        candidates = [hub_cache.repo_folder(model.repo), model.path.parent if model.path.is_file() else model.path]
+        candidates = [hub_cache.repo_folder(model.repo), hub_cache.snapshot_of(model.path) or model.path]
     return next((path for path in candidates if path.is_symlink()), None)
 
 
@@ -56,7 +67,7 @@ def paths_of(model: LocalModel) -> list[str]:
     link = link_of(model)
     if link is not None:
         return [f"{link} (a link; its target {os.readlink(link)} is kept)"]
-    return [str(model.path), *map(str, files_along(model.path) or ())]
+    return [*map(str, gguf_choice.parts_of(model.path)), *map(str, files_along(model.path) or ())]
 
 
 def _remove_from_hub_cache(model: LocalModel) -> int:
@@ -68,10 +79,11 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         else:
             _delete_refs(model)
         return 0
-    together = [each for each in list_local() if (each.repo, each.commit) == (model.repo, model.commit)]
+    together = [each for each in list_local(others=False) if (each.repo, each.commit) == (model.repo, model.commit)]
     if len(together) > 1 or files_along(model.path) is None:  # the snapshot has other files: remove these only
-        files = [model.path] if model.path.is_file() else [each for each in model.path.iterdir() if each.is_file()]
-        others = {each.path for each in together if each != model}
+        is_file, found = model.path.is_file(), model.path
+        files = gguf_choice.parts_of(found) if is_file else [each for each in found.iterdir() if each.is_file()]
+        others = {part for each in together if each != model for part in gguf_choice.parts_of(each.path)}
         return sum(hub_cache.remove_file(path) for path in files if path not in others)
     revisions = hub_cache.revisions(model.repo)
     parts = unfinished_downloads().get(model.repo, [])
@@ -120,7 +132,7 @@ def _delete_revision(model: LocalModel) -> int:
 
 def _delete_files(model: LocalModel) -> int:
     """Delete the files of one revision, its branches and tags; content of the whole cache's store stays there."""
-    folder = model.path if model.path.is_dir() else model.path.parent
+    folder = hub_cache.snapshot_of(model.path) or model.path
     freed = sum(hub_cache.remove_file(path) for path in hub_cache.files_below(folder))
     shutil.rmtree(folder)
     _delete_refs(model)

@@ -8,6 +8,7 @@ from typing import Any
 
 from localq.files import format_facts
 from localq.files.architecture import Architecture
+from localq.files.gguf import packing, reader
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import read_header, shard_paths
 from localq.files.schemes import Shapes
@@ -49,8 +50,11 @@ def format_of_files(files: ModelFiles) -> str:
 def scheme_of(files: ModelFiles) -> str:
     """The scheme of a model on the disk: "2x8g8", "s4l16".
 
-    Empty for formats without schemes, and if the files state none. Raises LocalqError (exit 8) for a bad header.
+    Of GGUF the type of its blocks, or "mix4.85" (`gguf.packing.scheme`). Empty for formats without schemes, and if the
+    files state none. Raises LocalqError (exit 8) for a bad header.
     """
+    if files.kind == "gguf":
+        return packing.scheme(reader.read_header(files.path))
     format = format_facts.of_method(files.quantization.get("quant_method"))
     if format is None:
         return ""
@@ -85,3 +89,13 @@ def only_experts(files: ModelFiles) -> bool:
     """Whether only the experts of a mixture are quantized (MXFP4). A conversion copies these unchanged."""
     format = format_facts.of_method(files.quantization.get("quant_method"))
     return format is not None and format.experts_only and Architecture.from_config(files.config).experts > 0
+
+
+def stored_head(files: ModelFiles) -> int:
+    """`Architecture.stored_head` of a model on the disk."""
+    return packing.head_bytes(reader.read_header(files.path)) if files.kind == "gguf" else 0
+
+
+def block_bytes(files: ModelFiles) -> int | None:
+    """Exact bytes on a GPU of a GGUF model without embedding and head; None for other files."""
+    return packing.device_bytes(reader.read_header(files.path)) if files.kind == "gguf" else None

@@ -1,8 +1,8 @@
 """Check the files of local models against their recorded hashes.
 
-The Hugging Face cache names content by its hash; the catalogue has the hashes of embedded models, and a model that was
-quantized here has those in its folder (`checked_files`). `check` reads every file; before a load only files that
-changed since are read. Torch-free.
+The Hugging Face cache and ollama name content by its hash; the catalogue has the hashes of embedded models, and a model
+that was quantized here has those in its folder (`checked_files`). `check` reads every file; before a load only files
+that changed since are read. Files of LM Studio have no recorded hashes. Torch-free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog, checked_files, packaged_model
+from localq.files import catalog, checked_files, gguf_choice, ollama_store, other_stores, packaged_model
 from localq.files.checked_files import OnFile
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
@@ -45,6 +45,8 @@ def check(model: LocalModel, on_file: OnFile) -> list[CheckedFile]:
             return [*_of_cache(model, on_file), *_missing(model)]
         if model.where == "embedded":
             return [_check_embedded(model.path, on_file)]
+        if model.where in other_stores.TITLES:
+            return [_check_foreign(path, on_file) for path in gguf_choice.parts_of(model.path)]
         return [*_check_made_here(model.path, on_file)]
 
 
@@ -53,6 +55,8 @@ def repair(model: LocalModel, checked: list[CheckedFile]) -> str | None:
     bad = [each for each in checked if each.state in (WRONG, MISSING)]
     if not bad and model.complete:
         return None
+    if model.where in other_stores.TITLES:
+        return other_stores.repair_command(model.name)
     if model.where == "quantized" and not _can_make(model.name):
         return f"localq rm {model.name}"
     wrong = [each for each in bad if each.state == WRONG]
@@ -99,14 +103,18 @@ def find_damage(
 
 def _find_wrong(path: Path, name: str, on_file: OnFile, *, again: bool) -> LocalqError | None:
     """As `find_damage`, wherever the model is; looks nowhere else unless there is one. Raises OSError."""
-    folder = path.parent if path.is_file() else path
+    folder = (hub_cache.snapshot_of(path) or path.parent) if path.is_file() else path
     if folder.parent.name == "snapshots" and (repo := hub_cache.repo_of(folder.parent.parent)) is not None:
 
         def say(what: str, done: int, total: int) -> None:
             on_file(what.removeprefix("checking "), 0)
 
         wrong = hub.wrong_files(repo, path, say, again=again)
-        return checked_files.damaged(name, wrong[0], f"localq pull {repo}") if wrong else None
+        fetched = gguf_choice.name_of(repo, None, path.relative_to(folder).as_posix()) if path.is_file() else repo
+        return checked_files.damaged(name, wrong[0], f"localq pull {fetched}") if wrong else None
+    if path.is_file() and (digest := ollama_store.digest_of(path)) is not None:
+        wrong = checked_files.wrong_files(path.parent, {path.name: digest}, on_file, again=again)
+        return other_stores.damaged(name, path) if wrong else None
     if path.is_file():
         source = packaged_model.source_of(path)
         wrong = [] if source is None else packaged_model.wrong_files(source, on_file, again=again)
@@ -160,6 +168,15 @@ def _check_embedded(path: Path, on_file: OnFile) -> CheckedFile:
         return CheckedFile(path, size, UNRECORDED, ours=False)
     wrong = packaged_model.wrong_files(source, on_file, again=True)
     return CheckedFile(path, size, WRONG if wrong else RIGHT)
+
+
+def _check_foreign(path: Path, on_file: OnFile) -> CheckedFile:
+    """The state of a file of another program, which is only read."""
+    size, digest = path.stat().st_size, ollama_store.digest_of(path)
+    if digest is None:
+        return CheckedFile(path, size, UNRECORDED, ours=False)
+    wrong = checked_files.wrong_files(path.parent, {path.name: digest}, on_file, again=True)
+    return CheckedFile(path, size, WRONG if wrong else RIGHT, ours=False)
 
 
 def _check_made_here(path: Path, on_file: OnFile) -> Iterator[CheckedFile]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.formats import bcq, mxfp4, nf4, squeezellm, vptq
+from localq.formats import bcq, gguf, mxfp4, nf4, squeezellm, vptq
 from localq.formats.codebooks import aqlm, vq2
 from localq.formats.int4 import awq, gptq
 from localq.formats.mxfp4 import experts as mxfp4_experts
@@ -55,6 +55,7 @@ FORMATS: dict[str, ModuleType] = {
     "squeezellm": squeezellm,  # before those that have tensors of the same name
     "awq": awq,
     "gptq": gptq,
+    "gguf": gguf,
 }
 
 STACKS: dict[str, ModuleType] = {"mxfp4": mxfp4_experts}  # formats of experts; the same keys

@@ -86,10 +86,11 @@ ROW_SHAPES = ((1, 64), (15, 320), (48, 512), (577, 576), (33, 1088), (1001, 2112
               (40009, 192))  # fmt: skip
 INT4_SHAPES = ((16, 64), (48, 320), (32, 512), (576, 576), (48, 1088), (1008, 2112), (5008, 4160), (80, 28672),
                (40000, 192))  # fmt: skip
+GGUF_SHAPES = ((16, 256), (48, 512), (576, 1536), (48, 5120), (1008, 2304), (5008, 4096), (80, 28672), (40000, 256))
 GATHERED_SHAPES = ((1, 32), (15, 160), (48, 512), (577, 576), (33, 1120), (1001, 2144), (77, 28672))
 VARIANTS = {name: tuple(Case(name, scheme) for scheme in module.VARIANTS) for name, module in FORMATS.items()}
 (NF4,), (MXFP4,), (ROWLUT,) = VARIANTS["nf4"], VARIANTS["mxfp4"], VARIANTS["squeezellm"]
-INT4, BCQ, VPTQ = VARIANTS["gptq"], VARIANTS["bcq"], VARIANTS["vptq"]
+INT4, BCQ, VPTQ, GGUF = (VARIANTS[name] for name in ("gptq", "bcq", "vptq", "gguf"))
 G128 = INT4[0]
 BCQ_KINDS = tuple(Case("bcq", scheme, (83, 1312)) for scheme in ("q1row", "q2g32z", "q3g128", "q5g64z"))
 GATHERED = tuple(case for case in VARIANTS["aqlm"] if case.scheme.startswith("1x16"))  # codebooks too large for tables
@@ -132,6 +133,15 @@ KERNELS: tuple[Kernel, ...] = (
         "int4_dequantize", "int4",
         (Case("awq", "g128", (80, 640)), Case("gptq", "g64", (80, 832)), Case("gptq", "g32", (80, 576))), INT4[:3],
         INT4_SHAPES[:6], (), (True,), FLOATS, (Timed(G128, 0, label="{scheme}"),), "dequantized",
+    ),
+    Kernel(
+        "gguf_gemv", "gguf", tuple(Case("gguf", case.scheme, (80, 1280)) for case in GGUF), GGUF, GGUF_SHAPES, (1, 8),
+        timed=(*_steps(GGUF[0], "{scheme}"), *(Timed(case, label="{scheme}", fused=case.scheme == "Q6_K")
+                                               for case in GGUF[1:])),
+    ),
+    Kernel(
+        "gguf_dequantize", "gguf", tuple(Case("gguf", case.scheme, (80, 768)) for case in GGUF), GGUF, GGUF_SHAPES[:5],
+        (), (True,), FLOATS, tuple(Timed(case, 0, label="{scheme}") for case in GGUF), "dequantized",
     ),
     Kernel(
         "rowlut_gemv", "rowlut", (Case("squeezellm", "", (83, 1632)), Case("squeezellm", "", (88, 1664))), (ROWLUT,),

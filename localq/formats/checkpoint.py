@@ -17,6 +17,7 @@ from torch import Tensor
 
 from localq.errors import bad_file
 from localq.files.extra_tensors import extra_tensors
+from localq.files.gguf import reader
 from localq.files.json_files import DAMAGED
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import (
@@ -30,6 +31,7 @@ from localq.files.safetensors_headers import (
 )
 from localq.formats import fp8_source
 from localq.formats.fp8_source import Fp8Source
+from localq.formats.gguf_source import GgufSource
 from localq.formats.tensor_files import DTYPES, TensorFile, each_tensor
 
 
@@ -80,7 +82,7 @@ class Checkpoint:
     @property
     def converts(self) -> bool:
         """Whether reading a tensor dequantizes it (GGUF, FP8)."""
-        return isinstance(self._source, _Gguf | Fp8Source)
+        return isinstance(self._source, GgufSource | Fp8Source)
 
     def read(self, name: str) -> Tensor:
         """The tensor `name`; GGUF tensors come dequantized, as float32, and FP8 ones as bfloat16.
@@ -98,7 +100,7 @@ class Checkpoint:
         """
         source = self._source
         if (
-            isinstance(source, _Gguf | _SafetensorsFiles | Fp8Source) and name in self.tensors
+            isinstance(source, GgufSource | _SafetensorsFiles | Fp8Source) and name in self.tensors
         ):  # else `read` says what is wrong
             return source.read_as(name, dtype)
         return self.read(name).to(dtype, copy=True, memory_format=torch.contiguous_format)
@@ -116,12 +118,12 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(files: ModelFiles, *, mapped: bool = False) -> Checkpoint:
-    """The weights of `files`; mapped: see `tensor_files`.
+def open_checkpoint(files: ModelFiles, *, mapped: bool = False, packed: bool = False) -> Checkpoint:
+    """The weights of `files`; mapped: see `tensor_files`; packed: matrices of a .gguf file in blocks (`gguf_source`).
 
     Raises LocalqError (exit 8) for anything unsound in a header or in the index.
     """
-    return _open_gguf(files) if files.kind == "gguf" else _open_safetensors(files, mapped=mapped)
+    return _open_gguf(files, packed=packed) if files.kind == "gguf" else _open_safetensors(files, mapped=mapped)
 
 
 def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
@@ -264,46 +266,8 @@ def in_memory(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
 # ---- GGUF
 
 
-class _Gguf:
-    """Tensors of a .gguf file under their Hugging Face names, dequantized one at a time; opened with the first."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._file: Any = None
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        from localq.files.gguf import tensors  # numpy and the gguf package: only where a .gguf file is read
-
-        return torch.from_numpy(tensors.read_tensor(self._model, name, self._opened()))
-
-    def read_as(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One tensor in `dtype`, converted some rows at a time."""
-        from localq.files.gguf import tensors
-
-        values, first = torch.empty(self._model.tensors[name].shape, dtype=dtype), 0
-        for piece in tensors.read_pieces(self._model, name, self._opened()):
-            values[first : first + len(piece)] = torch.from_numpy(piece)
-            first += len(piece)
-        return values
-
-    def _opened(self) -> Any:
-        from localq.files.gguf import tensors
-
-        if self._file is None:
-            self._file = tensors.FileBytes(self._model)
-        return self._file
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _open_gguf(files: ModelFiles) -> Checkpoint:
-    from localq.files.gguf import reader  # see _Gguf.read
-
+def _open_gguf(files: ModelFiles, *, packed: bool) -> Checkpoint:
     model = reader.read_header(files.path)
-    tensors = {name: info(torch.float32, part.shape) for name, part in model.tensors.items()}
-    return Checkpoint(tensors, _Gguf(model), config=files.config)
+    source = GgufSource(model, packed=packed)
+    tensors = {name: info(dtype, shape) for name, (dtype, shape) in source.described().items()}
+    return Checkpoint(tensors, source, config=files.config, extra=model.extra)

@@ -8,7 +8,7 @@ from localq import kv_bits
 from localq.errors import LocalqError
 from localq.files.architecture import Architecture
 from localq.planner import plan as memory_plan
-from localq.planner.placement import HEAD_NAMES, Placement, Wishes
+from localq.planner.placement import HEAD_NAMES, STORED, Placement, Wishes
 from localq.planner.plan import Budget, Plan
 
 ASKED = "as requested"
@@ -51,6 +51,8 @@ class _Reasons:
         """The reason for the value of one field of the placement."""
         if asked:
             return ASKED
+        if field == "head" and self.plan.head == STORED:
+            return "the default"
         best = getattr(Placement(), field)
         if getattr(self.plan, field) == best:
             return "the default"
@@ -59,7 +61,8 @@ class _Reasons:
     def _without(self, field: str, best: int | str) -> str:
         """The context with the best value of `field`, or with nothing reduced if that is impossible."""
         for placement in (replace(self.plan.placement, **{field: best}), Placement()):  # type: ignore[arg-type]
-            wishes = Wishes(None, placement.kv_bits, placement.embed, placement.head)
+            head = "auto" if placement.head == STORED else placement.head
+            wishes = Wishes(None, placement.kv_bits, placement.embed, head)
             try:
                 other = memory_plan.assess(
                     self.arch, self.plan.format, self.budget_bytes, wishes=wishes, scheme=self.scheme,
@@ -80,7 +83,9 @@ def _context(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: Budge
         return "the model's maximum"
     if not isinstance(budget_bytes, int) and plan.ctx == memory_plan.CPU_CONTEXT:
         return "the default on the CPU"
-    is_reduced = (wishes.head == "auto" and plan.head != "16") or (wishes.kv_bits is None and plan.kv_bits != 16)
+    is_reduced = (wishes.head == "auto" and plan.head not in ("16", STORED)) or (
+        wishes.kv_bits is None and plan.kv_bits != 16
+    )
     if is_reduced and plan.ctx == memory_plan.comfortable_context(arch):
         return "more would cost precision"
     if not plan.fits:

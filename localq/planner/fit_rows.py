@@ -15,7 +15,7 @@ from localq.files import catalog, format_facts
 from localq.planner import footprint, making, offers, ranking
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Offer, ratio
-from localq.planner.placement import HEAD_NAMES, Wishes
+from localq.planner.placement import HEAD_NAMES, STORED, Wishes
 from localq.planner.plan import Plan
 from localq.planner.speed import predict
 from localq.planner.speed.cards import Card
@@ -98,7 +98,8 @@ def of_catalogue(format: str | None = None) -> list[Offer]:
 def of_model(name: str, format: str | None = None, offline: bool = False) -> list[Offer]:
     """The offers of a model: all formats in the catalogue, or that of a name, folder, file or repository.
 
-    Raises LocalqError: exit 2 for an unavailable format, else as `uncatalogued.offer`.
+    Raises LocalqError: exit 2 for an unavailable format, else as `uncatalogued.offer`: of a repository with several
+    GGUF models `gguf_offers` has the offers.
     """
     target = catalog.resolve(name)
     if target.entry is not None:
@@ -188,7 +189,7 @@ def reductions(plan: Plan) -> str:
     """What the planner reduced that may change replies, such as "head NF4, KV cache 8-bit"; empty if nothing."""
     if not plan.choice:
         return ""
-    head = "" if plan.head == "16" else f"head {HEAD_NAMES[plan.head]}"
+    head = "" if plan.head in ("16", STORED) else f"head {HEAD_NAMES[plan.head]}"
     cache = "" if plan.kv_bits == 16 else f"KV cache {kv_bits.text(plan.kv_bits)}"
     return ", ".join(filter(None, (head, cache)))
 

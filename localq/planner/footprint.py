@@ -16,7 +16,7 @@ from localq.files import delta_memory, format_facts, layer_caches
 from localq.files.architecture import Architecture, Linears
 from localq.files.format_facts import Format
 from localq.files.layer_caches import KeysAndValues
-from localq.planner.placement import Placement
+from localq.planner.placement import STORED, Placement
 
 MIB = 2**20
 # Assumption for CUDA context, streams, loaded kernels and graphs (a context takes 300 to 400 MiB). A load replaces
@@ -89,6 +89,8 @@ def placed_weights(arch: Architecture, format: str, scheme: str = "") -> int:
 
 def head_bytes(arch: Architecture, head: str, itemsize: int = 2) -> int:
     """Bytes of the head; 0 if it is the embedding table. `itemsize` of the model's type."""
+    if head == STORED:
+        return arch.stored_head
     if head == "nf4":
         return format_facts.matrix_bytes(Linears("head", arch.vocab, arch.hidden, 1), "nf4")
     if head == "8":

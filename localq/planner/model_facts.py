@@ -11,7 +11,7 @@ from typing import Any
 
 from localq import kv_bits
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog, format_facts, layer_caches, packaged_model
+from localq.files import catalog, format_facts, layer_caches, packaged_model, stored_format
 from localq.files.architecture import Architecture
 from localq.files.catalog import Source
 from localq.files.catalog_file import ModelEntry
@@ -46,12 +46,15 @@ def of_name(name: str, settings: Settings) -> dict[str, Any]:
 def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dict[str, Any]:
     entry = target.entry
     arch, reason, generation, scheme = entry.arch if entry else None, None, None, ""
+    weights: int | None = None
     left_out = _beside_text(entry)
     if path is not None:
         files = open_model(path)
         generation, scheme, left_out = files.generation_config, scheme_of(files), _left_out(files)
         try:
             arch = arch or Architecture.from_config(files.config)
+            arch = dataclasses.replace(arch, stored_head=stored_format.stored_head(files))
+            weights = stored_format.block_bytes(files)
         except LocalqError as error:  # shown anyway, with the reason
             reason = error.why
     if entry is not None:
@@ -73,7 +76,9 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
         "path": str(path) if path else None,
         "generation_defaults": generation,
         "settings": entry.settings if entry else {},
-        "memory": _memory(target.name, arch, format, scheme, settings) if arch and format and not reason else None,
+        "memory": _memory(target.name, arch, format, scheme, weights, settings)
+        if arch and format and not reason
+        else None,
         "sources": [_source(source) for source in entry.sources] if entry else [],
     }
 
@@ -94,7 +99,9 @@ def _left_out(files: ModelFiles) -> str:
     return in_words(extra_tensors([*names, *unread_tensors(files.path)], layers))
 
 
-def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: Settings) -> dict[str, Any] | None:
+def _memory(
+    name: str, arch: Architecture, format: str, scheme: str, weights: int | None, settings: Settings
+) -> dict[str, Any] | None:
     """Memory of the last load on a GPU, measured and predicted; without one, or with --vram, the plan.
 
     None without both, as on a machine without a GPU.
@@ -108,7 +115,7 @@ def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: S
         return None
     wishes = choose.wishes_of(settings)
     try:
-        plan = memory_plan.assess(arch, format, budget, wishes=wishes, scheme=scheme, name=name)
+        plan = memory_plan.assess(arch, format, budget, wishes=wishes, weights=weights, scheme=scheme, name=name)
     except LocalqError:  # settings that this shape does not support: loading reports them
         return None
     placed = {"kv_bits": plan.kv_bits, "embed": plan.embed, "head": plan.head}

@@ -17,7 +17,7 @@ from localq.errors import usage_error
 from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.catalog import ModelEntry, Source, Target
-from localq.files.schemes import VQ2_SCHEMES
+from localq.files.schemes import MIX, VQ2_SCHEMES
 from localq.planner import footprint, making
 from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
@@ -103,7 +103,8 @@ class Offer:
     @property
     def stored_bits(self) -> float:
         """Bits per weight of the block matrices in the files, which decide the quality."""
-        return format_bits(self.arch, self.format, self.scheme) if self.file_bits is None else self.file_bits
+        stored = self.file_bits
+        return footprint.bits_per_weight(self.arch, self.format, self.scheme) if stored is None else stored
 
     @property
     def remark(self) -> str:
@@ -111,24 +112,12 @@ class Offer:
         made = f"quantized here from {self.base.format}" if self.is_made_here and self.base else ""
         made += ", so quantized twice" if self.quantized_before else ""
         if format_facts.of(self.format).imported:
-            made = ", ".join(filter(None, (self.scheme, "16 bits in memory")))
+            made = "16 bits in memory"
+        elif self.format == "gguf" and not self.scheme.startswith(MIX):
+            made = self.scheme
         gated = "gated" if self.source is not None and self.source.gated else ""
         slow = "slow: experts run one at a time" if format_facts.one_by_one(self.arch, self.format) else ""
         return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))
-
-
-# Bits per weight of a GGUF type: those of its blocks, as in `files.gguf.binary.BLOCKS`.
-_GGUF_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5}
-
-
-def gguf_bits(scheme: str) -> float:
-    """Bits per weight in a GGUF file whose matrices have one type; 16 for another scheme."""
-    return _GGUF_BITS.get(scheme, 16.0)
-
-
-def format_bits(arch: Architecture, format: str, scheme: str) -> float:
-    """Bits per weight of the block matrices in files of a format."""
-    return gguf_bits(scheme) if format == "gguf" else footprint.bits_per_weight(arch, format, scheme)
 
 
 def of_catalogue() -> list[Offer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from localq import places
@@ -76,7 +77,7 @@ def _download(target: Target) -> tuple[str, int]:
     if source is None:
         if target.repo is None:
             return target.name, 0
-        return target.repo, _listed(target.repo, target.revision or "main")
+        return target.repo, _listed(hub.repo_source(target))
     size = 0 if hub.local_source(source) is not None else max(source.bytes - _begun(source), 0)
     return source.repo or source.package, size
 
@@ -84,25 +85,26 @@ def _download(target: Target) -> tuple[str, int]:
 def _download_at(target: Target, revision: str) -> tuple[str, int]:
     """As `_download`, of another revision of the repository."""
     source = target.source
-    repo, files = (source.repo, source.files) if source is not None else (target.repo, ())
-    assert repo is not None, "only a repository has revisions"
-    return repo, _listed(repo, revision, files)
+    if source is None:
+        source = hub.repo_source(target, revision)
+    return source.repo, _listed(replace(source, revision=revision))
 
 
-def _listed(repo: str, revision: str, files: tuple[str, ...] = ()) -> int:
+def _listed(source: Source) -> int:
     """Bytes to download from a repository at a revision of which the catalogue has no sizes."""
     from localq.files.hub import download
     from localq.files.hub import remote as hub_remote
 
-    listing = hub_client.list_files(repo, revision)
-    return sum(download.missing_bytes(listing, [each]) for each in hub_remote.to_fetch(listing, files))
+    listing = hub_client.list_files(source.repo, source.revision)
+    files = hub_remote.to_fetch(listing, source.files, source.choice)
+    return sum(download.missing_bytes(listing, [each]) for each in files)
 
 
 def _begun(source: Source) -> int:
     """Bytes of an interrupted download that are here."""
     return sum(
         each.bytes
-        for each in local_models.list_local()
+        for each in local_models.list_local(others=False)
         if not each.complete and source.repo and each.repo.casefold() == source.repo.casefold()
     )
 

@@ -22,8 +22,9 @@ STEPS: tuple[Mapping[str, int | str], ...] = (
     {"kv_bits": K8V4},
     {"kv_bits": 4},
 )
-HEAD_COLUMNS = {"16": 1, "8": 16, "nf4": 64}  # the format needs a multiple of this
-HEAD_NAMES = {"16": "16-bit", "8": "8-bit", "nf4": "NF4"}
+STORED = "stored"  # the head in the format of the files (`Architecture.stored_head`)
+HEAD_COLUMNS = {"16": 1, "8": 16, "nf4": 64, STORED: 1}  # the format needs a multiple of this
+HEAD_NAMES = {"16": "16-bit", "8": "8-bit", "nf4": "NF4", STORED: "as in the file"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Placement:
 
     kv_bits  bits of an element of the KV cache: 16 (the type of the model), 8 or 4, or `kv_bits.K8V4`
     embed    "device", or "host": the table in pinned host memory, from which a token reads one row
-    head     "16" (the type of the model), "8" or "nf4"; a tied model then gets a separate head, and keeps its table
+    head     "16" (the type of the model), "8", "nf4" or `STORED`; a tied model then gets a separate head, and keeps its
+             table
     """
 
     kv_bits: KvBits = 16
@@ -69,13 +71,13 @@ class Wishes:
 
         With a new step, what earlier steps reduced is tried again unreduced, so that nothing is reduced in vain.
         """
-        head = "16" if self.head == "auto" else self.head
-        if arch.tied and self.embed == "host" and self.head == "auto":
-            head = "8"  # every token reads the whole head, so only the table can leave the device
-        last = Placement(self.kv_bits or 16, "device" if self.embed == "auto" else self.embed, head)
+        head = self._first_head(arch)
+        # A tied model with a stored head needs the table for the rows of its tokens alone.
+        embed = "host" if arch.tied and head == STORED else "device"
+        last = Placement(self.kv_bits or 16, embed if self.embed == "auto" else self.embed, head)
         found, caches, ends = [last], [last.kv_bits], [last]  # ends: where embedding and head are
         for step in STEPS:
-            tried = replace(last, **self._open(step))
+            tried = replace(last, **self._open(step, arch))
             if tried == last or not _saves(arch, tried, step):
                 continue
             if tried.is_as_good_as(last):  # nothing speaks against this step, so that all later ones have it
@@ -88,9 +90,21 @@ class Wishes:
             last = tried
         return found
 
-    def _open(self, step: Mapping[str, int | str]) -> dict[str, Any]:
-        """The part of a step that the user leaves to the planner."""
-        is_open = {"kv_bits": self.kv_bits is None, "embed": self.embed == "auto", "head": self.head == "auto"}
+    def _first_head(self, arch: Architecture) -> str:
+        if self.head != "auto":
+            return self.head
+        if arch.stored_head:
+            return STORED
+        # Every token reads the whole head, so only the table can leave the device.
+        return "8" if arch.tied and self.embed == "host" else "16"
+
+    def _open(self, step: Mapping[str, int | str], arch: Architecture) -> dict[str, Any]:
+        """The part of a step that the user and the files leave to the planner."""
+        is_open = {
+            "kv_bits": self.kv_bits is None,
+            "embed": self.embed == "auto",
+            "head": self.head == "auto" and not arch.stored_head,
+        }
         return {name: value for name, value in step.items() if is_open[name]}
 
     def check(self, arch: Architecture) -> None:
@@ -114,8 +128,9 @@ class Wishes:
 
         Without the place of the embedding, which changes neither replies nor speed.
         """
+        is_reduced = placement.head not in ("16", STORED)
         changes = (
-            (self.head == "auto" and placement.head != "16", f"head {HEAD_NAMES[placement.head]} (--head)"),
+            (self.head == "auto" and is_reduced, f"head {HEAD_NAMES[placement.head]} (--head)"),
             (self.kv_bits is None and placement.kv_bits != 16, f"KV cache {kv_bits.text(placement.kv_bits)} (--kv)"),
         )
         made = [text for is_made, text in changes if is_made]

@@ -135,6 +135,8 @@ def assess(
         why = f"a context of {ctx} tokens is not supported"
         raise usage_error(name or "context", why, f"The model supports 1 to {arch.max_context} tokens.")
     stored = format
+    if not isinstance(budget_bytes, int):
+        arch = replace(arch, stored_head=0)  # the CPU dequantizes the head too
     if isinstance(budget_bytes, Ram):
         format, scheme, itemsize = "bf16", "", budget_bytes.itemsize
         weights = budget_bytes.weights or itemsize * (arch.linear_parameters + arch.other_parameters)

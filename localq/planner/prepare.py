@@ -37,12 +37,12 @@ def model_path(
     mend   replace a damaged embedded model, and quantize a damaged one that was made here again, instead of refusing it
     """
     if target.path is not None:
-        verification.refuse_damaged(target.path, str(target.path), on_progress)
+        verification.refuse_damaged(target.path, target.name if target.store else str(target.path), on_progress)
         return target.path
     if target.source is not None:
         return hub.fetch(target.source, on_progress, offline=offline, mend=mend)
     if target.repo is not None:
-        return hub.fetch_repo(target.repo, target.revision, on_progress, offline=offline)
+        return hub.fetch_repo(target.repo, target.revision, on_progress, offline=offline, choice=target.choice)
     made_here = hub.local_path(target)
     if made_here is not None and not (mend and damage(target, on_progress) is not None):
         verification.refuse_damaged(made_here, target.name, on_progress)
@@ -62,12 +62,12 @@ def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offl
 
 
 def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
-    """The repository from which `name` would be downloaded; None if it is here or quantized here."""
+    """The repository from whose safetensors `name` would be made; None if it is here, quantized here, or in GGUF."""
     target = catalog.resolve(name)
     if offline or hub_client.is_offline() or hub.local_path(target) is not None:
         return None
     if target.repo is not None:
-        return catalog.Source(format="", repo=target.repo, revision=target.revision or "main")
+        return None if target.choice else hub.repo_source(target)
     return target.source
 
 

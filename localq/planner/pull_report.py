@@ -177,10 +177,10 @@ def _source(target: Target, revision: str | None) -> tuple[Source, str]:
         return target.base, f"to {target.format} on this machine in {time} (estimated)"
     if target.source is not None and revision is None:
         return target.source, ""
-    repo = target.source.repo if target.source is not None else target.repo
-    assert repo is not None, "a target without both is quantized here"
-    files = target.source.files if target.source is not None else ()
-    return Source(format="", repo=repo, revision=revision or target.revision or "main", files=files), ""
+    if target.source is None:
+        return hub.repo_source(target, revision), ""
+    revision = revision or target.revision or "main"
+    return Source(format="", repo=target.source.repo, revision=revision, files=target.source.files), ""
 
 
 def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File, ...]]:
@@ -194,13 +194,13 @@ def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File,
         index = f"{source.package} {source.version} from the package index"
         return index, None, (File(name, source.bytes, source.bytes),)
     if offline:
-        raise hub.not_here(source.repo)
+        raise hub.offline_error(source)
     if source.gated and not hub_client.has_token():
         raise hub_errors.gated_error(source.repo)
     listing = hub_client.list_files(source.repo, source.revision)
     if listing.gated and not hub_client.has_token():
         raise hub_errors.gated_error(listing.repo)
-    found = hub_remote.to_fetch(listing, source.files)
+    found = hub_remote.to_fetch(listing, source.files, source.choice)
     for each in found:
         hub.check_recorded_hash(listing.repo, each, source.sha256)
     files = (File(each.name, each.size, download.missing_bytes(listing, [each])) for each in found)

@@ -10,8 +10,9 @@ import math
 
 from localq.files.architecture import Architecture
 from localq.kv_bits import K8V4, KvBits
+from localq.planner import footprint
 from localq.planner import plan as memory_plan
-from localq.planner.offers import Offer, format_bits
+from localq.planner.offers import Offer
 from localq.planner.placement import Placement
 
 # Least bits per weight, and the size of a 16-bit model of equal quality, relative to that of the model. 2 bits: VPTQ's
@@ -51,7 +52,7 @@ def loss(offer: Offer) -> float:
     worth = _worth(offer.stored_bits)
     if offer.quantized_before:
         scheme = offer.base.scheme if offer.base else ""
-        worth *= _worth(format_bits(offer.arch, offer.quantized_before, scheme))
+        worth *= _worth(footprint.bits_per_weight(offer.arch, offer.quantized_before, scheme))
     size = _size(offer.arch)
     return _points(size) - _points(worth * size)
 

@@ -60,7 +60,7 @@ def best_here(settings: Settings) -> Recommendation | None:
         return None
     model = max(found, key=lambda each: each[0])[1]
     is_listed = model.name in by_name
-    name = model.name if is_listed or model.where == "hub" else str(model.path)
+    name = str(model.path) if model.where == "quantized" and not is_listed else model.name
     format = model.format if is_listed and "@" not in model.name else None
     return Recommendation(name, format, f"{model.name} is the best model on this machine")
 

@@ -18,7 +18,7 @@ from localq.errors import LocalqError, bad_file, usage_error
 from localq.files.hub.shards import Shards
 from localq.files.json_files import read_object
 from localq.files.model_folder import ModelFiles
-from localq.files.safetensors_headers import read_header, shard_paths
+from localq.files.safetensors_headers import read_header
 from localq.quantize.output.shards import Shard, ShardWriter
 
 TENSORS, RECORD = "layers.safetensors", "made.json"
@@ -90,6 +90,5 @@ def source_sha256(source: ModelFiles, shards: Shards | None = None) -> str:
     if shards is not None:
         hashes = [shards.sha256(name) for name in sorted(shards.names)]
     else:
-        paths = [source.path] if source.kind == "gguf" else shard_paths(source.path).values()
-        hashes = [sha256_of(path) for path in paths]
+        hashes = [sha256_of(path) for path in source.weight_paths]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -127,7 +127,8 @@ def source_note(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
     if source.quantization.get("quant_method") == fp8_source.METHOD:
         format, bits = fp8_source.METHOD, 8.0
     if source.kind == "gguf":
-        bits = 8 * source.path.stat().st_size / sum(math.prod(each.shape) for each in checkpoint.tensors.values())
+        held = sum(path.stat().st_size for path in source.weight_paths)
+        bits = 8 * held / sum(math.prod(each.shape) for each in checkpoint.tensors.values())
     if bits >= FULL_BITS:
         return ""
     return (

@@ -9,6 +9,7 @@ from typing import Self
 
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.file_state import State, state_of
+from localq.files.gguf_choice import parts_of
 from localq.files.safetensors_headers import read_header
 from localq.processes import exit_reason
 from localq.worker.messages import DOCTOR, PROCESS
@@ -54,7 +55,7 @@ class LoadedFiles:
 
 def _weights(model: Path) -> list[Path]:
     try:
-        return sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
+        return sorted(model.glob("*.safetensors")) if model.is_dir() else parts_of(model)
     except OSError:
         return []
 

@@ -21,6 +21,7 @@ from localq.formats.codebooks import (
 )
 from localq.formats.codebooks import experts_kernel as codebook_experts
 from localq.formats.experts import kernel as expert_kernel
+from localq.formats.gguf import kernel as gguf_kernel
 from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.int8 import kernel as int8_kernel
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
@@ -72,6 +73,8 @@ WRONG = {
     "int8_gemv": (int8_kernel, off(reference_kernels.int8_gemv)),
     "int4_gemv": (int4_kernel, off(reference_kernels.int4_gemv)),
     "int4_dequantize": (int4_kernel, off(reference_kernels.int4_dequantize)),
+    "gguf_gemv": (gguf_kernel, off(reference_kernels.gguf_gemv)),
+    "gguf_dequantize": (gguf_kernel, off(reference_kernels.gguf_dequantize)),
     "rowlut_gemv": (squeezellm_kernel, off(reference_experts.rowlut_gemv)),
     "rowlut_dequantize": (squeezellm_kernel, off(reference_experts.rowlut_dequantize)),
     "mxfp4_gemv": (mxfp4_kernel, off(reference_experts.mxfp4_gemv)),

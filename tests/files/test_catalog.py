@@ -180,6 +180,38 @@ def test_repositories(typed, repo, revision):
     assert (target.kind, target.repo, target.revision, target.entry) == ("repo", repo, revision, None)
 
 
+@pytest.mark.parametrize(("typed", "name", "choice"), [
+    ("someone/model:q4_k_m", "someone/model:Q4_K_M", "Q4_K_M"),
+    ("hf.co/someone/model:UD-Q4_K_XL", "someone/model:UD-Q4_K_XL", "UD-Q4_K_XL"),
+    ("https://huggingface.co/someone/model:Q8_0", "someone/model:Q8_0", "Q8_0"),
+    ("someone/model:latest", "someone/model", ""),
+    ("someone/model/m-Q4_0.gguf", "someone/model/m-Q4_0.gguf", "m-Q4_0.gguf"),
+    ("someone/model:m-Q4_0.gguf", "someone/model/m-Q4_0.gguf", "m-Q4_0.gguf"),
+    ("hf.co/someone/model/Q4/m-00001-of-00002.gguf", "someone/model/Q4/m-00001-of-00002.gguf",
+     "Q4/m-00001-of-00002.gguf"),
+    ("https://huggingface.co/someone/model/blob/main/m.gguf", "someone/model/m.gguf", "m.gguf"),
+    ("https://huggingface.co/someone/model/resolve/v1/Q4/m.gguf?download=true", "someone/model@v1:Q4/m.gguf",
+     "Q4/m.gguf"),
+    ("someone/model@v1:Q4_0", "someone/model@v1:Q4_0", "Q4_0"),
+])  # fmt: skip
+def test_a_gguf_model_of_a_repository(typed, name, choice):
+    target = catalog.resolve(typed)
+    assert (target.kind, target.repo, target.name, target.choice) == ("repo", "someone/model", name, choice)
+    assert target.format == ("gguf" if choice else None)
+    assert catalog.resolve(target.name) == target  # the name that is shown leads back
+
+
+def test_a_gguf_model_of_a_repository_of_the_catalogue_is_not_its_entry():
+    assert catalog.resolve("Qwen/Qwen3-8B:Q4_K_M").entry is None
+
+
+def test_a_gguf_file_in_a_folder_that_exists_is_never_asked_for_on_the_hub(tmp_path):
+    (tmp_path / "models").mkdir()
+    for name in ("models/maker/gone.gguf", "maker/gone.gguf", "./a/b/c.gguf", "~/a/b/c.gguf"):
+        with pytest.raises(LocalqError, match="no such file"):
+            catalog.resolve(name)
+
+
 def test_a_repository_of_the_catalogue_brings_its_entry_unless_another_revision_is_meant():
     target = catalog.resolve("meta-llama/Llama-3.1-8B-Instruct")
     assert (target.entry.name, target.format, target.source.gated) == ("llama-3.1-8b", "bf16", True)
@@ -214,6 +246,9 @@ def test_paths(tmp_path):
         ("https://example.com/model", ["unknown model"]),
         ("someone/model/file.bin", ["ORG/REPO"]),
         ("someone/model@", ["ORG/REPO@REVISION"]),
+        ("someone/model:", ["ORG/REPO:TAG"]),
+        ("someone/model:..", ["ORG/REPO:TAG"]),
+        ("someone/../x.gguf", ["no such file"]),
     ],
 )
 def test_a_name_that_means_nothing_is_exit_4_with_a_way_on(typed, words):
@@ -230,7 +265,6 @@ def test_a_name_that_means_nothing_is_exit_4_with_a_way_on(typed, words):
         ("model/config.json", ["a file, not a model folder", "Use the folder that contains it: model"]),
         ("model/weights.safetensors", ["a file, not a model folder", "Use the folder that contains it: model"]),
         ("model/missing.safetensors", ["no such file"]),
-        ("blobs/sha256-1", ["a file", "the name ends in .gguf"]),
         ("notes", ["a file, not a model folder", "Use a model folder or a .gguf file."]),
         ("model/gone", ["a broken link to /nowhere/at-all"]),
         ("model/pipe", ["neither a folder nor a file"]),
@@ -238,11 +272,9 @@ def test_a_name_that_means_nothing_is_exit_4_with_a_way_on(typed, words):
 )
 def test_what_exists_here_is_never_taken_for_a_repository(tmp_path, monkeypatch, typed, words):
     monkeypatch.chdir(tmp_path)
-    for folder in ("model", "blobs"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "model").mkdir()
     for name in ("model/config.json", "model/weights.safetensors", "notes"):
         (tmp_path / name).write_text("{}")
-    (tmp_path / "blobs/sha256-1").write_bytes(b"GGUF\3")
     (tmp_path / "model/gone").symlink_to("/nowhere/at-all")
     os.mkfifo(tmp_path / "model/pipe")
     with pytest.raises(LocalqError) as raised:
@@ -256,14 +288,12 @@ def test_what_exists_here_is_never_taken_for_a_repository(tmp_path, monkeypatch,
     assert str(opened.value) == str(raised.value)
 
 
-def test_a_link_gives_a_gguf_file_the_name_it_lacks(tmp_path):
+def test_the_first_bytes_tell_a_gguf_file_whatever_its_name(tmp_path):
     (tmp_path / "sha256-1").write_bytes(b"GGUF\3")
-    with pytest.raises(LocalqError, match=r"rename it, or create a link, so that the name ends in \.gguf"):
-        catalog.resolve(str(tmp_path / "sha256-1"))
-    link = tmp_path / "model.gguf"
-    link.symlink_to("sha256-1")
-    found = catalog.resolve(str(link))
-    assert (found.kind, found.path) == ("gguf", link)
+    (tmp_path / "model.gguf").symlink_to("sha256-1")
+    for name in ("sha256-1", "model.gguf"):
+        found = catalog.resolve(str(tmp_path / name))
+        assert (found.kind, found.path, found.format) == ("gguf", tmp_path / name, "gguf")
 
 
 def test_an_empty_name_is_a_usage_error():
@@ -283,9 +313,8 @@ def test_what_this_version_cannot_run_is_said_plainly():
     with pytest.raises(LocalqError, match="unknown format"):
         format_facts.why_unsupported(catalog.find("llama-3.1-8b").arch, "hqq")
     mixtral, oss = (catalog.find(name).arch for name in ("mixtral-8x7b", "gpt-oss-20b"))
-    read = ("aqlm", "vq2", "awq", "gptq", "squeezellm")
-    assert [format_facts.why_unsupported(mixtral, format) for format in read] == [None] * 5
-    assert "GGUF" in format_facts.why_unsupported(mixtral, "gguf")
+    read = ("aqlm", "vq2", "awq", "gptq", "squeezellm", "gguf")
+    assert [format_facts.why_unsupported(mixtral, format) for format in read] == [None] * 6
     assert "interleave" in format_facts.why_unsupported(oss, "vq2")
     assert "not in gptq" in format_facts.why_unsupported(oss, "gptq")
     assert format_facts.why_unsupported(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
@@ -293,8 +322,8 @@ def test_what_this_version_cannot_run_is_said_plainly():
 
 def test_experts_that_are_taken_one_after_the_other_come_last():
     mixtral, dense = (catalog.find(name).arch for name in ("mixtral-8x7b", "llama-3.1-8b"))
-    slow = [format for format in ("nf4", "vq2", "gptq", "bcq") if format_facts.one_by_one(mixtral, format)]
-    assert slow == ["gptq", "bcq"]
+    slow = [format for format in ("nf4", "vq2", "gptq", "bcq", "gguf") if format_facts.one_by_one(mixtral, format)]
+    assert slow == ["gptq", "bcq", "gguf"]
     assert not format_facts.one_by_one(dense, "gptq")
     offer = Offer("org/repo", mixtral, "gptq", "g128")
     assert offer.last
@@ -309,7 +338,7 @@ def test_what_runs_is_what_the_engine_has():
     assert {kind for kinds in WRAPPERS.values() for kind in kinds} <= set(MODEL_TYPES)
     assert set(mistral3.FAMILIES) == set(WRAPPERS["mistral3"])
     imported = {name for name, each in format_facts.FORMATS.items() if each.imported}
-    assert imported == {"fp8", "gguf"}
+    assert imported == {"fp8"}
     assert {*FORMAT_MODULES, *format_facts.full_precision(), *imported} == set(format_facts.FORMATS)
     for name, module in FORMAT_MODULES.items():
         assert module.quant_method == format_facts.FORMATS[name].quant_method

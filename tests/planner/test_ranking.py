@@ -7,10 +7,11 @@ import math
 import pytest
 
 from localq.files import catalog
+from localq.files.gguf import packing, reader
 from localq.planner import offers, ranking, uncatalogued
 from localq.planner.offers import Offer
 from localq.planner.placement import Placement
-from tests.support.files import uncatalogued_models
+from tests.support.files import tiny_gguf_models, uncatalogued_models
 
 
 @pytest.fixture(autouse=True)
@@ -80,5 +81,13 @@ def test_the_bits_of_a_gguf_file_are_those_of_the_file(tmp_path):
     found = uncatalogued.offer(catalog.resolve(str(path)), offline=True)
     assert found.bits == 16.0
     assert found.stored_bits == pytest.approx(8 * path.stat().st_size / found.arch.parameters)
-    assert found.remark == "16 bits in memory"
+    assert found.remark == ""
+
+
+def test_a_gguf_file_of_one_type_takes_its_bytes_on_a_gpu(tmp_path):
+    path = tiny_gguf_models.write_with_tokenizer(tmp_path / "mine.gguf", "Q8_0")
+    found, header = uncatalogued.offer(catalog.resolve(str(path)), offline=True), reader.read_header(path)
+    assert (found.scheme, found.bits, found.remark) == ("Q8_0", 8.5, "Q8_0")
+    assert found.block_bytes == packing.device_bytes(header)
+    assert found.arch.stored_head == packing.head_bytes(header) > 0
     assert offer("smollm2-135m").stored_bits == 5.0  # Q4_1

@@ -37,7 +37,10 @@ RIVALS = ("bitsandbytes", "triton", "aqlm", "vptq")  # packages whose versions b
 FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     **{family: partial(format_rows.cases, family=family) for family in ("nf4", "gemm", "dequantize")},
     "dense": format_rows.dense_cases,
-    **{family: partial(format_rows.cases, family=family) for family in ("int8", "int4", "rowlut", "gather", "vq")},
+    **{
+        family: partial(format_rows.cases, family=family)
+        for family in ("int8", "int4", "gguf", "rowlut", "gather", "vq")
+    },
     "experts": expert_rows.cases,
     "bcq": partial(format_rows.cases, family="bcq"),
     "attention": attention_rows.cases,

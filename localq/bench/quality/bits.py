@@ -13,6 +13,7 @@ from localq.files.model_folder import ModelFiles
 from localq.formats import int8, nf4
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.models import architecture
+from localq.planner.placement import STORED
 
 UNQUANTIZED = 16.0
 
@@ -69,7 +70,7 @@ def size_of(
             stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)
             shared |= {key: checkpoint.tensors[key].nbytes for key in entry.shared}
     stored += sum(shared.values())
-    if head != "16" and HEAD not in linears:
+    if head not in ("16", STORED) and HEAD not in linears:
         out, columns = shapes[TABLE].shape
         count += out * columns
         stored += (nf4 if head == "nf4" else int8).bytes(out, columns)

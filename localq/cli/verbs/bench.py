@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MODEL_HELP = "Any model that `chat` accepts. --synthetic: a catalogue name. --kernels: also shapes such as 4096x4096."
 _SYNTHETIC = "Use random weights with MODEL's shapes."
 _ONLY = (
-    "Kernel families: nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
+    "Kernel families: nf4, gemm, dequantize, dense, int8, int4, gguf, rowlut, gather, vq, experts, bcq, attention, "
     "search, step."
 )
 _AGAINST = "Compare: transformers (default), bitsandbytes, none."

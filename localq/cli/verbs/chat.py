@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq.chat.open_options import OpenOptions
-from localq.cli import agree, default_model, help_page, options, reply_options
+from localq.cli import agree, default_model, gguf_list, help_page, options, reply_options
 from localq.cli.option_values import Command as Command
 from localq.cli.output import has_screen, is_rich_terminal, note, stdout
 from localq.cli.stream_encoding import is_utf8
@@ -115,7 +115,8 @@ def _plan(settings: Settings, named: bool, format: str | None, json: bool, force
     from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
 
     settings, best = default_model.planned(settings, named=named, on_screen=has_screen())
-    return print_plan(settings.model, format or best, settings, json, force)
+    with gguf_list.explain(settings, "chat"):
+        return print_plan(settings.model, format or best, settings, json, force)
 
 
 def _resume(
@@ -160,11 +161,15 @@ def start_chat(
     if on_screen:
         from localq.cli.verbs.tui import run_app
 
+        if named:
+            gguf_list.check(settings, "chat")
+
         return run_app(settings, start, wanted, default_model.chooser(settings, wanted, named=named))
     from localq.cli.line.line_chat import converse
 
     opening = default_model.choose(settings, wanted, named=named, on_screen=False, quiet=quiet)
-    return converse(opening.settings, start, quiet, opening.wanted, first, scripted=plain)
+    with gguf_list.explain(opening.settings, "chat"):
+        return converse(opening.settings, start, quiet, opening.wanted, first, scripted=plain)
 
 
 def _on_full_screen(settings: Settings) -> bool:

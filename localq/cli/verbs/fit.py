@@ -19,6 +19,7 @@ from localq.wording import human_bytes
 if TYPE_CHECKING:
     from localq.planner.card import PlanningCard
     from localq.planner.fit_rows import FitRow
+    from localq.planner.offers import Offer
 
 MIB = 2**20
 SCORE_NOTE = (
@@ -35,7 +36,7 @@ DISK_NOTE = (
     "only for the result and two source files"
 )
 MEASURED_NOTE = "perplexity: relative to the unquantized model; '-' means not measured"
-_MODEL_HELP = "Show this model in every format; ORG/REPO also works."
+_MODEL_HELP = "Show this model in every format; ORG/REPO[:TAG] also works."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Vram = Annotated[
     str | None,
@@ -96,7 +97,7 @@ def fit(
     if vram or gpu:  # on the card of this machine only the flag replaces what is measured
         desktop = settings.desktop
     looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserve_bytes(settings))
-    candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
+    candidates = _offers(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     here = looked.is_here
     rows = [
         fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card, is_here=here) for each in candidates
@@ -112,6 +113,21 @@ def fit(
             _print_table(rows if everything else fit_rows.best_of_families(rows), looked)
             if not everything:
                 _note_others(rows)
+
+
+def _offers(model: str, format: str | None, offline: bool) -> list[Offer]:
+    """The offers of a model; of a repository with several GGUF models, one for each."""
+    from localq.files import catalog
+    from localq.files.gguf_choice import SeveralGgufError
+    from localq.planner import fit_rows, gguf_offers  # start-up cost, as above
+
+    try:
+        return fit_rows.of_model(model, format, offline)
+    except SeveralGgufError:
+        found = [each.offer for each in gguf_offers.models(catalog.resolve(model), offline) if each.offer is not None]
+        if not found:
+            raise
+        return found
 
 
 def _as_json(rows: list[FitRow], looked: PlanningCard, ctx: int | None, with_ledger: bool) -> dict[str, Any]:

@@ -28,6 +28,17 @@ LINE_KEYS = (
     ("Ctrl-C", "stop the reply (its text is kept); twice on an empty prompt: quit"),
     ("Ctrl-D", "quit (on an empty prompt)"),
 )
+NAMES = (
+    ("qwen3-8b, llama3.1:8b", "a name or alias of the catalogue, in the format that fits"),
+    ("NAME@FORMAT", "the same in one format: qwen3-8b@nf4"),
+    ("ORG/REPO, ORG/REPO@REVISION", "a Hugging Face repository; hf.co/ or https://huggingface.co/ may precede it"),
+    ("ORG/REPO:TAG", "one GGUF model of a repository, by its quantization in any case: ORG/REPO:Q4_K_M"),
+    ("ORG/REPO/FILE.gguf", "the same by its file, which may be in a folder; or the file's address in a browser"),
+    ("ORG/REPO@REVISION:TAG", "the same at a branch, tag or commit"),
+    ("ollama/NAME:TAG", "a GGUF model in ollama's store, as `ollama list` names it; it is only read"),
+    ("lm-studio/PUBLISHER/REPO/FILE", "a GGUF model of LM Studio; it is only read"),
+    ("./FOLDER, FILE.gguf", "a model folder, or a .gguf file"),
+)
 # Variables of other tools that localq honours. Every setting and option also has LOCALQ_<NAME>.
 VARIABLES = (
     ("LOCALQ_<SETTING>, LOCALQ_<OPTION>", "any setting or option, such as LOCALQ_CTX=8k or LOCALQ_THINK_OUT=FILE"),
@@ -41,6 +52,7 @@ VARIABLES = (
         "token for gated models; overrides `hf auth login` and is overridden by --token",
     ),
     ("HF_ENDPOINT", "URL of another hub"),
+    ("OLLAMA_MODELS", "folder of ollama's models (default: ~/.ollama/models)"),
     ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never use the network"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "hide download progress bars"),
     ("HF_HUB_DISABLE_XET, HF_XET_HIGH_PERFORMANCE", "no effect: files are downloaded over plain HTTPS"),
@@ -77,6 +89,10 @@ def _commands() -> tuple[dict[str, Any], list[Table]]:
     return {"commands": dict(rows)}, [[("command", "action"), *rows]]
 
 
+def _names() -> tuple[dict[str, Any], list[Table]]:
+    return {"names": dict(NAMES)}, [[("name", "model"), *NAMES]]
+
+
 def _environment() -> tuple[dict[str, Any], list[Table]]:
     return {"environment": dict(VARIABLES)}, [[("variable", "meaning"), *VARIABLES]]
 
@@ -98,12 +114,14 @@ def _search(word: str) -> tuple[dict[str, Any], list[Table]]:
 
 
 TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
+    "names": _names,
     "exit-codes": _exit_codes,
     "keys": _keys,
     "commands": _commands,
     "environment": _environment,
 }
 MEANINGS = {
+    "names": "how models are named",
     "exit-codes": "what an exit code means",
     "keys": "keys in line mode and full-screen mode",
     "commands": "/commands in a chat",

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def ls(json: options.Json = False) -> None:
     """List the models on this machine, most recently used first.
 
-    SHARED: another tool put the model in the Hugging Face cache and may still be using it.
+    SHARED: another program downloaded the model and may still be using it. Names that begin with ollama/ or lm-studio/
+    are models of these programs; localq uses them where they are and never changes or removes them.
     """
     from localq.files import local_models  # start-up cost: `localq --help` does without it
 

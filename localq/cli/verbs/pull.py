@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,17 @@ import typer
 from localq.cli import agree, help_page, options, progress
 from localq.cli.output import note, print_json, print_line, stderr
 from localq.errors import ExitCode, usage_error
-from localq.files import catalog
+from localq.files import catalog, gguf_choice
 from localq.settings import OF_LOAD, Settings
 from localq.wording import OnProgress, human_bytes
 
 Names = Annotated[
     list[str],
-    typer.Argument(metavar="NAME", help="Name, NAME@FORMAT or ORG/REPO.", autocompletion=options.complete_names),
+    typer.Argument(
+        metavar="NAME",
+        help="Name, NAME@FORMAT, ORG/REPO or ORG/REPO:TAG.",
+        autocompletion=options.complete_names,
+    ),
 ]
 Revision = Annotated[
     str | None,
@@ -63,15 +68,36 @@ def pull(
     for target in targets:
         _check(target, revision)
     settings = options.load_settings(OF_LOAD, offline=offline, vram=vram, desktop=desktop)
+    from localq.planner import gguf_list  # start-up cost: a wrong name fails without it
+
+    with gguf_list.explain(targets, settings, "pull", revision):
+        return _pull_all(name, targets, _PullOptions(settings, revision, force, dry_run, yes, quiet, json))
+
+
+@dataclass(frozen=True)
+class _PullOptions:
+    """What `pull` is asked for besides the names."""
+
+    settings: Settings
+    revision: str | None
+    force: bool
+    dry_run: bool
+    yes: bool
+    quiet: bool
+    json: bool
+
+
+def _pull_all(names: list[str], targets: list[catalog.Target], request: _PullOptions) -> int:
+    settings, revision, force, quiet = request.settings, request.revision, request.force, request.quiet
     if revision is None:
-        targets = [_choose_target(each, settings, quiet) for each in name]
-    if dry_run:
-        return _plans(targets, revision, settings, force, json)
+        targets = [_choose_target(each, settings, quiet) for each in names]
+    if request.dry_run:
+        return _plans(targets, revision, settings, force, request.json)
     damaged = [each for each in targets if revision is None and _note_damage(each, quiet)]
     missing = [each for each in targets if revision is not None or each in damaged or _here(each) is None]
     for target in missing:
         _judge(target, revision, settings, force, quiet)
-    agree.check(missing, settings, yes, revision=revision, again=damaged)
+    agree.check(missing, settings, request.yes, revision=revision, again=damaged)
     fetched = []
     for target in targets:
         try:
@@ -88,9 +114,9 @@ def pull(
             made = "downloaded and verified" if target.source is not None or target.repo is not None else "quantized"
             state = "already on this machine" if was_here else made
             note(f"{target.name}: {human_bytes(fetched[-1]['bytes'])}, {state}")
-        if not json:
+        if not request.json:
             print_line(str(path))
-    if json:
+    if request.json:
         print_json({"models": fetched})
     return ExitCode.OK
 
@@ -112,6 +138,9 @@ def _plans(targets: list[catalog.Target], revision: str | None, settings: Settin
 
 
 def _check(target: catalog.Target, revision: str | None) -> None:
+    if target.store:
+        step = f"`localq chat {target.name}` uses it where it is."
+        raise usage_error(target.name, "this model is on this machine, in the store of another program", step)
     if target.path is not None:
         raise usage_error(target.name, "a local path needs no download", "Give a name or ORG/REPO.")
     if revision is not None and (target.source is None or target.source.kind != "hub") and target.repo is None:
@@ -179,8 +208,7 @@ def _pull(
     if target.source is not None:  # the catalogue's hashes are of its own revision
         source = dataclasses.replace(target.source, revision=revision, sha256={})
     else:
-        assert target.repo is not None, "checked by _check"
-        source = catalog.Source(format="", repo=target.repo, revision=revision)
+        source = hub.repo_source(target, revision)
     return hub.fetch(source, count, offline=offline, refresh=True), was_here
 
 
@@ -194,7 +222,8 @@ def _say(quiet: bool) -> Callable[[str], None]:
 def _fields(target: catalog.Target, path: Path, was_here: bool) -> dict[str, Any]:
     from localq.files.hub import cache as hub_cache
 
-    size = path.stat().st_size if path.is_file() else sum(each.st_size for each in hub_cache.content(path))
+    files = [part.stat() for part in gguf_choice.parts_of(path)] if path.is_file() else hub_cache.content(path)
+    size = sum(each.st_size for each in files)
     return {
         "name": target.name,
         "format": target.format,

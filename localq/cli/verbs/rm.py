@@ -21,12 +21,16 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: options.Json = False,
 ) -> int:
-    """Delete models from this machine."""
+    """Delete models from this machine.
+
+    Models of ollama and LM Studio are refused; remove them there.
+    """
     from localq.cli.verbs.ls import fields
     from localq.files import local_models, removal  # start-up cost: `localq --help` does without it
 
     found = {str(model.path): model for each in name for model in local_models.matching(each)}
     models = list(found.values())
+    removal.refuse_foreign(models)
     if not yes and not _confirm(models):
         note("nothing removed")
         return ExitCode.FAILURE

@@ -18,7 +18,7 @@ from localq.chat import stop_strings
 from localq.chat.attachments import Attachment, expand_mentions, piped_attachment, read_attachments
 from localq.chat.history.export import code_blocks
 from localq.chat.open_options import OpenOptions
-from localq.cli import agree, default_model, help_page, options, reply_options
+from localq.cli import agree, default_model, gguf_list, help_page, options, reply_options
 from localq.cli.option_values import Command as Command
 from localq.cli.output import note, print_json, print_line
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -113,7 +113,8 @@ def _plan(settings: Settings, named: bool, format: str | None, json: bool, force
     from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
 
     settings, best = default_model.planned(settings, named=named)
-    return print_plan(settings.model, format or best, settings, json, force)
+    with gguf_list.explain(settings, "run"):
+        return print_plan(settings.model, format or best, settings, json, force)
 
 
 def _split_words(
@@ -175,6 +176,7 @@ def _answer(settings: Settings, request: _Request) -> int:
     think_out = None if request.think_out is None else places.expand(request.think_out, "--think-out")
     with (
         open_thoughts(request.quiet or request.json, think_out) as thoughts,  # first: it refuses a bad path
+        gguf_list.explain(settings, "run"),
         watcher,
         open_model.open_session(settings.model, settings, watcher, opening.wanted) as opened,
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from localq import gpus
 from localq.cli import options
 from localq.cli.output import print_json, print_line, terminal_width
@@ -14,10 +16,12 @@ def show(model: options.Model = None, vram: options.Vram = None, json: options.J
     """Show a model's size, source, local files and memory use."""
     if model is None:
         raise usage_error("localq show", "no model given", f"`localq ls` and {gpus.fit_command()} list models.")
-    catalog.resolve(model)
-    from localq.planner import model_facts  # start-up cost: a wrong name fails without it
+    target = catalog.resolve(model)
+    from localq.planner import gguf_list, model_facts  # start-up cost: a wrong name fails without them
 
-    facts = model_facts.of_name(model, options.load_settings(OF_LOAD, vram=vram))
+    settings = options.load_settings(OF_LOAD, vram=vram)
+    gguf_list.check(target, dataclasses.replace(settings, offline=True), "show")
+    facts = model_facts.of_name(model, settings)
     if json:
         print_json(facts)
     else:

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from localq.chat.open_options import OpenOptions
-from localq.cli import default_model, options
+from localq.cli import default_model, gguf_list, options
 from localq.cli.output import has_screen, note
 from localq.errors import ExitCode, usage_error
 
@@ -31,6 +31,7 @@ def tui(model: options.Model = None) -> int:
     settings, project = options.load_reply_settings({"model": model})
     if model is not None:
         catalog.resolve(model)  # a wrong name fails before the screen is taken
+        gguf_list.check(settings, "chat")
     choose = default_model.chooser(settings, OpenOptions(), named=model is not None)
     start = open_conversation.start(None, settings, None, note, origins=project)
     return run_app(settings, start, choose=choose, pick=choose is not None)

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from localq.files.local_models import LocalModel
     from localq.files.verification import CheckedFile
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names from `localq ls`; without one, all.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="Names from `localq ls`; default: all of localq's.")
+]
 
 
 def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json = False) -> int:
     """Check model files against their recorded hashes.
 
     Reads every file with a recorded hash and changes nothing. For a damaged model, it prints the repair command.
-    Without NAME, models that cannot be read are reported and skipped.
+    Without NAME, models that cannot be read are reported and skipped, and those of ollama and LM Studio are left out.
     """
     from localq.cli.verbs.ls import unreadable_fields
     from localq.files import local_models, packaged_model, verification  # start-up cost: only this verb hashes
@@ -34,7 +36,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
     if name:
         models = list({str(model.path): model for word in name for model in local_models.matching(word)}.values())
     else:
-        here = local_models.inventory()
+        here = local_models.inventory(others=False)
         models, unreadable = here.models, [closed.error for closed in here.unreadable]
     if not models and not unreadable:
         note(f"no models yet: `localq pull NAME` downloads one; the small model smollm2-135m {packaged_model.BUILT_IN}")

@@ -92,8 +92,9 @@ def load(
     dtype = pick_dtype(options.dtype, files, choice.device)
     failure: LocalqError
     try:
-        is_mapped = may_map and choice.device.type == "cuda"  # to the CPU tensors are copied anyway
-        with open_checkpoint(files, mapped=is_mapped) if opened is None else opened(files) as checkpoint:
+        on_gpu = choice.device.type == "cuda"
+        is_mapped = may_map and on_gpu  # to the CPU tensors are copied anyway
+        with open_checkpoint(files, mapped=is_mapped, packed=on_gpu) if opened is None else opened(files) as checkpoint:
             return _load(files, options, checkpoint, choice, dtype, before, on_progress)
     except LocalqError as error:
         failure = error.with_traceback(None)  # its frames hold the half-loaded model

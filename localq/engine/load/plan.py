@@ -36,7 +36,11 @@ def plan_load(
     """
     packed, name = held is not None, options.name or files.name
     plan = memory_plan.plan(
-        replace(Architecture.from_config(files.config), thinks=options.thinks),
+        replace(
+            Architecture.from_config(files.config),
+            thinks=options.thinks,
+            stored_head=assignment.head_bytes if packed else 0,
+        ),
         assignment.format or "bf16",
         _ram(dtype, block_bytes) if held is None else held.budget,
         wishes=_wishes(options, assignment, name),
@@ -81,6 +85,8 @@ def _wishes(options: LoadOptions, assignment: weights.Assignment, name: str) -> 
     wishes = options.wishes
     if (head := assignment.quantized.get(HEAD)) is not None:
         kept = head.format if head.format in weights.HEAD_FORMATS else "16"
+        if assignment.head is not None:
+            kept = "auto"  # which is `placement.STORED`
         if wishes.head not in ("auto", kept):
             why = f"the files store the head as {head.format.upper()}, not as {placement.HEAD_NAMES[wishes.head]}"
             raise usage_error("--head", why, "Remove --head.")

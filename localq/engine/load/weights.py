@@ -20,13 +20,15 @@ from localq.engine.load.expert_pieces import DENSE_DTYPES
 from localq.engine.load.placing import HEAD, LARGE, TABLE, Destinations
 from localq.engine.load.shared import SharedTensors
 from localq.errors import LocalqError, bad_file
-from localq.formats import FORMATS, owner, shared_names
+from localq.formats import FORMATS, gguf, owner, shared_names
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.linear import SlabLinear
 from localq.models.decoder import Decoder
 from localq.models.layers import PlainLinear
+from localq.planner.placement import STORED
 
-HEAD_FORMATS = ("nf4",)  # a head in another format is dequantized: `placement` plans for no other
+HEAD_FORMATS = ("nf4", "gguf")  # a head in another format is dequantized: `placement` plans for no other
+STORED_HEADS = (gguf,)  # formats of which `placement` plans a head as it is stored
 _AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
 # A download is not the cause: the files are as their maker wrote them.
 _OTHER = "Without them its replies may be wrong. Use a different repository for this model."
@@ -53,11 +55,16 @@ class Assignment:
     dense      parameter name -> checkpoint key
     quantized  path of the Linear -> its source
     stacks     parameter name -> its experts, where the checkpoint stores them quantized or one by one
+    head       the output head as stored, where a GPU keeps it in its format (`placement.STORED`): also that of a tied
+               model, whose files have the table in such a format
+    head_bytes its bytes there
     """
 
     dense: dict[str, str] = field(default_factory=dict)
     quantized: dict[str, QuantizedSource] = field(default_factory=dict)
     stacks: dict[str, stacks.AnyStack] = field(default_factory=dict)
+    head: QuantizedSource | None = None
+    head_bytes: int = 0
 
     @property
     def format(self) -> str | None:
@@ -84,6 +91,9 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
             continue
         owned.update(entry.keys, entry.shared)
         target = rename(f"{entry.prefix}.weight")
+        if target == f"{HEAD}.weight" and entry.module in STORED_HEADS:
+            assignment.head = entry
+            assignment.head_bytes = sum(entry.module.placed_bytes(checkpoint.tensors, entry.prefix))
         if target is not None and target not in model.redundant:
             assignment.quantized[target.removesuffix(".weight")] = entry
     for key in checkpoint.tensors:
@@ -213,7 +223,9 @@ def fill(
     """
     sources, linears, stacks_ = dict(assignment.dense), assignment.quantized, assignment.stacks
     made_head = None
-    if places.placement.head != "16" and HEAD not in linears:
+    if places.placement.head == STORED and assignment.head is not None:
+        linears = {**linears, HEAD: assignment.head}  # of a tied model too
+    elif places.placement.head != "16" and HEAD not in linears:
         made_head = sources.pop(f"{HEAD}.weight", sources[TABLE])
     sizes = {key: checkpoint.tensors[key].nbytes for key in checkpoint.tensors}
     total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
@@ -305,17 +317,20 @@ def _put_quantized(
     model: nn.Module, path: str, entry: QuantizedSource, shared: SharedTensors, places: Destinations
 ) -> None:
     """Set a quantized Linear; its bias, if any, is dense and already set."""
-    plain = model.get_submodule(path)
-    assert isinstance(plain, nn.Linear)  # checked by `assign`
+    plain = getattr(model, HEAD) if path == HEAD else model.get_submodule(path)
+    assert plain is None or isinstance(plain, nn.Linear)  # checked by `assign`; None: the head of a tied model
     packed = entry.module.from_checkpoint(shared.checkpoint, entry.prefix)
     if not places.packed or (path == HEAD and entry.format not in HEAD_FORMATS):
         _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype).to(places.device))
         return
-    if _is_plain(model, path):
+    if isinstance(plain, PlainLinear):
         _put(model, f"{path}.weight", places.block(entry.module.dequantize(packed, places.dtype)))
         return
-    bias = None if plain.bias is None else plain.bias.data
+    bias = None if plain is None or plain.bias is None else plain.bias.data
     placed = packed.placed(places.alone if path == HEAD else shared.once(places.block), places.device)
     linear = entry.module.Linear(placed, bias)
     linear.tile_()
-    _replace(model, path, linear)
+    if path == HEAD:
+        model.lm_head = linear
+    else:
+        _replace(model, path, linear)

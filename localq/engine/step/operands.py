@@ -48,7 +48,8 @@ def product(
     """out = residual + norm(x) W^T + bias, the results of `operands` behind each other; x T [rows <= 8, in].
 
     With `activation` there are two and out = activation(first) * second. One launch where they are `fusable`, else one
-    each, for one row and without an activation or a residual. Operands with signs rotate x, and take one row.
+    for each run of neighbours that are, for one row and without an activation or a residual. Operands with signs rotate
+    x, and take one row.
     out [rows, sum of outs] in T or float32.
     """
     if fusable(operands):
@@ -57,9 +58,21 @@ def product(
     if x.shape[0] != 1 or activation is not None or residual is not None:
         raise ValueError("product: operands of different formats take one row, no activation and no residual")
     start = 0
+    for run in _runs(operands):
+        width = sum(each.out_features for each in run)
+        run[0].launch(x, run, norm=norm, out=out[:, start : start + width])
+        start += width
+
+
+def _runs(operands: Sequence[Operand]) -> list[list[Operand]]:
+    """Neighbours that one launch takes, together: q and k of one type of blocks before v of another."""
+    runs: list[list[Operand]] = []
     for each in operands:
-        each.launch(x, [each], norm=norm, out=out[:, start : start + each.out_features])
-        start += each.out_features
+        if runs and fusable([*runs[-1], each]):
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return runs
 
 
 def product_launch(

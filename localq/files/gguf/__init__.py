@@ -1,8 +1,9 @@
 """GGUF files, read as if they were Hugging Face folders.
 
-Here: the container (`binary`), its metadata as a configuration (`reader`, `facts`, `rope`), tensors under their Hugging
-Face names (`names`, `tensors`), and the tokenizer of the vocabulary (`vocab`).
-Not here: writing, and mixtures of experts, which are refused.
+Here: the container (`binary`), models in several files (`splits`), metadata as a configuration (`reader`, `config`,
+`facts`, `rope`), tensors under their Hugging Face names (`names`, `directory`) in stored layouts (`layout`), their
+values (`tensors`, `block_types`), and the tokenizer of the vocabulary (`vocab`).
+Not here: writing; which files of a repository are one model (`files.gguf_choice`).
 Called by `files.model_folder`, `formats.checkpoint` and `text.tokenizer`. Torch-free; numpy only for tensors.
 Open first: reader.py.
 """

@@ -26,6 +26,7 @@ MAX_KEYS, MAX_TENSORS, MAX_STRING, MAX_DIMENSIONS = 2**16, 2**17, 2**24, 4
 MAX_VALUES = 2**21  # of all arrays; the largest vocabularies with merges and types have under a million
 MAX_TEXT = 2**27  # bytes of all strings
 _FIRST_BYTES = 2**24  # read at first; a vocabulary of 150,000 tokens takes 6 MB
+_PART_BYTES = 2**18  # read at first of a file without a vocabulary: a directory of 3,000 tensors
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
@@ -70,22 +71,46 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class RawTensor:
-    """An entry of the directory: ggml's type number, shape (slowest dimension first), file offset."""
+    """An entry of the directory: ggml's type number, shape (slowest dimension first), file offset.
+
+    file: its number in `Container.files`.
+    """
 
     type: int
     shape: tuple[int, ...]
     offset: int
+    file: int = 0
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A .gguf file, with its size and time when its header was read."""
+
+    path: Path
+    size: int
+    mtime_ns: int
 
 
 @dataclass(frozen=True)
 class Container:
-    """Metadata and tensor directory of a .gguf file, without the data."""
+    """Metadata and tensor directory of a .gguf file, without the data; of a split model, of all its files (`splits`).
 
-    path: Path
+    files: the one that was read; of a split model all of them in order, and `values` are those of the first.
+    """
+
     values: dict[str, Any]
     tensors: dict[str, RawTensor]
-    size: int
-    mtime_ns: int
+    files: tuple[GgufFile, ...]
+
+    @property
+    def path(self) -> Path:
+        """The file that names the model: the only one, or the first."""
+        return self.files[0].path
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
 
 class _MoreError(Exception):
@@ -175,12 +200,21 @@ def read_container(path: Path) -> Container:
     return _read(path, state)
 
 
+def read_part(path: Path) -> Container:
+    """As `read_container`, for a file without a vocabulary, such as a later part of a split model. Not cached."""
+    return _load(path, _PART_BYTES)
+
+
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, _state: file_state.State) -> Container:
+    return _load(path, _FIRST_BYTES)
+
+
+def _load(path: Path, count: int) -> Container:
+    """Read `count` bytes at first, and more where the header is longer."""
     try:
         with path.open("rb", buffering=0) as file:
             found = os.fstat(file.fileno())
-            count = _FIRST_BYTES
             while True:
                 data = os.pread(file.fileno(), min(count, found.st_size), 0)
                 if len(data) < min(count, found.st_size):
@@ -224,7 +258,7 @@ def _parse(cursor: _ByteReader, mtime_ns: int) -> Container:
         if start + tensor.offset + math.prod(tensor.shape) // block * block_bytes > size:
             raise cursor.damaged(f"tensor {name!r} of shape {tensor.shape} extends beyond the end of the file")
     placed = {name: RawTensor(each.type, each.shape, start + each.offset) for name, each in tensors.items()}
-    return Container(cursor.path, values, placed, size, mtime_ns)
+    return Container(values, placed, (GgufFile(cursor.path, size, mtime_ns),))
 
 
 def _directory(cursor: _ByteReader, count: int) -> list[tuple[str, RawTensor]]:

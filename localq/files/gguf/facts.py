@@ -5,9 +5,11 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from localq import disk
 from localq.errors import LocalqError, bad_file
-from localq.files.gguf.binary import Container
+from localq.files.gguf.binary import Container, RawTensor
 
+_F32 = 0
 LARGEST = 1e12  # limit of a float in the metadata, the same as `model_folder.LARGEST_FLOAT`
 
 
@@ -43,6 +45,25 @@ class Facts:
         if not 0 < value < LARGEST:  # NaN fails every comparison
             raise self.bad(key, f"has an invalid value: {value}")
         return shortest_f32(float(value))
+
+    def floats(self, name: str, tensor: RawTensor, count: int) -> list[float]:
+        """The values of an f32 tensor [count] that holds positive numbers of the configuration."""
+        path = self.container.files[tensor.file].path
+        what = str(path)
+        if tensor.type != _F32 or tensor.shape != (count,):
+            why = f"tensor {name!r} has shape {tensor.shape} and type {tensor.type}; expected {count} f32 values"
+            raise bad_file(what, why, "Download the file again.")
+        try:
+            with path.open("rb") as file:
+                file.seek(tensor.offset)
+                values = struct.unpack(f"<{count}f", file.read(4 * count))
+        except OSError as error:
+            raise disk.read_error(path, error) from error
+        except struct.error:
+            raise bad_file(what, f"tensor {name!r} is truncated", "Download the file again.") from None
+        if not all(0 < value < LARGEST for value in values):  # NaN fails every comparison
+            raise bad_file(what, f"a value of tensor {name!r} is not a positive number", "Download the file again.")
+        return [shortest_f32(value) for value in values]
 
     def bad(self, key: str, why: str) -> LocalqError:
         """The error for a key (exit 8)."""

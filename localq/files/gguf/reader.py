@@ -5,21 +5,18 @@ Torch-free and numpy-free. `tensors.py` reads the data, `vocab.py` the vocabular
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localq.errors import ExitCode, LocalqError, bad_file
-from localq.files.gguf.binary import Container, read_container
+from localq.errors import LocalqError
+from localq.files.gguf import splits
+from localq.files.gguf.binary import GgufFile
+from localq.files.gguf.config import family_of, predicting_blocks, read_config
+from localq.files.gguf.directory import GgufTensor, read_directory
 from localq.files.gguf.facts import Facts, shortest_f32
-from localq.files.gguf.names import ARCHITECTURES, hugging_face_name, is_frequency_tensor
-from localq.files.gguf.rope import rope_scaling
+from localq.files.gguf.names import ARCHITECTURES
 
-MAX_LAYERS = 256
-# The file has no key for gemma's query scale. As in llama.cpp, the layer count decides: the 27B models of both
-# generations use hidden / heads, the others head_dim.
-_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 # Name in generation_config.json -> key after `general.sampling.`
 _SAMPLING = {
     "temperature": "temp",
@@ -28,161 +25,64 @@ _SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
-
-
-@dataclass(frozen=True)
-class GgufTensor:
-    """A tensor's GGUF name, ggml type number, Hugging Face shape, and offset in the file."""
-
-    gguf_name: str
-    type: int
-    shape: tuple[int, ...]
-    offset: int
+# Of several templates the default one: others are named after what they are for, such as "tool_use" or "rag".
+_TEMPLATES = ("tokenizer.chat_template", "tokenizer.chat_template.default")
 
 
 @dataclass(frozen=True)
 class GgufModel:
     """The header of a .gguf model.
 
-    Keys of `tensors` are Hugging Face names; `architecture` is GGUF's name; `size` and `mtime_ns` are those of the file
-    when its header was read.
+    files         of the model, in order: one, or all parts of a split one, as they were when the header was read
+    architecture  GGUF's name
+    tensors       Hugging Face name -> tensor
+    extra         kind -> GGUF names of tensors that generating text does not need (`files.extra_tensors`)
     """
 
-    path: Path
+    files: tuple[GgufFile, ...]
     architecture: str
     config: dict[str, Any]
     generation_config: dict[str, Any]
     chat_template: str | None
     tensors: dict[str, GgufTensor]
-    size: int
-    mtime_ns: int
+    extra: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The file that names the model: the only one, or the first."""
+        return self.files[0].path
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
 
 def read_header(path: Path) -> GgufModel:
-    """Read and check the header of `path`.
+    """Read and check the header of the model of which `path` is the file, or any part of a split one.
 
-    Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported one.
+    Raises LocalqError: exit 8 for a damaged file or a missing part, 1 for an unsupported one.
     """
-    container = read_container(path)
+    container = splits.read_model(path)
     facts = Facts(container)
-    if facts.values.get("split.count", 1) not in (0, 1):
-        why = f"this is only one of {facts.values['split.count']} parts of a split file"
-        raise LocalqError(str(path), why, "Merge the parts first (`llama-gguf-split --merge`).", ExitCode.FAILURE)
     if facts.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise LocalqError(
             str(path), f"the architecture '{facts.architecture}' is not supported", f"Supported: {known}."
         )
-    if facts.get("expert_count", int):
-        raise LocalqError(str(path), "GGUF files of MoE models are not supported", "Use the model's safetensors files.")
-    tensors = _tensors(container, facts.architecture)
-    config = _config(facts, tied="lm_head.weight" not in tensors)
-    template = facts.values.get("tokenizer.chat_template")
+    family = family_of(facts)
+    config = read_config(facts, family)
+    tensors, extra = read_directory(container, family, config, predicting_blocks(facts))
+    templates = (facts.values.get(key) for key in _TEMPLATES)
     return GgufModel(
-        path,
+        container.files,
         facts.architecture,
         config,
         _generation_config(facts),
-        template if isinstance(template, str) else None,
+        next((template for template in templates if isinstance(template, str)), None),
         tensors,
-        container.size,
-        container.mtime_ns,
+        extra,
     )
-
-
-def _tensors(container: Container, architecture: str) -> dict[str, GgufTensor]:
-    found: dict[str, GgufTensor] = {}
-    for name, raw in container.tensors.items():
-        if is_frequency_tensor(name):
-            continue
-        renamed = hugging_face_name(architecture, name)
-        if renamed is None:
-            why = f"contains the tensor {name!r}, which {architecture} models do not have"
-            raise LocalqError(str(container.path), why, "Use a different GGUF file for this model.", ExitCode.FAILURE)
-        if renamed in found:
-            why = f"the tensors {found[renamed].gguf_name!r} and {name!r} both map to {renamed}"
-            raise bad_file(str(container.path), why, "Download the file again.")
-        found[renamed] = GgufTensor(name, raw.type, raw.shape, raw.offset)
-    return found
-
-
-def _config(facts: Facts, tied: bool) -> dict[str, Any]:
-    heads, hidden = facts.integer("attention.head_count"), facts.integer("embedding_length")
-    head_dim = facts.integer("attention.key_length", hidden // heads)
-    embedding = facts.container.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise bad_file(str(facts.container.path), "token_embd.weight is missing", "Download the file again.")
-    rotary = facts.integer("rope.dimension_count", head_dim)
-    config: dict[str, Any] = {
-        "model_type": "gemma3_text" if facts.architecture == "gemma3" else facts.architecture,
-        "hidden_size": hidden,
-        "num_hidden_layers": facts.integer("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": facts.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "intermediate_size": facts.integer("feed_forward_length"),
-        "vocab_size": embedding.shape[0],
-        "max_position_embeddings": facts.integer("context_length"),
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": facts.number("rope.freq_base", 10_000.0),
-        "rope_scaling": rope_scaling(facts, rotary),
-        "tie_word_embeddings": tied,
-        "torch_dtype": "bfloat16",
-    }
-    if rotary != head_dim:
-        fraction = rotary / head_dim
-        # Readers compute int(factor * head_dim): int((30 / 44) * 44) is 29, one too few.
-        exact = int(fraction * head_dim) == rotary
-        config["partial_rotary_factor"] = fraction if exact else math.nextafter(fraction, 1.0)
-    for name in ("bos", "eos"):
-        config[f"{name}_token_id"] = facts.get(f"tokenizer.ggml.{name}_token_id", int)
-    return {**config, **_family(facts, hidden, heads, head_dim)}
-
-
-def _family(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
-    """Keys of config.json beyond the common ones, by architecture."""
-    architecture, window = facts.architecture, facts.get("attention.sliding_window", int)
-    biased = "blk.0.attn_q.bias" in facts.container.tensors
-    if architecture in ("llama", "smollm3"):
-        mlp_biased = "blk.0.ffn_up.bias" in facts.container.tensors
-        plain = {"hidden_act": "silu", "attention_bias": biased, "mlp_bias": mlp_biased}
-        # The file does not state which layers have no RoPE. As in llama.cpp: every fourth.
-        return {**plain, "no_rope_layer_interval": 4} if architecture == "smollm3" else plain
-    if architecture in ("qwen2", "qwen3"):  # qwen2 always has biases, and no key for them
-        stated = {"attention_bias": biased} if architecture == "qwen3" else {}
-        return {"hidden_act": "silu", "use_sliding_window": False, **stated}
-    if architecture == "phi3":
-        original = facts.integer("rope.scaling.original_context_length", facts.integer("context_length"))
-        return {"hidden_act": "silu", "sliding_window": window or None, "original_max_position_embeddings": original}
-    return _gemma(facts, hidden, heads, head_dim)
-
-
-def _gemma(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
-    layers = facts.integer("block_count")
-    if layers > MAX_LAYERS:
-        raise facts.bad("block_count", f"has an invalid value: {layers}")
-    large = layers == _GEMMA_27B_LAYERS[facts.architecture]
-    gemma: dict[str, Any] = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": hidden // heads if large else head_dim,
-    }
-    if facts.architecture == "gemma2":
-        return {
-            **gemma,
-            "sliding_window": facts.integer("attention.sliding_window", 4096),
-            "attn_logit_softcapping": facts.number("attn_logit_softcapping", 50.0),
-            "final_logit_softcapping": facts.number("final_logit_softcapping", 30.0),
-        }
-    caps = "gemma3.final_logit_softcapping" in facts.values
-    gemma["final_logit_softcapping"] = facts.number("final_logit_softcapping") if caps else None
-    if not facts.get("attention.sliding_window", int):
-        return {**gemma, "layer_types": ["full_attention"] * layers}
-    return {
-        **gemma,
-        "sliding_window": facts.integer("attention.sliding_window"),
-        "sliding_window_pattern": facts.integer("attention.sliding_window_pattern", 6),
-        "rope_local_base_freq": facts.number("rope.freq_base_swa", 10_000.0),
-    }
 
 
 def _generation_config(facts: Facts) -> dict[str, Any]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
-from localq.errors import ExitCode, LocalqError, bad_file
-from localq.files.gguf.binary import Container, RawTensor
-from localq.files.gguf.facts import LARGEST, Facts, shortest_f32
+from localq.errors import ExitCode, LocalqError
+from localq.files.gguf.facts import Facts
 
-_F32 = 0
 _LLAMA3_ORIGINAL = 8192  # context of Llama 3's pretraining, used where the divisors do not determine it
 _LOW, _HIGH = 1.0, 4.0  # low_freq_factor and high_freq_factor of all published Llama 3 models
 _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
@@ -45,6 +43,9 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
         original = facts.integer("rope.scaling.original_context_length")
         keys = {name: f"rope.scaling.{key}" for name, key in _YARN.items()}
         stated = {name: facts.number(key) for name, key in keys.items() if facts.full(key) in facts.values}
+        if facts.get(_LOG_MULTIPLIER, (int, float)):
+            # llama.cpp knows only `mscale_all_dim` and takes `mscale` as 1.
+            stated |= {"mscale": 1.0, "mscale_all_dim": facts.number(_LOG_MULTIPLIER)}
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **stated}
     return {"rope_type": "linear", "factor": factor}
 
@@ -88,18 +89,6 @@ def _original_context(divisors: list[float], wavelengths: list[float], factor: f
 
 def _factors(facts: Facts, name: str, rotary: int) -> list[float] | None:
     """The f32 tensor `name`, one value per pair of columns. Older files store equal copies, one per block."""
-    container = facts.container
-    tensor = container.tensors.get(name) or container.tensors.get(f"blk.0.{name}")
-    return None if tensor is None else _floats(container, tensor, rotary // 2)
-
-
-def _floats(container: Container, tensor: RawTensor, count: int) -> list[float]:
-    if tensor.type != _F32 or tensor.shape != (count,):
-        why = f"a RoPE factor tensor has shape {tensor.shape} and type {tensor.type}; expected {count} f32 values"
-        raise bad_file(str(container.path), why, "Download the file again.")
-    with container.path.open("rb") as file:
-        file.seek(tensor.offset)
-        values = struct.unpack(f"<{count}f", file.read(4 * count))
-    if not all(0 < value < LARGEST for value in values):  # NaN fails every comparison
-        raise bad_file(str(container.path), "a RoPE factor is not a positive number", "Download the file again.")
-    return [shortest_f32(value) for value in values]
+    tensors = facts.container.tensors
+    stored = name if name in tensors else f"blk.0.{name}"
+    return None if stored not in tensors else facts.floats(stored, tensors[stored], rotary // 2)

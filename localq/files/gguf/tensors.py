@@ -6,17 +6,18 @@ Supported types: all that the `gguf` package dequantizes (`gguf.quants`, numpy d
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files import file_state
-from localq.files.gguf.names import OFFSET_NORMS, PERMUTED
-from localq.files.gguf.reader import GgufModel, GgufTensor
+from localq.files.gguf.directory import GgufTensor, rows_of
+from localq.files.gguf.layout import StoredLayout
+from localq.files.gguf.packing import blocks_shape
+from localq.files.gguf.reader import GgufModel
 from localq.files.json_files import DAMAGED
 
 if TYPE_CHECKING:
@@ -28,48 +29,65 @@ _JOINED = 9216  # most values of rows joined into one; 16 such rows in f32 are 5
 
 
 class FileBytes:
-    """The bytes of a .gguf file, readable after the file is removed. Read, not mapped: pages of a map count as memory.
+    """The bytes of a .gguf model, readable after its files are removed. Read, not mapped: pages of a map are memory.
 
     Raises LocalqError: exit 8 for a file that is damaged or has changed, 9 for one that cannot be read.
     """
 
     def __init__(self, model: GgufModel) -> None:
-        self._path, self._model = str(model.path), model
+        self._states = model.files
+        with contextlib.ExitStack() as opened:  # all of them, or none
+            self._files = [opened.enter_context(self._open(number)) for number in range(len(model.files))]
+            for number in range(len(model.files)):
+                self._check_state(number)
+            self._closing = opened.pop_all()
+
+    def _open(self, number: int) -> BinaryIO:
+        path = self._states[number].path
         try:
-            self._file = model.path.open("rb")
+            return path.open("rb")
         except OSError as error:
-            raise disk.read_error(model.path, error) from error
-        try:
-            self._check_state()
-        except LocalqError:
-            self._file.close()
-            raise
+            raise disk.read_error(path, error) from error
 
-    def _check_state(self) -> None:
-        if file_state.state_of(os.fstat(self._file.fileno())) != (self._model.size, self._model.mtime_ns):
-            raise file_state.changed(self._model.path)
+    def _check_state(self, number: int) -> None:
+        known = self._states[number]
+        if file_state.state_of(os.fstat(self._files[number].fileno())) != (known.size, known.mtime_ns):
+            raise file_state.changed(known.path)
 
-    def read(self, first: int, count: int, gguf_name: str) -> NDArray[np.uint8]:
-        """`count` bytes from `first` on, a part of the tensor `gguf_name`."""
+    def read(self, first: int, count: int, gguf_name: str, number: int = 0) -> NDArray[np.uint8]:
+        """`count` bytes from `first` on of the file `number`, a part of the tensor `gguf_name`."""
         import numpy as np  # start-up cost: headers need no numpy
 
-        size = os.fstat(self._file.fileno()).st_size
-        if first + count > size:  # before memory is taken for what is not there
-            raise bad_file(self._path, f"tensor {gguf_name!r} is truncated", DAMAGED)
+        file, path = self._files[number].fileno(), self._states[number].path
+        if first + count > os.fstat(file).st_size:  # before memory is taken for what is not there
+            raise bad_file(str(path), f"tensor {gguf_name!r} is truncated", DAMAGED)
         data, done = np.empty(count, np.uint8), 0
         try:
-            while done < count and (got := os.preadv(self._file.fileno(), [data[done:].data], first + done)):
+            while done < count and (got := os.preadv(file, [data[done:].data], first + done)):
                 done += got
         except OSError as error:
-            raise disk.read_error(self._model.path, error) from error
+            raise disk.read_error(path, error) from error
         if done < count:
-            raise bad_file(self._path, f"tensor {gguf_name!r} is truncated", DAMAGED)
-        self._check_state()
+            raise bad_file(str(path), f"tensor {gguf_name!r} is truncated", DAMAGED)
+        self._check_state(number)
         return data
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        self._closing.close()
+
+
+def row_order(tensor: GgufTensor) -> NDArray[np.int64] | None:
+    """int64 [rows]: row i of Hugging Face is the stored row row_order[i]; None where the order is the same."""
+    return None if tensor.layout.rows is None else tensor.layout.rows.indices()
+
+
+def column_order(tensor: GgufTensor) -> NDArray[np.int64] | None:
+    """int64 [columns]: column i of Hugging Face is the stored column column_order[i]; None where it is the same.
+
+    A product with the stored matrix needs its input in the opposite order: stored column column_order[i] reads input i.
+    """
+    return None if tensor.layout.columns is None else tensor.layout.columns.indices()
 
 
 def read_tensor(model: GgufModel, name: str, file: FileBytes | None = None) -> NDArray[np.float32]:
@@ -79,33 +97,76 @@ def read_tensor(model: GgufModel, name: str, file: FileBytes | None = None) -> N
 
     Raises LocalqError: exit 8 for a damaged file, 1 for an unsupported type.
     """
+    import numpy as np
+
     if file is None:
         with contextlib.closing(FileBytes(model)) as opened:
             return read_tensor(model, name, opened)
-    values = _dequantize(model, _tensor(model, name), file)
-    if _is_permuted(model, name):
-        key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
-        return _unpermute(model, values, model.config[key])
-    if model.architecture in OFFSET_NORMS and name.endswith("norm.weight"):
-        return values - values.dtype.type(1)
-    return values
+    tensor = _tensor(model, name)
+    if not _is_stack(tensor):
+        return _in_layout(_dequantize(model, tensor, file), tensor.layout)
+    values = np.empty(tensor.stored_shape, np.float32)
+    for expert, piece in enumerate(_entries(model, tensor, file)):
+        values[expert] = piece[0]
+    return values.swapaxes(-1, -2) if tensor.transposed else values
 
 
 def read_pieces(model: GgufModel, name: str, file: FileBytes) -> Iterator[NDArray[np.float32]]:
     """The rows of tensor `name` in order, with the values of `read_tensor`, some rows at a time.
 
-    A matrix comes in pieces of `PIECE_VALUES` values at most; a matrix whose rows are permuted, and a tensor of another
-    rank, as one piece. Raises LocalqError as `read_tensor` does.
+    A matrix comes in pieces of `PIECE_VALUES` values at most, a stack of experts expert by expert; a matrix whose rows
+    are in another order, and a tensor of another rank, as one piece. Raises LocalqError as `read_tensor` does.
     """
     tensor = _tensor(model, name)
-    if len(tensor.shape) != 2 or _is_permuted(model, name):
+    if _is_stack(tensor):
+        for entry in _entries(model, tensor, file):
+            yield entry.swapaxes(-1, -2) if tensor.transposed else entry
+        return
+    if len(tensor.shape) != 2 or tensor.layout.rows is not None:
         yield read_tensor(model, name, file)
         return
     rows, columns = tensor.shape
-    row_bytes, together = _row_bytes(model, tensor), max(1, PIECE_VALUES // columns)
+    together = max(1, PIECE_VALUES // columns)
     for first in range(0, rows, together):
-        shape, offset = (min(together, rows - first), columns), tensor.offset + first * row_bytes
-        yield _dequantize(model, dataclasses.replace(tensor, shape=shape, offset=offset), file)
+        piece = rows_of(tensor, first, min(together, rows - first))
+        yield _in_layout(_dequantize(model, piece, file), tensor.layout)
+
+
+def read_blocks(tensor: GgufTensor, file: FileBytes) -> NDArray[np.uint8]:
+    """A matrix of whole blocks (`packing`), u8 [rows, bytes of a row]: rows in the order of Hugging Face, columns as
+    stored. Raises LocalqError as `read_tensor` does."""
+    rows, row_bytes = blocks_shape(tensor)
+    blocks = file.read(tensor.offset, rows * row_bytes, tensor.gguf_name, tensor.file).reshape(rows, row_bytes)
+    order = row_order(tensor)
+    return blocks if order is None else blocks[order]
+
+
+def _is_stack(tensor: GgufTensor) -> bool:
+    """Whether the tensor has all experts of a layer."""
+    return bool(tensor.parts) or tensor.transposed
+
+
+def _entries(model: GgufModel, stack: GgufTensor, file: FileBytes) -> Iterator[NDArray[np.float32]]:
+    """[1, out, ...] of every expert, as stored, with the rows of its parts alternating."""
+    import numpy as np
+
+    for expert in range(stack.shape[0]):
+        parts = [_dequantize(model, rows_of(part, expert, 1), file) for part in stack.parts or (stack,)]
+        yield parts[0] if len(parts) == 1 else np.stack(parts, 2).reshape(1, -1, *parts[0].shape[2:])
+
+
+def _in_layout(values: NDArray[np.float32], layout: StoredLayout) -> NDArray[np.float32]:
+    """Stored values as those of Hugging Face."""
+    import numpy as np
+
+    if layout.rows is not None:
+        values = values[layout.rows.indices()]
+    if layout.columns is not None:
+        values = values[..., layout.columns.indices()]
+    if layout.negated_exp:
+        with np.errstate(all="ignore"):  # NaN shows up in the logits, which are checked
+            values = np.log(-values)
+    return values + np.float32(layout.add) if layout.add else values
 
 
 def _tensor(model: GgufModel, name: str) -> GgufTensor:
@@ -113,10 +174,6 @@ def _tensor(model: GgufModel, name: str) -> GgufTensor:
     if tensor is None:
         raise bad_file(str(model.path), f"tensor {name!r} is missing", DAMAGED)
     return tensor
-
-
-def _is_permuted(model: GgufModel, name: str) -> bool:
-    return model.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name)
 
 
 def _row_bytes(model: GgufModel, tensor: GgufTensor) -> int:
@@ -127,7 +184,7 @@ def _row_bytes(model: GgufModel, tensor: GgufTensor) -> int:
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
     except (ValueError, KeyError):
         raise _unsupported_error(model, tensor, f"number {tensor.type}") from None
-    columns = tensor.shape[-1]
+    columns = tensor.stored_shape[-1]
     if columns % block:
         raise bad_file(
             str(model.path),
@@ -142,17 +199,17 @@ def _dequantize(model: GgufModel, tensor: GgufTensor, file: FileBytes) -> NDArra
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    *rows, columns = tensor.shape
+    *rows, columns = tensor.stored_shape
     shape = (*rows, _row_bytes(model, tensor))
     kind = GGMLQuantizationType(tensor.type)
-    data = file.read(tensor.offset, math.prod(shape), tensor.gguf_name).reshape(shape)
+    data = file.read(tensor.offset, math.prod(shape), tensor.gguf_name, tensor.file).reshape(shape)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         stored = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
         return data.view(stored).astype(np.float32)
     try:
         with np.errstate(all="ignore"):  # a NaN scale shows up in the logits, which are checked
             joined = data.reshape(_joined_shape(math.prod(rows), columns, shape[-1]))
-            return dequantize(joined, kind).astype(np.float32, copy=False).reshape(tensor.shape)
+            return dequantize(joined, kind).astype(np.float32, copy=False).reshape(*rows, columns)
     except NotImplementedError:
         raise _unsupported_error(model, tensor, kind.name) from None
 
@@ -166,14 +223,6 @@ def _joined_shape(rows: int, columns: int, row_bytes: int) -> tuple[int, int]:
     while rows % (2 * together) == 0 and 2 * together * columns <= _JOINED:
         together *= 2
     return rows // together, together * row_bytes
-
-
-def _unpermute(model: GgufModel, values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Undo the interleaving of the two halves of every head's rows: [heads, half, 2] -> [heads, 2, half]."""
-    if values.shape[0] % (2 * heads):
-        raise bad_file(str(model.path), f"{values.shape[0]} rows cannot be divided into {heads} heads", DAMAGED)
-    rest = values.shape[1:]
-    return values.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(values.shape)
 
 
 def _unsupported_error(model: GgufModel, tensor: GgufTensor, kind: str) -> LocalqError:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.files.gguf.binary import Container, read_container
+from localq.files.gguf.binary import Container
+from localq.files.gguf.splits import read_first
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,6 +29,11 @@ _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 def _cl100k(digits: str) -> str:
     """OpenAI's cl100k rule, with `digits` for groups of digits."""
     return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+
+
+_QWEN35 = (  # cl100k's with combining marks among the letters, and single digits
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
 
 
 def _cased(contractions: str, digits: str) -> str:
@@ -50,17 +56,21 @@ _RULES: dict[str, str | None] = {
     "smaug-bpe": _cl100k(r"\p{N}{1,3}"),
     "dbrx": _cl100k(r"\p{N}{1,3}"),
     "qwen2": _cl100k(r"\p{N}"),
+    "qwen35": _QWEN35,
     "deepseek-r1-qwen": _cl100k(r"\p{N}"),
     "tekken": _cased("", r"\p{N}"),
     "gpt-4o": _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
+    "llama4": _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
 }
 # (architectures, tokens that the vocabulary has) -> the rule of files from before rules were named.
 _IMPLIED = {
-    (frozenset({"qwen2", "qwen3"}), frozenset({"<|endoftext|>", "<|im_start|>"})): "qwen2",
+    (frozenset({"qwen2", "qwen3", "qwen3moe"}), frozenset({"<|endoftext|>", "<|im_start|>"})): "qwen2",
+    (frozenset({"qwen35", "qwen35moe"}), frozenset({"<|endoftext|>", "<|im_start|>"})): "qwen35",
+    (frozenset({"gpt-oss"}), frozenset({"<|endoftext|>", "<|start|>", "<|channel|>"})): "gpt-4o",
     (frozenset({"llama"}), frozenset({"<|begin_of_text|>", "<|start_header_id|>"})): "llama-bpe",
 }
 _SINGLE_DIGITS = frozenset({"smollm"})
-_NFC = frozenset({"qwen2", "deepseek-r1-qwen"})
+_NFC = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen"})
 _ADDS_BOS = frozenset(
     {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
 )  # where the file does not state it
@@ -68,6 +78,15 @@ _ADDS_BOS = frozenset(
 _WHOLE_WORDS_FIRST = _ADDS_BOS | {"smaug-bpe"}
 # Gemma's merges follow the order of the tokens, not their scores, and its tokens of spaces are spelled with spaces.
 _GEMMA = frozenset({"gemma2", "gemma3"})
+# Tokens that end a turn or a text. Converters made some of them normal tokens, which no text would ever become, and
+# which would be shown; as llama.cpp does (llama-vocab.cpp), they are control tokens whatever their type is. Not "</s>"
+# and "<s>": they are tags of HTML in Gemma's vocabulary.
+_ENDS = frozenset(
+    {
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
+        "<|end_of_turn|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<turn|>", "<EOT>", "[EOT]",
+    }
+)  # fmt: skip
 _KEEPS_SPACE = frozenset(
     {"<unk>", "<s>", "<|endoftext|>"}
 )  # special tokens of Phi-3 that keep the space after them; the others swallow it
@@ -78,7 +97,7 @@ def build_tokenizer(path: Path) -> Tokenizer:
 
     Raises LocalqError: exit 8 for a malformed vocabulary, 1 for an unsupported kind.
     """
-    container = read_container(path)
+    container = read_first(path)
     tokens, types = _tokens(container)
     kind = container.values.get("tokenizer.ggml.model")
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
@@ -99,7 +118,7 @@ def build_tokenizer(path: Path) -> Tokenizer:
 
 def special_tokens(path: Path) -> dict[str, Any]:
     """{"bos_token", "eos_token", "unk_token", "pad_token": text or None, "add_bos", "add_eos": bool}."""
-    container = read_container(path)
+    container = read_first(path)
     tokens, _ = _tokens(container)
     ids = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     found: dict[str, Any] = {name: _token(container, tokens, key) for name, key in ids.items()}
@@ -237,7 +256,8 @@ def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int], stri
     from tokenizers import AddedToken  # start-up cost
 
     added = []
-    for token, kind in zip(tokens, types, strict=True):
+    for token, stated in zip(tokens, types, strict=True):
+        kind = CONTROL if token in _ENDS else stated
         if kind in (CONTROL, UNKNOWN, USER_DEFINED) and tokenizer.token_to_id(token) is not None:
             swallows = strips and token not in _KEEPS_SPACE
             added.append(AddedToken(token, normalized=False, special=kind != USER_DEFINED, rstrip=swallows))

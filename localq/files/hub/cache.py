@@ -5,7 +5,8 @@ No network, no client library.
 Layout (shared with other tools; documented by huggingface_hub):
 
     models--ORG--REPO/refs/BRANCH             the last known commit of a branch or tag
-    models--ORG--REPO/snapshots/COMMIT/FILE   a link to ../../blobs/HASH (a plain file on disks without links)
+    models--ORG--REPO/snapshots/COMMIT/FILE   a link to ../../blobs/HASH (a plain file on disks without links);
+                                              .gguf files may be in a folder: COMMIT/FOLDER/FILE
     models--ORG--REPO/blobs/HASH              the content, named by sha256 (LFS) or by git's id; may itself be a link
                                               into a store that the whole cache shares
     models--ORG--REPO/blobs/HASH.*.incomplete another tool's running or interrupted download (localq's are elsewhere)
@@ -26,6 +27,7 @@ from pathlib import Path
 
 from localq import disk, places
 from localq.errors import LocalqError
+from localq.files import gguf_choice
 from localq.files.json_files import inside
 from localq.files.safetensors_headers import shard_paths
 
@@ -132,10 +134,12 @@ def snapshot_folder(repo: str, revision: str) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-def find(repo: str, revision: str, files: tuple[str, ...] = ()) -> Path | None:
+def find(repo: str, revision: str, files: tuple[str, ...] = (), choice: str = "") -> Path | None:
     """The complete folder or .gguf file of `repo` at `revision` in the cache, else None.
 
-    `files` names the .gguf of a GGUF source. Without it, a folder with one .gguf and no other weights means that file.
+    files, choice   name the .gguf of a GGUF source; of a split model, the first part is returned
+
+    Without both, a folder with one GGUF model means that model, unless its other files are those of safetensors.
     Raises OSError for a repository that cannot be read.
     """
     folder = snapshot_folder(repo, revision)
@@ -143,10 +147,16 @@ def find(repo: str, revision: str, files: tuple[str, ...] = ()) -> Path | None:
         return None
     if files and all(name.endswith(".gguf") for name in files):
         return folder / files[0] if all((folder / name).is_file() for name in files) else None
+    names = gguf_names(folder)
+    if choice:
+        found = gguf_choice.find(names, choice)
+        return folder / found[0] if found else None
     if is_complete(folder):
         return folder
-    gguf = gguf_files(folder)
-    return gguf[0] if len(gguf) == 1 else None
+    models = gguf_choice.choices(names)
+    if len(models) != 1 or all((folder / name).is_file() for name in (MARKER_NAME, TOKENIZER_NAME)):
+        return None
+    return folder / models[0].files[0]
 
 
 def is_complete(folder: Path) -> bool:
@@ -159,8 +169,25 @@ def is_complete(folder: Path) -> bool:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """The .gguf files of a snapshot, without broken links."""
-    return [path for path in children(folder) if path.suffix == ".gguf" and path.is_file()]
+    """The .gguf files of a snapshot and of the folders in it, without broken links."""
+    folders = (folder, *(path for path in children(folder) if path.is_dir()))
+    return [path for each in folders for path in children(each) if is_gguf(path.name) and path.is_file()]
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a file of this name is in GGUF."""
+    return name.casefold().endswith(gguf_choice.SUFFIX)
+
+
+def gguf_names(folder: Path) -> list[str]:
+    """The names of `gguf_files` in the snapshot: FILE or FOLDER/FILE."""
+    return [path.relative_to(folder).as_posix() for path in gguf_files(folder)]
+
+
+def snapshot_of(path: Path) -> Path | None:
+    """The snapshot folder that has the file at `path`, directly or in a folder; None for any other file."""
+    parents = (each for each in path.parents[:2] if COMMIT.fullmatch(each.name) and each.parent.name == "snapshots")
+    return next(parents, None)
 
 
 def incomplete_files(repo: str) -> list[Path]:
@@ -252,9 +279,10 @@ def remove_file(pointer: Path) -> int:
     Raises OSError, also where one of the snapshots cannot be read: it may use the content.
     """
     hops, size = _hops(pointer), pointer.stat().st_size
-    others = [path for path in names_below(pointer.parent.parent) if path.is_symlink() and path != pointer]
+    snapshots = (snapshot_of(pointer) or pointer.parent).parent
+    others = [path for path in names_below(snapshots) if path.is_symlink() and path != pointer]
     shared = any(leads_to(path) == disk.resolve(hops[-1]) for path in others)
-    own_folder = pointer.parent.parent.parent  # content outside it is shared by the cache; only its client frees it
+    own_folder = snapshots.parent  # content outside it is shared by the cache; only its client frees it
     for hop in hops[:1] if shared else hops:
         if hop.is_relative_to(own_folder):
             hop.unlink(missing_ok=True)

@@ -50,7 +50,10 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The top-level files of a repository at one commit, without names that are not plain file names."""
+    """The files of a repository at one commit, without names that are not plain file names.
+
+    Only .gguf files may be in a folder: FOLDER/FILE.gguf.
+    """
 
     repo: str
     commit: str
@@ -152,13 +155,21 @@ def has_token() -> bool:
     return connection.access_token() is not None
 
 
+def _is_listed(name: str) -> bool:
+    """Whether a file can be one of a model: a plain name, or that of a .gguf file in one folder."""
+    folder, slash, file = name.rpartition("/")
+    if slash and not (hub_cache.is_gguf(file) and hub_cache.PLAIN_NAME.fullmatch(folder)):
+        return False
+    return hub_cache.PLAIN_NAME.fullmatch(file) is not None
+
+
 def _listing(repo: str, info: dict[str, Any]) -> Listing:
     if not hub_cache.COMMIT.fullmatch(info["sha"]):
         raise ValueError("the commit is not a git hash")
     files = {}
     for sibling in info.get("siblings") or ():
         name, lfs = sibling["rfilename"], sibling.get("lfs")
-        if not hub_cache.PLAIN_NAME.fullmatch(name):
+        if not _is_listed(name):
             continue
         if lfs:
             size, sha256, git_id = lfs["size"], lfs["sha256"], None

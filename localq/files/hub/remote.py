@@ -13,7 +13,7 @@ import re
 import resource
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from localq import disk
@@ -22,7 +22,7 @@ from localq.files import quantization_files
 from localq.files.extra_tensors import extra_tensors
 from localq.files.gguf.binary import read_container
 from localq.files.hub import client as hub_client
-from localq.files.hub import fetch as hub
+from localq.files.hub import layout
 from localq.files.hub.client import Listing, RemoteFile
 from localq.files.safetensors_headers import (
     INDEX_NAME,
@@ -55,33 +55,34 @@ def _once(ask: Callable[[], bytes]) -> bytes:
 
 
 @contextlib.contextmanager
-def outline(listing: Listing) -> Iterator[Path]:
+def outline(listing: Listing, choice: str = "") -> Iterator[Path]:
     """The outline of `listing`, a folder or .gguf file, while the context lasts.
+
+    choice   tag or file name of a GGUF model, as for `layout.gguf_model`
 
     Raises LocalqError as `hub.fetch`, and exit 9 for the temporary folder. Errors name the repository instead of the
     temporary path.
     """
-    gguf = hub.single_gguf(listing)
+    gguf = layout.gguf_model(listing, choice)
     if not gguf:
-        hub.check_layout(listing)
+        layout.check_layout(listing)
     with scratch_folder("localq-outline-") as folder:
         try:
-            yield _gguf(listing, listing.files[gguf[0]], folder) if gguf else _folder(listing, folder)
+            yield _gguf(listing, gguf, folder) if gguf else _folder(listing, folder)
         except LocalqError as error:
             what, why = (text.replace(str(folder), listing.repo) for text in (error.what, error.why))
             raise LocalqError(what, why, error.next_step, error.exit_code) from error
 
 
-def to_fetch(listing: Listing, names: tuple[str, ...] = ()) -> list[RemoteFile]:
-    """The files that `hub.fetch` would fetch: `names` (.gguf), the one .gguf, or the model folder.
+def to_fetch(listing: Listing, names: tuple[str, ...] = (), choice: str = "") -> list[RemoteFile]:
+    """The files that `hub.fetch` would fetch: of a GGUF model (`layout.gguf_files`), or the model folder.
 
     Requests only an index. Raises LocalqError as `hub.fetch`.
     """
-    names = names or hub.single_gguf(listing)
-    if names and all(name.endswith(".gguf") for name in names):
-        return hub.named_files(listing, names)
-    hub.check_layout(listing)
-    small = [file for name, file in sorted(listing.files.items()) if hub.SMALL_FILES.fullmatch(name)]
+    if found := layout.gguf_files(listing, names, choice):
+        return found
+    layout.check_layout(listing)
+    small = [file for name, file in sorted(listing.files.items()) if layout.SMALL_FILES.fullmatch(name)]
     index = [] if SINGLE_NAME in listing.files else [listing.files[INDEX_NAME]]
     with scratch_folder("localq-index-") as folder:
         _small(listing, index, folder)
@@ -117,12 +118,14 @@ def _shards(listing: Listing, folder: Path) -> list[str]:
     return shards
 
 
-def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:
-    """The outline of a .gguf file.
+def _gguf(listing: Listing, names: tuple[str, ...], folder: Path) -> Path:
+    """The outline of a GGUF model, in one file or in parts; returns the first."""
+    paths = [_gguf_file(listing, listing.files[name], folder / PurePosixPath(name).name) for name in names]
+    return paths[0]
 
-    Its header does not state its length, so more is fetched until it parses.
-    """
-    path = folder / file.name
+
+def _gguf_file(listing: Listing, file: RemoteFile, path: Path) -> Path:
+    """The outline of a .gguf file. Its header does not state its length, so more is fetched until it parses."""
     for count in GGUF_HEAD_BYTES:
         _stub(listing, file, path, hub_client.first_bytes(listing, file, count))
         try:
@@ -162,11 +165,12 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 
 
-def download_bytes(listing: Listing, outlined: Path) -> int:
-    """Bytes that fetching `listing` takes; `outlined` is its outline."""
-    weights = {outlined.name} if outlined.is_file() else {each.name for each in outlined.iterdir()}
-    small = set() if outlined.is_file() else {name for name in listing.files if hub.SMALL_FILES.fullmatch(name)}
-    return sum(listing.files[name].size for name in weights | small)
+def download_bytes(listing: Listing, outlined: Path, choice: str = "") -> int:
+    """Bytes that fetching `listing` takes; `outlined` is its outline, of the same `choice`."""
+    if outlined.is_file():
+        return sum(file.size for file in layout.gguf_files(listing, choice=choice))
+    small = {name for name in listing.files if layout.SMALL_FILES.fullmatch(name)}
+    return sum(listing.files[name].size for name in small | {each.name for each in outlined.iterdir()})
 
 
 def block_bytes(folder: Path, layers: object = None) -> int:

@@ -23,7 +23,7 @@ from localq.files import own_files
 from localq.files.catalog import Source
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
-from localq.files.hub import download, pauses
+from localq.files.hub import download, layout, pauses
 from localq.files.hub import errors as hub_errors
 from localq.files.hub import fetch as hub
 from localq.files.hub import records as hub_records
@@ -72,7 +72,7 @@ class Shards:
 
     def _small_files(self) -> tuple[Path, list[str]]:
         files = self._listing.files
-        small = [name for name in sorted(files) if hub.SMALL_FILES.fullmatch(name)]
+        small = [name for name in sorted(files) if layout.SMALL_FILES.fullmatch(name)]
         index = [] if SINGLE_NAME in files else [INDEX_NAME]
         paths = [self._fetch(name, shared=False) for name in (*small, *index)]
         folder = paths[0].parent
@@ -269,7 +269,7 @@ def open_shards(source: Source, cache: Path) -> Shards | None:
         return None
     if listing.gated and not hub_client.has_token():
         raise hub_errors.gated_error(listing.repo)
-    hub.check_layout(listing)
+    layout.check_layout(listing)
     mark = _claim(cache)
     try:
         for other in cache.glob("models--*"):  # of another source with the same output

@@ -25,7 +25,7 @@ from localq.files.architecture import Architecture, Linears
 from localq.files.format_facts import Format
 from localq.kv_bits import KvBits
 from localq.planner import footprint
-from localq.planner.placement import Placement
+from localq.planner.placement import STORED, Placement
 from localq.planner.speed import measurements
 from localq.planner.speed.cards import Card
 from localq.planner.speed.measurements import Variant
@@ -210,7 +210,7 @@ def _product(rows: int, columns: int, format: Format, scheme: str, machine: Mach
 
 
 def _head(arch: Architecture, head: str, machine: Machine) -> float:
-    kernel = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[head]
+    kernel = {"16": "16 bit", "8": "8 bit", "nf4": "nf4", STORED: "8 bit"}[head]
     return launch_us(kernel, arch.vocab, arch.hidden, measurements.load().variant(kernel), machine)
 
 

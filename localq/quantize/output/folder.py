@@ -19,7 +19,6 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import own_files
 from localq.files.json_files import inside
 from localq.files.model_folder import LOCK_NAME, STATE_NAME, ModelFiles
-from localq.files.safetensors_headers import shard_paths
 from localq.formats.checkpoint import TensorInfo
 from localq.quantize.output.shards import load_state, write_file
 
@@ -37,8 +36,7 @@ OURS = re.compile(
 
 def source_facts(source: ModelFiles) -> list[tuple[str, int, int]]:
     """Return name, size and time of every file of weights."""
-    paths = [source.path] if source.kind == "gguf" else list(shard_paths(source.path).values())
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.weight_paths]
 
 
 def conversion_task(

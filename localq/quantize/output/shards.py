@@ -22,7 +22,7 @@ from torch import Tensor
 
 from localq.disk import check_free, disk_errors, part_file, sha256_of, sync_folder
 from localq.files import checked_files
-from localq.files.hub.fetch import SMALL_FILES
+from localq.files.hub.layout import SMALL_FILES
 from localq.files.json_files import read_object
 from localq.files.model_folder import STATE_NAME
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME

@@ -221,7 +221,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         except LocalqError as error:
             self._tell(str(error))
             return
-        self.dismiss(PickedModel(text if target.path is None else str(target.path), None))
+        self.dismiss(PickedModel(text if target.path is None or target.store else str(target.path), None))
 
     @on(ModelTable.Opened)
     def _pick(self) -> None:
@@ -307,6 +307,11 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         model = row.local if row is not None else None
         if model is None:
             self._tell(row.sentence if row is not None and row.verdict == picker_rows.UNREADABLE else "Not on disk.")
+            return
+        try:
+            removal.refuse_foreign([model])
+        except LocalqError as error:
+            self._tell(str(error))
             return
 
         def answered(yes: bool | None) -> None:

@@ -42,7 +42,7 @@ WORK = Workload(
     widths=(640,),
     tables=((4099, 64),),
 )
-OF_FORMATS = ("nf4", "gemm", "dequantize", "int8", "int4", "rowlut", "gather", "vq", "bcq")
+OF_FORMATS = ("nf4", "gemm", "dequantize", "int8", "int4", "gguf", "rowlut", "gather", "vq", "bcq")
 FAMILIES = (
     *(partial(format_rows.cases, family=family) for family in OF_FORMATS),
     format_rows.dense_cases, attention_rows.cases, step_rows.cases, search_rows.cases,
@@ -87,8 +87,8 @@ def test_every_row_is_measured(bench):
         "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
         "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
         "additive_dequantize", "vptq_dequantize", "vq_search", "vq_adjoint", "vq_gemv", "vq_dequantize", "hadamard",
-        "int4_gemv", "int4_dequantize", "bcq_gemv", "bcq_dequantize", "rowlut_gemv", "rowlut_dequantize",
-        "delta_decode", "delta_prefill",
+        "int4_gemv", "int4_dequantize", "gguf_gemv", "gguf_dequantize", "bcq_gemv", "bcq_dequantize", "rowlut_gemv",
+        "rowlut_dequantize", "delta_decode", "delta_prefill",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)

@@ -114,6 +114,33 @@ def test_stop_tokens_and_template(tmp_path):
     assert files.generation_config["bos_token_id"] == 1
 
 
+@pytest.mark.parametrize(
+    ("templates", "chosen"),
+    [
+        ([("default", "A"), ("tool_use", "B")], "A"),
+        ([("rag", "C"), ("default", "A"), ("tool_use", "B")], "A"),
+        ([("tool_use", "B")], None),
+    ],
+)
+def test_of_several_templates_the_default_one_is_used(tmp_path, templates, chosen):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    tiny_gguf.write_keys(writer, CASES["llama"])
+    writer.add_chat_template([{"name": name, "template": template} for name, template in templates])
+    writer.add_tensor("token_embd.weight", np.zeros((131, 72), np.float32))
+    tiny_gguf.finish(writer)
+    assert open_model(tmp_path / "m.gguf").chat_template == chosen
+
+
+def test_a_template_that_is_named_default(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    tiny_gguf.write_keys(writer, CASES["llama"])
+    writer.add_string("tokenizer.chat_template.default", "A")
+    writer.add_array("tokenizer.chat_templates", ["default"])
+    writer.add_tensor("token_embd.weight", np.zeros((131, 72), np.float32))
+    tiny_gguf.finish(writer)
+    assert open_model(tmp_path / "m.gguf").chat_template == "A"
+
+
 # Steps of a block's range that the format can tell apart; "F16" is exact for these values.
 STEPS = {"F16": None, "BF16": None, "Q8_0": 127, "Q5_0": 15, "Q5_1": 15, "Q4_0": 7, "Q4_1": 7}
 

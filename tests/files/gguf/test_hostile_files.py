@@ -143,6 +143,12 @@ HEADERS = {
     "unknown-architecture": (gguf_file({"general.architecture": key("general.architecture", STRING, "mamba")}), FAILS),
     "projector": (gguf_file({"general.architecture": key("general.architecture", STRING, "clip")}), FAILS),
     "split": (gguf_file({"x": key("split.count", U32, 3)}), FAILS),
+    "split-count-text": (gguf_file({"x": key("split.count", STRING, "3")}), BAD),
+    "split-count-2**32-1": (gguf_file({"x": key("split.count", U32, 2**32 - 1)}), BAD),
+    "split-count-negative": (gguf_file({"x": key("split.count", I32, -1)}), BAD),
+    "experts-2**31": (gguf_file(one("expert_count", U32, 2**31)), BAD),
+    "experts-text": (gguf_file(one("expert_count", STRING, "8")), BAD),
+    "experts-without-used": (gguf_file(one("expert_count", U32, 8)), BAD),
     "unknown-tensor": (gguf_file(tensors={"x": tensor("blk.0.ffn_gate_inp.weight", (2, 8))}), FAILS),
     "unknown-tensor-outside": (gguf_file(tensors={"x": tensor("per_layer.weight", (2, 8))}), FAILS),
     "no-embedding": (gguf_file(tensors={"token_embd.weight": None}), BAD),
@@ -280,7 +286,7 @@ def test_a_file_that_changes_after_its_header_was_read(tmp_path, content, is_ope
     with pytest.raises(LocalqError, match=r"tensor 'lm_head.weight' is missing"):
         read_tensor(header, "lm_head.weight", file)
     path.write_bytes(content)
-    os.utime(path, ns=(0, header.mtime_ns + 1))
+    os.utime(path, ns=(0, header.files[0].mtime_ns + 1))
     with pytest.raises(LocalqError, match=r"changed while it was being read|truncated") as caught:
         read_tensor(header, "model.layers.0.self_attn.q_proj.weight", file)
     assert (caught.value.what, caught.value.exit_code) == (str(path), ExitCode.BAD_FILE)

@@ -12,6 +12,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from localq.errors import ExitCode, LocalqError
 from localq.files.gguf.vocab import build_tokenizer, special_tokens
+from localq.files.model_folder import ModelFiles
+from localq.text import end_of_turn
 from tests.support.files.real_model import smollm2
 from tests.support.text import tiny_tokenizers
 from tests.support.text.tiny_tokenizers import BYTES, SENTENCES, SPECIAL
@@ -20,7 +22,7 @@ CONTROL, NORMAL, BYTE = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL, gguf.Toke
 TEXTS = [
     *SENTENCES, "", " ", "   ", "\n\n\n", "1234567 89 0.5", "I'LL we've THEY'RE it's", "camelCase HTTPServer XMLÄrger",
     "a/b//c\r\n\r\n  x", "¡¿!?...---", "<|im_start|>user\nHi<|im_end|>", "x<s>y</s> z", "<unk> <|im_end|><|im_end|>",
-    "e\u0301 \u2126 \ufb01 \uac00 \u1100\u1161", "ⅷ½²٣", "word\u00a0word\u3000word",
+    "हिन्दी में क\u094d", "e\u0301 \u2126 \ufb01 \uac00 \u1100\u1161", "ⅷ½²٣", "word\u00a0word\u3000word",
 ]  # fmt: skip
 # The splitting rules as the models' tokenizer.json files state them.
 LLAMA3 = (
@@ -37,6 +39,10 @@ O200K = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # Rule -> expression (None: GPT-2's, in the library), digits one by one first, NFC, whole words first.
 RULES = {
     "gpt-2": (None, False, False, False),
@@ -45,6 +51,7 @@ RULES = {
     "smaug-bpe": (LLAMA3, False, False, True),
     "dbrx": (LLAMA3, False, False, False),
     "qwen2": (LLAMA3.replace("{1,3}", ""), False, True, False),
+    "qwen35": (QWEN35, False, True, False),
     "tekken": (TEKKEN, False, False, True),
     "gpt-4o": (O200K, False, False, False),
 }
@@ -119,11 +126,12 @@ def test_byte_level_ids_are_those_of_the_published_rule(tmp_path, rule):
 
 def unnamed(path, architecture: str, marks: list[str], stated: str | None, alone: bool = False):
     """A file without the name of its rule whose vocabulary has `marks`, `alone` or not; the tokenizer of the rule."""
-    reference = published("qwen2" if architecture == "qwen2" else "llama-bpe")
+    rules = {"llama": "llama-bpe", "gpt-oss": "gpt-4o", "qwen3moe": "qwen2", "qwen35moe": "qwen35"}
+    reference = published(rules.get(architecture, architecture))
     reference.add_special_tokens(marks)
     tokens, merges = parts(reference)
     if alone:
-        tokens = [f"<{token}>" if token in {*QWEN, *LLAMA} - {*marks} else token for token in tokens]
+        tokens = [f"<{token}>" if token in {*QWEN, *LLAMA, *GPT} - {*marks} else token for token in tokens]
     types = [CONTROL if token in marks else kind for token, kind in zip(tokens, kinds(tokens), strict=True)]
     more = {} if stated is None else {"tokenizer_pre": stated}
     more["token_merges"] = [" ".join(pair) for pair in merges]
@@ -131,10 +139,12 @@ def unnamed(path, architecture: str, marks: list[str], stated: str | None, alone
 
 
 QWEN, LLAMA = ["<|endoftext|>", "<|im_start|>"], ["<|begin_of_text|>", "<|start_header_id|>"]
+GPT = ["<|endoftext|>", "<|start|>", "<|channel|>"]
+MARKS = {"qwen2": QWEN, "qwen3moe": QWEN, "qwen35": QWEN, "qwen35moe": QWEN, "llama": LLAMA, "gpt-oss": GPT}
 
 
 @pytest.mark.parametrize("stated", [None, "default"])
-@pytest.mark.parametrize(("architecture", "marks"), [("qwen2", QWEN), ("llama", LLAMA)])
+@pytest.mark.parametrize(("architecture", "marks"), MARKS.items())
 def test_a_file_from_before_rules_were_named_has_that_of_its_model(tmp_path, architecture, marks, stated):
     path, reference = unnamed(tmp_path / "m.gguf", architecture, marks, stated)
     same(build_tokenizer(path), reference)
@@ -142,7 +152,10 @@ def test_a_file_from_before_rules_were_named_has_that_of_its_model(tmp_path, arc
 
 
 @pytest.mark.parametrize("stated", [None, "default"])
-@pytest.mark.parametrize(("architecture", "marks"), [("llama", QWEN), ("qwen2", LLAMA), ("llama", LLAMA[:1])])
+@pytest.mark.parametrize(
+    ("architecture", "marks"),
+    [("llama", QWEN), ("qwen2", LLAMA), ("llama", LLAMA[:1]), ("gpt-oss", GPT[:2])],
+)
 def test_a_vocabulary_that_leaves_a_doubt_is_refused_with_the_reason(tmp_path, architecture, marks, stated):
     path, _ = unnamed(tmp_path / "m.gguf", architecture, marks, stated, alone=True)
     with pytest.raises(LocalqError, match="does not specify a pre-tokenizer") as caught:
@@ -217,3 +230,31 @@ def test_the_real_vocabulary():
         "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>",
         "pad_token": "<|im_end|>", "add_bos": False, "add_eos": False,
     }  # fmt: skip
+
+
+ENDS = ["<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eot|>", "<|return|>", "<|call|>", "<|endoftext|>", "[EOT]"]
+
+
+@pytest.mark.parametrize("kind", [NORMAL, gguf.TokenType.USER_DEFINED, gguf.TokenType.UNUSED])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_token_that_ends_a_turn_is_a_control_token_whatever_its_type(tmp_path, end, kind):
+    """As in llama.cpp; the reply ends at it, and it is not shown."""
+    tokens, merges = parts(published("qwen2"))
+    tokens = [f"<{token}>" if token in ENDS else token for token in tokens] + [end]
+    path = write(tmp_path / "m.gguf", "qwen2", "gpt2", tokens, [*kinds(tokens[:-1]), kind], tokenizer_pre="qwen2",
+                 token_merges=[" ".join(pair) for pair in merges])  # fmt: skip
+    backend = build_tokenizer(path)
+    id = len(tokens) - 1
+    assert backend.encode(f"ship{end}\n", add_special_tokens=False).ids.count(id) == 1
+    assert backend.decode([id]) == ""
+    files = ModelFiles(path, "gguf", {})
+    assert id in end_of_turn.stop_ids(backend, {}, files)
+
+
+def test_a_tag_of_html_stays_text(tmp_path):
+    """Gemma's vocabulary has it among its tokens."""
+    tokens, merges = parts(published("qwen2"))
+    tokens = [f"<{token}>" if token == "</s>" else token for token in tokens] + ["</s>"]
+    path = write(tmp_path / "m.gguf", "qwen2", "gpt2", tokens, [*kinds(tokens[:-1]), NORMAL], tokenizer_pre="qwen2",
+                 token_merges=[" ".join(pair) for pair in merges])  # fmt: skip
+    assert build_tokenizer(path).encode("</s>", add_special_tokens=False).ids != [len(tokens) - 1]

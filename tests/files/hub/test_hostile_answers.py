@@ -16,7 +16,7 @@ from huggingface_hub.utils import close_session
 from localq import places
 from localq.errors import ExitCode
 from localq.files.hub import client as hub_client
-from localq.files.hub import connection, download, fetch, parts, pauses
+from localq.files.hub import connection, download, fetch, layout, parts, pauses
 from tests.support.files import fake_hub, hub_server, raw_hub
 from tests.support.files.hub_server import REPO, TOKEN, refused, source
 from tests.support.files.raw_hub import drip, send
@@ -262,14 +262,14 @@ def test_small_files_are_small(homes, name):
     files = {**fake_hub.model_files(), name: b"{}"}
     homes.add(REPO, files)
     listing = hub_client.list_files(REPO, "main")
-    for size, is_refused in ((fetch.MAX_SMALL_BYTES, False), (fetch.MAX_SMALL_BYTES + 1, True)):
+    for size, is_refused in ((layout.MAX_SMALL_BYTES, False), (layout.MAX_SMALL_BYTES + 1, True)):
         listing.files[name] = hub_client.RemoteFile(name, size, "0" * 64)
         if is_refused:
-            error = refused(fetch.check_layout, listing)
+            error = refused(layout.check_layout, listing)
             assert error.exit_code == ExitCode.BAD_FILE
             assert name in str(error)
         else:
-            fetch.check_layout(listing)
+            layout.check_layout(listing)
 
 
 ETAGS = ['"\xe9"', '"a\u0661"', "no-quotes", '"' + "a" * 300 + '"', '"a\x7f"', 'W/"a', "", '"a" "b"', '"\ta"']

@@ -11,7 +11,7 @@ from localq.engine.load.placing import Destinations
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import open_checkpoint
 from localq.models import architecture
-from localq.planner.placement import Placement
+from localq.planner.placement import STORED, Placement
 
 
 def packed_model(files: ModelFiles) -> tuple[Any, list[int], Destinations]:
@@ -19,11 +19,12 @@ def packed_model(files: ModelFiles) -> tuple[Any, list[int], Destinations]:
     cpu, family = torch.device("cpu"), architecture(files.config)
     with torch.device("meta"):
         model = family.Model(family.Config.from_dict(files.config))
-    with open_checkpoint(files) as checkpoint:
+    with open_checkpoint(files, packed=True) as checkpoint:
         assignment = weights.assign(checkpoint, model, family.rename, "tiny")
         assignment = shared_experts.append(model, assignment, checkpoint)
         sizes = weights.block_sizes(assignment, checkpoint, model, torch.float32, packed=True)
-        places = Destinations(cpu, torch.float32, Placement(), sizes)
+        head = STORED if assignment.head is not None else "16"
+        places = Destinations(cpu, torch.float32, Placement(head=head), sizes)
         places.packed = True
         done: list[tuple[int, int]] = []
         weights.fill(model, assignment, checkpoint, places, lambda *progress: done.append(progress))

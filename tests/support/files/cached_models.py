@@ -19,7 +19,9 @@ def put(repo: str, files: dict[str, bytes], commit: str = fake_hub.COMMIT, ref: 
         lfs = name.endswith((".safetensors", ".gguf"))
         blob = folder / "blobs" / (fake_hub.sha256(content) if lfs else fake_hub.git_id(content))
         blob.write_bytes(content)
-        (snapshot / name).symlink_to(os.path.relpath(blob, snapshot))
+        pointer = snapshot / name
+        pointer.parent.mkdir(exist_ok=True)
+        pointer.symlink_to(os.path.relpath(blob, pointer.parent))
     if ref is not None:
         (folder / "refs").mkdir(exist_ok=True)
         (folder / "refs" / ref).write_text(commit)

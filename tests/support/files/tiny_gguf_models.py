@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,9 +14,9 @@ from tests.support.files.tiny_gguf import SHAPE, Case, converted, finish, model,
 CASE = Case("llama", "llama", {"head_dim": 16, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2})
 
 
-def write_with_tokenizer(path: Path, kind: str) -> Path:
-    """Matrices as `kind`. Tokens: three special ones, and bytes."""
-    writer = gguf.GGUFWriter(path, CASE.architecture)
+def write_with_tokenizer(path: Path, kind: str, **options: Any) -> Path:
+    """Matrices as `kind`. Tokens: three special ones, and bytes. options: of the package's writer."""
+    writer = gguf.GGUFWriter(path, CASE.architecture, **options)
     write_keys(writer, CASE)
     count = SHAPE["vocab_size"]
     tokens = ["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet())[: count - 4], "ab"]

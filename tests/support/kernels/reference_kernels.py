@@ -29,6 +29,9 @@ from localq.formats.codebooks import (
     unpack_kernel,
 )
 from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.gguf import codec as gguf_codec
+from localq.formats.gguf import kernel as gguf_kernel
+from localq.formats.gguf import tiles as gguf_tiles
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.int4 import tiles as int4_tiles
@@ -56,6 +59,8 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(int8_kernel, "int8_gemv", int8_gemv, raising=False)
     monkeypatch.setattr(int4_kernel, "int4_gemv", int4_gemv)
     monkeypatch.setattr(int4_kernel, "int4_dequantize", int4_dequantize)
+    monkeypatch.setattr(gguf_kernel, "gguf_gemv", gguf_gemv)
+    monkeypatch.setattr(gguf_kernel, "gguf_dequantize", gguf_dequantize)
     monkeypatch.setattr(unpack_kernel, "additive_dequantize", additive_dequantize)
     monkeypatch.setattr(vptq_kernel, "vptq_dequantize", vptq_dequantize)
     monkeypatch.setattr(gather_kernel, "gather_gemv", gather_gemv)
@@ -140,6 +145,20 @@ def int4_gemv(x, operands, **around):
 def int4_dequantize(matrix, first, out):
     """Columns as they are packed."""
     return int4_codec.dequantize_rows(replace(int4_packed(matrix), order=None, in_order=True), first, out)
+
+
+def gguf_packed(matrix):
+    return gguf_codec.Packed(gguf_tiles.untile(matrix.blocks, matrix.type), matrix.type, matrix.places)
+
+
+def gguf_gemv(x, operands, **around):
+    weights = [gguf_codec.dequantize(gguf_packed(each), torch.float32) for each in operands]
+    return product(x, weights, **around)
+
+
+def gguf_dequantize(matrix, first, out):
+    """Columns as they are stored."""
+    return gguf_codec.dequantize_rows(gguf_packed(replace(matrix, places=None)), first, out)
 
 
 def additive_dequantize(sets, scales, first, out, *, out_group=1, rounded):

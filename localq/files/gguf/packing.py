@@ -1,0 +1,88 @@
+"""The matrices of a .gguf model that a GPU keeps in their blocks, and what the model takes there. Torch-free.
+
+All matrices in blocks stay as they are, except the embedding table, of which a token reads one row, and stacks whose
+entries are stored in parts. The table of a model without an output head of its own is its head as well, which stays in
+blocks beside it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from localq.files.gguf.block_types import BLOCK_TYPES, BlockType
+from localq.files.gguf.directory import GgufTensor
+from localq.files.gguf.layout import StoredLayout
+from localq.files.gguf.reader import GgufModel
+from localq.files.schemes import MIX
+
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# Small, and read by kernels that take 16 bit: routers and gates, the convolution and the heads' rates of a delta net.
+_IN_16_BIT = ("mlp.gate.weight", "router.weight", "shared_expert_gate.weight", "conv1d.weight", "in_proj_a.weight",
+              "in_proj_b.weight")  # fmt: skip
+WORD = 8  # columns that move together: the least run of columns in another order
+
+
+def packed_matrices(model: GgufModel) -> dict[str, GgufTensor]:
+    """Hugging Face name of each matrix that stays in blocks -> its tensor; the head is there for a tied model too."""
+    found = {name: each for name, each in model.tensors.items() if name != TABLE and _stays_packed(name, each)}
+    table = model.tensors.get(TABLE)
+    if table is not None and HEAD not in model.tensors and _stays_packed(TABLE, table):
+        found[HEAD] = table
+    return found
+
+
+def block_type(tensor: GgufTensor) -> BlockType | None:
+    """The type of its blocks; None for an unknown one."""
+    return BLOCK_TYPES.get(tensor.type)
+
+
+def blocks_shape(tensor: GgufTensor) -> tuple[int, int]:
+    """[rows, bytes of a row] of a matrix in blocks."""
+    kind = BLOCK_TYPES[tensor.type]
+    return tensor.shape[0], tensor.shape[1] // kind.values * kind.bytes
+
+
+def device_bytes(model: GgufModel) -> int:
+    """Bytes on a GPU of all weights but embedding and head: matrices as stored, all others in 16 bit."""
+    packed = packed_matrices(model)
+    total = 0
+    for name, tensor in model.tensors.items():
+        if name in (TABLE, HEAD):
+            continue
+        total += _packed_bytes(tensor) if name in packed else 2 * math.prod(tensor.shape)
+    return total
+
+
+def head_bytes(model: GgufModel) -> int:
+    """Bytes on a GPU of the head in blocks; 0 for a head in 16 bit."""
+    head = packed_matrices(model).get(HEAD)
+    return 0 if head is None else _packed_bytes(head)
+
+
+def scheme(model: GgufModel) -> str:
+    """The type of all matrices in blocks but the head, "mix" and their bits per weight for several, "" for none."""
+    blocks = [each for name, each in packed_matrices(model).items() if name != HEAD]
+    names = {BLOCK_TYPES[each.type].name for each in blocks}
+    if len(names) < 2:
+        return names.pop() if names else ""
+    weights = sum(math.prod(each.shape) for each in blocks)
+    return f"{MIX}{8 * sum(_packed_bytes(each) for each in blocks) / weights:.2f}"
+
+
+def _packed_bytes(tensor: GgufTensor) -> int:
+    places = 0 if tensor.layout.columns is None else 2 * (tensor.shape[1] // WORD)
+    return math.prod(blocks_shape(tensor)) + places
+
+
+def _stays_packed(name: str, tensor: GgufTensor) -> bool:
+    kind = block_type(tensor)
+    matrix = len(tensor.shape) == 2 and not tensor.parts and not tensor.transposed and name.endswith(".weight")
+    is_linear = matrix and not name.endswith(_IN_16_BIT)
+    return kind is not None and kind.is_quantized and is_linear and _moves_whole_words(tensor.layout)
+
+
+def _moves_whole_words(layout: StoredLayout) -> bool:
+    """Whether stored values are those of Hugging Face, columns moved in runs of `WORD` at least."""
+    columns = layout.columns
+    in_words = columns is None or (columns.inner % WORD == 0 and columns.keep % WORD == 0)
+    return in_words and not layout.add and not layout.negated_exp
