@@ -1,11 +1,12 @@
 // What products of tiles of 16 rows share: the split of a launch into blocks and warps, and the sum of the warps'
-// partial sums. A launch is described by a struct P of the format:
-//   segment[]           out, tiles, y_begin and bias of each matrix
-//   extras, rows        as in gemv.h; row_bits: log2 of rows, rounded up
-//   units_each, units_more   units per block, number of blocks with one more
-//   parts               a unit is one tile, or with an activation the tile of the gate and that of the up projection
-//   (2) chunks              items of a tile warps               of a block y_width, most_tiles columns of y; tiles of a
-//   block at most
+// partial sums. A launch is described by a struct P of the format, with these fields:
+//
+//   segment[]                for each matrix: out, tiles, y_begin and bias
+//   extras, rows, row_bits   as in gemv.h; log2 of rows, rounded up
+//   parts                    tiles of a unit: 1, or with an activation 2, of the gate and of the up projection
+//   units_each, units_more   units of a block, and how many blocks have one more
+//   chunks, warps            items of a tile; warps of a block
+//   y_width, most_tiles      columns of y; tiles of a block at most
 #pragma once
 
 #include "common/gemv.cuh"

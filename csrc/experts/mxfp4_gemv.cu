@@ -4,6 +4,7 @@
 // Needs in % 64 == 0; out is arbitrary. Codes become f16 exactly, x of bf16 becomes f16 times a power of two
 // (activations.cuh). Bound: memory. Reads out*in*(1/2 + 1/32) bytes once, for 5 to 8 rows twice; if x is too wide for
 // four rows in shared memory, once per two rows or per row.
+#include "common/check_gemv.h"
 #include "experts/experts.h"
 #include "experts/gemv_kernel.cuh"
 #include "experts/gemv_rows_kernel.cuh"
@@ -39,17 +40,6 @@ int64_t rows_together(int64_t in, int rows, int64_t shared_bytes) {
   return rows == 1 || fit < 2 ? 1 : fit >= 4 ? 4 : 2;
 }
 
-void check_extras(const int64_t* outs, int count, const GemvExtras& extras, int rows) {
-  if (extras.activation != Activation::kNone) {
-    require(count == 2, kOp, "matrices", count, "must be 2 with an activation");
-    require(outs[0] == outs[1], kOp, "out", outs[1], "must be that of the first matrix");
-    require(extras.residual == nullptr, kOp, "residual", 1, "must be null with an activation");
-  }
-  if (extras.norm == NormKind::kNone) return;
-  require(rows == 1, kOp, "rows", rows, "must be 1 with a norm");
-  require_aligned(extras.norm_weight, 2, kOp, "norm_weight");
-}
-
 }  // namespace
 
 void mxfp4_gemv(const Mxfp4Matrix* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type,
@@ -78,7 +68,7 @@ void mxfp4_gemv(const Mxfp4Matrix* matrices, int count, const GemvExtras& extras
     outs[i] = w.out, total += w.out;
   }
   require(total <= 1 << 30, kOp, "out", total, "is too large");
-  check_extras(outs, count, extras, rows);
+  check_extras(kOp, count, outs[0], outs[count - 1], extras, rows);
   p.in = uint32_t(in);
   p.row_bytes = uint32_t(in / 2);
   p.results = uint32_t(p.kind == BlockKind::kPair ? outs[0] : total);

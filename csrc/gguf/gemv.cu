@@ -14,6 +14,7 @@
 // Bound: memory. Reads each block once. If rows of x do not fit into shared memory together, they are multiplied in
 // parts.
 #include "common/check.h"
+#include "common/check_gemv.h"
 #include "gguf/gemv_launch.h"
 #include "gguf/gguf.h"
 #include "gguf/iq4_blocks.cuh"
@@ -92,17 +93,6 @@ Segment segment_of(const GgufMatrix& w, const void* bias, uint32_t y_begin) {
   return {w.blocks, bias, uint32_t(w.out), uint32_t(w.out / kTileRows), y_begin};
 }
 
-void check_extras(const GgufMatrix* matrices, int count, const GemvExtras& extras, int rows) {
-  if (extras.activation != Activation::kNone) {
-    require(count == 2, kOp, "matrices", count, "must be 2 with an activation");
-    require(matrices[0].out == matrices[1].out, kOp, "out", matrices[1].out, "must be that of the first matrix");
-    require(extras.residual == nullptr, kOp, "residual", 1, "must be null with an activation");
-  }
-  if (extras.norm == NormKind::kNone) return;
-  require(rows == 1, kOp, "rows", rows, "must be 1 with a norm");
-  require_aligned(extras.norm_weight, 2, kOp, "norm_weight");
-}
-
 // Everything but rows and what depends on the block type; adds the units to `units`.
 Arguments plan(const GgufMatrix* matrices, int count, const GemvExtras& extras, uint32_t& units) {
   Arguments p = {};
@@ -157,7 +147,7 @@ void gguf_gemv(const GgufMatrix* matrices, int count, GgufType of, const GemvExt
     require(extras.norm == NormKind::kNone, kOp, "places", in, "cannot be used with a norm");
     require_aligned(matrices[0].places, 2, kOp, "places");
   }
-  check_extras(matrices, count, extras, rows);
+  check_extras(kOp, count, matrices[0].out, matrices[count - 1].out, extras, rows);
   uint32_t units = 0;
   Arguments p = plan(matrices, count, extras, units);
   p.bf16 = type == Type::kBFloat16;

@@ -21,37 +21,16 @@ __device__ __forceinline__ void look_up(uint32_t (&a)[4], uint32_t codes) {
   spread_two_rows(a, bytes[0], bytes[1]);
 }
 
-struct IQ4_NL {
-  static constexpr int kColumns = 32, kItemBlocks = 8, kRun = 0, kBytes = 288;
-  static constexpr bool kSplit = false;
+struct IQ4_NLCodes {
+  static constexpr int kItemBlocks = 8, kScaleAt = 256, kBytes = kScaleAt + 32;
 
   static __device__ __forceinline__ void values(uint32_t (&a)[2][4], const uint8_t* block) {
     const uint2 words = reinterpret_cast<const uint2*>(block)[threadIdx.x % 32];
     look_up(a[0], words.x);
     look_up(a[1], words.y);
   }
-
-  static __device__ __forceinline__ void product(float (&sum)[4], const uint8_t* item, const X& x, int blocks) {
-#pragma unroll
-    for (int i = 0; i < kItemBlocks; ++i) {
-      if (i >= blocks) break;
-      const uint8_t* const block = item + i * kBytes;
-      uint32_t a[2][4];
-      values(a, block);
-      const uint4 b = x.eight(32 * i + 8 * (threadIdx.x % 4));
-      float c[4] = {};
-      multiply(c, a[0], b.x, b.y);
-      multiply(c, a[1], b.z, b.w);
-      add_scaled(sum, c, pair_at(block + 256));
-    }
-  }
-
-  static __device__ __forceinline__ void weights(float (&w)[2][8], const uint8_t* block, uint32_t) {
-    uint32_t a[2][4];
-    values(a, block);
-    scale_values(w, a, pair_at(block + 256));
-  }
 };
+using IQ4_NL = Values32<IQ4_NLCodes>;
 
 struct IQ4_XS {
   static constexpr int kColumns = 256, kItemBlocks = 1, kRun = 0, kBytes = 2176;

@@ -11,11 +11,12 @@
 //
 //   nibbles    8 codes of 4 bits, lowest first: row g, c | row g + 8, c | row g, c + 2 | row g + 8, c + 2 | the same of
 //              c + 1 and c + 3. So a0 and a1 are masks of the word, a2 and a3 masks of the word >> 8.
-//   pairs      4 codes of 2 bits in each half of a word: 16 columns after the other, in each a0, a1, a2, a3 in bits 0,
-//   2,
-//              4, 6 of the half and, for column c + 1, of the upper half
-//   bits       further bits of codes, again in both halves of a word (`fifth_bits`, `sixth_bits`, `third_bits`)
+//   pairs      codes of 2 bits of 32 columns: the lower half of a word has columns c, the upper half columns c + 1;
+//              in each, 8 bits for the first 16 columns and 8 for the others: a0, a1, a2, a3, lowest first
+//   bits       further bits of codes, again in both halves of a word: see add_fifth_bits, add_sixth_bits,
+//              add_third_bits
 //   bytes      4 codes of 8 bits of row g, then of row g + 8, columns in order
+//
 // A code masked in place is a subnormal f16: q * 2^-24, and for rows g + 8 as many times more as its bits lie higher.
 //
 // type    columns  tile block: sections

@@ -111,36 +111,44 @@ __device__ __forceinline__ void scale_values(float (&w)[2][8], const uint32_t (&
   }
 }
 
-struct Q8_0 {
-  static constexpr int kColumns = 32, kItemBlocks = 4, kRun = 0, kBytes = 544;
+// A block type of 32 columns whose codes are values of 8 bits, or places in a table of them. `Codes` has its sizes and
+// `values`: the operands A of words 0 and 1.
+template <class Codes>
+struct Values32 : Codes {
+  static constexpr int kColumns = 32, kRun = 0;
   static constexpr bool kSplit = false;
+
+  static __device__ __forceinline__ void product(float (&sum)[4], const uint8_t* item, const X& x, int blocks) {
+#pragma unroll
+    for (int i = 0; i < Codes::kItemBlocks; ++i) {
+      if (i >= blocks) break;
+      const uint8_t* const block = item + i * Codes::kBytes;
+      uint32_t a[2][4];
+      Codes::values(a, block);
+      const uint4 b = x.eight(32 * i + 8 * (threadIdx.x % 4));
+      float c[4] = {};
+      multiply(c, a[0], b.x, b.y);
+      multiply(c, a[1], b.z, b.w);
+      add_scaled(sum, c, pair_at(block + Codes::kScaleAt));
+    }
+  }
+
+  static __device__ __forceinline__ void weights(float (&w)[2][8], const uint8_t* block, uint32_t) {
+    uint32_t a[2][4];
+    Codes::values(a, block);
+    scale_values(w, a, pair_at(block + Codes::kScaleAt));
+  }
+};
+
+struct Q8_0Codes {
+  static constexpr int kItemBlocks = 4, kScaleAt = 512, kBytes = kScaleAt + 32;
 
   static __device__ __forceinline__ void values(uint32_t (&a)[2][4], const uint8_t* block) {
     const uint4 words = words_at(block + threadIdx.x % 32 * 16);
     spread_two_rows(a[0], words.x, words.y);
     spread_two_rows(a[1], words.z, words.w);
   }
-
-  static __device__ __forceinline__ void product(float (&sum)[4], const uint8_t* item, const X& x, int blocks) {
-#pragma unroll
-    for (int i = 0; i < kItemBlocks; ++i) {
-      if (i >= blocks) break;
-      const uint8_t* const block = item + i * kBytes;
-      uint32_t a[2][4];
-      values(a, block);
-      const uint4 b = x.eight(32 * i + 8 * (threadIdx.x % 4));
-      float c[4] = {};
-      multiply(c, a[0], b.x, b.y);
-      multiply(c, a[1], b.z, b.w);
-      add_scaled(sum, c, pair_at(block + 512));
-    }
-  }
-
-  static __device__ __forceinline__ void weights(float (&w)[2][8], const uint8_t* block, uint32_t) {
-    uint32_t a[2][4];
-    values(a, block);
-    scale_values(w, a, pair_at(block + 512));
-  }
 };
+using Q8_0 = Values32<Q8_0Codes>;
 
 }  // namespace localq::gguf

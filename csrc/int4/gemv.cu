@@ -17,6 +17,7 @@
 // the next item in flight (64 KB per multiprocessor), the first before the kernel that produces x has ended. x is in
 // shared memory if all its rows fit, with its columns gathered if the weights are ordered by group; else it is read
 // through L1. README.md has the instruction counts.
+#include "common/check_gemv.h"
 #include "int4/gemv_kernel.cuh"
 #include "int4/int4.h"
 
@@ -35,17 +36,6 @@ Segment segment_of(const Int4& w, const void* bias, uint32_t y_begin) {
   require_aligned(w.zeros, 1, kOp, "zeros");
   return {w.codes, static_cast<const uint32_t*>(w.scales), w.zeros, bias, uint32_t(w.out), uint32_t(w.out / kTile),
           y_begin};
-}
-
-void check_extras(const Int4* matrices, int count, const GemvExtras& extras, int rows) {
-  if (extras.activation != Activation::kNone) {
-    require(count == 2, kOp, "matrices", count, "must be 2 with an activation");
-    require(matrices[0].out == matrices[1].out, kOp, "out", matrices[1].out, "must be that of the first matrix");
-    require(extras.residual == nullptr, kOp, "residual", 1, "must be null with an activation");
-  }
-  if (extras.norm == NormKind::kNone) return;
-  require(rows == 1, kOp, "rows", rows, "must be 1 with a norm");
-  require_aligned(extras.norm_weight, 2, kOp, "norm_weight");
 }
 
 // 2^31 / count, rounded up: i times that, shifted right by 31, is i / count for i and count below 2^15.
@@ -139,7 +129,7 @@ void int4_gemv(const Int4* matrices, int count, const GemvExtras& extras, const 
     require(matrices[i].group == first.group, kOp, "group", matrices[i].group, "must be that of the first matrix");
     require(matrices[i].order == first.order, kOp, "order", i, "is not that of the first matrix");
   }
-  check_extras(matrices, count, extras, rows);
+  check_extras(kOp, count, first.out, matrices[count - 1].out, extras, rows);
   const int group = columns_at_once(first);
   uint32_t units = 0;
   const Arguments p = plan(matrices, count, extras, rows, group, stored == Type::kBFloat16, units);

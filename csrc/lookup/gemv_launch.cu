@@ -86,7 +86,7 @@ void vq_gemv(const VqMatrix* matrices, int count, const GemvExtras& extras, cons
     total += matrices[i].out;
   }
   require(total <= 1 << 24, kOp, "out", total, "is too large");
-  vq::check_extras(vq::kOp, count, first.out, matrices[count - 1].out, extras, rows);
+  check_extras(vq::kOp, count, first.out, matrices[count - 1].out, extras, rows);
   vq::Arguments p = vq::arguments_of(matrices, count, extras);
   vq::add_rotation(kOp, p, signs, rows);
   const DeviceGuard guard(device, kOp);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/check_gemv.h"
 #include "lookup/gemv_launch.h"
 #include "lookup/hadamard.h"
 
@@ -204,18 +205,6 @@ void launch_typed(const Arguments& p, const VqWorkspace& workspace, const T* x, 
     require(done != 0, Kernels::kOp, "in", p.in, "is too large for the shared memory of this device");
     row += done;
   }
-}
-
-// `first` and `second`: rows of the first two matrices.
-inline void check_extras(const char* op, int count, int64_t first, int64_t second, const GemvExtras& extras, int rows) {
-  if (extras.activation != Activation::kNone) {
-    require(count == 2, op, "matrices", count, "must be 2 with an activation");
-    require(first == second, op, "out", second, "must be that of the first matrix");
-    require(extras.residual == nullptr, op, "residual", 1, "must be null with an activation");
-  }
-  if (extras.norm == NormKind::kNone) return;
-  require(rows == 1, op, "rows", rows, "must be 1 with a norm");
-  require_aligned(extras.norm_weight, 2, op, "norm_weight");
 }
 
 }  // namespace localq::vq

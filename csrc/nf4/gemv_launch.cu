@@ -1,4 +1,5 @@
 // Launcher of the NF4 matrix-vector products: checks, tiling, and choice of the kernel by the number of rows.
+#include "common/check_gemv.h"
 #include "nf4/gemv_launch.h"
 
 namespace localq {
@@ -13,17 +14,6 @@ Nf4Segment segment_of(const Nf4& w, const void* bias, uint32_t y_begin) {
   require_nf4(w, kOp);
   return {w.codes, w.absmax, w.nested_absmax, bias, w.offset, uint32_t(w.out), uint32_t((w.out + kTile - 1) / kTile),
           y_begin, w.tiled};
-}
-
-void check_extras(const Nf4* matrices, int count, const GemvExtras& extras, int rows) {
-  if (extras.activation != Activation::kNone) {
-    require(count == 2, kOp, "matrices", count, "must be 2 with an activation");
-    require(matrices[0].out == matrices[1].out, kOp, "out", matrices[1].out, "must be that of the first matrix");
-    require(extras.residual == nullptr, kOp, "residual", 1, "must be null with an activation");
-  }
-  if (extras.norm == NormKind::kNone) return;
-  require(rows == 1, kOp, "rows", rows, "must be 1 with a norm");
-  require_aligned(extras.norm_weight, 2, kOp, "norm_weight");
 }
 
 Nf4Gemv plan(const Nf4* matrices, int count, const GemvExtras& extras) {
@@ -61,7 +51,7 @@ void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const Wo
             "matrices", i, "does not share its tables with the first matrix");
     require(matrices[i].tiled == matrices[0].tiled, kOp, "matrices", i, "is not in the order of the first matrix");
   }
-  check_extras(matrices, count, extras, rows);
+  check_extras(kOp, count, matrices[0].out, matrices[count - 1].out, extras, rows);
   if (workspace.words != 0) require_aligned(workspace.meeting, 16, kOp, "workspace");
   const Nf4Gemv p = plan(matrices, count, extras);
   const DeviceGuard guard(device, kOp);

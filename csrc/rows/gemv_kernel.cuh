@@ -20,6 +20,7 @@
 // after it (README.md has the cost). The other half is left to decode attention, which runs beside it.
 #pragma once
 
+#include "common/check_gemv.h"
 #include "common/launch.h"
 #include "rows/epilogue.cuh"
 
@@ -158,14 +159,7 @@ inline void check_row_gemv(const char* op, const int64_t* outs, int count, const
     total += outs[i];
   }
   require(total <= 1 << 30, op, "out", total, "is too large");
-  if (extras.activation != Activation::kNone) {
-    require(count == 2, op, "matrices", count, "must be 2 with an activation");
-    require(outs[0] == outs[1], op, "out", outs[1], "must be that of the first matrix");
-    require(extras.residual == nullptr, op, "residual", 1, "must be null with an activation");
-  }
-  if (extras.norm == NormKind::kNone) return;
-  require(rows == 1, op, "rows", rows, "must be 1 with a norm");
-  require_aligned(extras.norm_weight, 2, op, "norm_weight");
+  check_extras(op, count, outs[0], outs[count - 1], extras, rows);
 }
 
 // Plans and launches; the caller has set segments, extras, in, row_bytes and rows of `p`.

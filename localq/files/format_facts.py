@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localq.errors import usage_error
-from localq.files import format_sizes, schemes
+from localq.files import compressed_tensors, format_sizes, schemes
 from localq.files.architecture import Architecture, Linears
+from localq.files.gguf.block_types import KERNEL_TYPES
 from localq.files.schemes import Shapes
 
 MIB = 2**20
@@ -148,6 +149,16 @@ def _int4_key(scheme: str) -> str | None:
     return None if scheme == "g16" else "int4"  # groups of 16 have no kernel
 
 
+def without_kernels(scheme: str) -> str:
+    """The types of GGUF blocks in `scheme` that no kernel reads, such as "IQ2_XXS"; empty for none."""
+    mixture, _, slow = scheme.partition(", ")
+    return slow if mixture.startswith(schemes.MIX) else "" if scheme in KERNEL_TYPES else scheme
+
+
+def _gguf_key(scheme: str) -> str | None:
+    return None if without_kernels(scheme) else "int4"  # not measured: the kernels that are built alike
+
+
 _PLAIN: dict[str, Any] = {"matrix_bytes": format_sizes.plain, "speed_key": _key("16 bit")}
 _INT4: dict[str, Any] = {
     "scheme_of_config": schemes.int4_of_config,
@@ -266,6 +277,16 @@ _RECORDS = (
     ),
     Format("awq", format_sizes.awq, "awq", **_INT4),
     Format("gptq", format_sizes.gptq, "gptq", copies_inputs=True, **_INT4),
+    Format(
+        compressed_tensors.METHOD,
+        format_sizes.awq,
+        compressed_tensors.METHOD,
+        scheme_of_config=compressed_tensors.scheme_of_config,
+        unreadable=compressed_tensors.unreadable,
+        unpack_bytes=64 * MIB,
+        copies_inputs=True,
+        speed_key=_int4_key,
+    ),
     Format("fp8", format_sizes.fp8, imported=True, experts="together", speed_key=_key("16 bit")),
     Format(
         "gguf",
@@ -273,7 +294,7 @@ _RECORDS = (
         "gguf",
         random_scheme="Q4_K",
         unpack_bytes=64 * MIB,
-        speed_key=_key("int4"),  # not measured: the kernel that is built alike
+        speed_key=_gguf_key,
     ),
 )
 FORMATS: dict[str, Format] = {each.name: each for each in _RECORDS}

@@ -91,7 +91,7 @@ def gptq(linear: Linears, scheme: str) -> int:
 
 def gguf(linear: Linears, scheme: str) -> int:
     """Blocks of the type `scheme`, or of so many bits on average ("mix4.85"); 16 bits where nothing is known."""
-    if (bits := mixed_bits(scheme)) is not None:
+    if (bits := mixed_bits(scheme.partition(",")[0])) is not None:
         return math.ceil(linear.rows * linear.columns * bits / 8)
     kind = next((each for each in BLOCK_TYPES.values() if each.name == scheme), None)
     return plain(linear, "") if kind is None else linear.rows * linear.columns // kind.values * kind.bytes

@@ -18,6 +18,11 @@ LARGEST = 2**16  # entries of a codebook, weights of a codeword
 BCQ_GROUPS = (32, 64, 128, 256, 512)  # columns that share scales
 VQ2_SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # by --bits of quantize
 INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -> supported packings
+AUTO_ROUND_LAYOUTS = {  # `packing_format` of AutoRound -> the same packing
+    "auto_round:auto_awq": "gemm", "auto_round:awq": "gemm", "auto_round:auto_gptq": "gptq", "auto_round:gptq": "gptq",
+    "auto_round:gptqmodel": "gptq_v2", "auto_round": "gptq_v2",
+}  # fmt: skip
+PLAIN_BITS = (16, 32)  # of layers that AutoRound leaves as they are
 
 Shapes = Mapping[str, tuple[int, ...]]  # of all tensors of a checkpoint, by name
 
@@ -48,7 +53,7 @@ def vptq_scheme(scheme: str) -> tuple[int, int, int]:
 
 
 def int4_group(scheme: str) -> int:
-    """Columns that share a scale in AWQ and GPTQ: "g64"; 0 for "row", all columns; "" is "g128"."""
+    """Columns that share a scale in formats of 4 bits: "g64"; 0 for "row", all columns; "" is "g128"."""
     match = re.fullmatch(r"g([1-9]\d{0,5})|row", scheme or "g128")
     if match is None:
         raise _no_scheme("4-bit groups:", scheme, "g128")
@@ -198,6 +203,9 @@ def vptq_of_config(quantization: Mapping[str, Any]) -> str:
 
 def int4_layout(quantization: Mapping[str, Any]) -> str:
     """The packing of AWQ or GPTQ in config.json, in lower case: "gemm", "gptq", "gptq_v2", "marlin"."""
+    if "packing_format" in quantization:
+        stated_packing = str(quantization["packing_format"])
+        return AUTO_ROUND_LAYOUTS.get(stated_packing, stated_packing)
     if quantization.get("is_marlin_format") is True:
         return "marlin"
     if quantization.get("backend") == "llm-awq":
@@ -211,13 +219,33 @@ def int4_layout(quantization: Mapping[str, Any]) -> str:
 def int4_unreadable(quantization: Mapping[str, Any]) -> str:
     """The variant of AWQ or GPTQ, in a few words, if localq does not read it; else empty."""
     method = str(quantization.get("quant_method"))
-    layout, layers = int4_layout(quantization), quantization.get("dynamic")
+    layout, name = int4_layout(quantization), method.upper()
     stated = [quantization.get("bits", quantization.get("w_bit", 4 if method == "awq" else None))]
-    if isinstance(layers, dict):
-        stated += [each["bits"] for each in layers.values() if isinstance(each, dict) and "bits" in each]
+    stated += [each["bits"] for each in _layers(quantization, "dynamic") if "bits" in each]
+    if "packing_format" in quantization:
+        name, layers = "AutoRound", _layers(quantization, "extra_config")
+        stated += [each["bits"] for each in layers if each.get("bits") not in (None, *PLAIN_BITS)]
+        if variant := _auto_round_variant(quantization, layers):
+            return variant
     if others := [each for each in stated if type(each) is not int or each != 4]:
         many = "an unknown number of" if others[0] is None else repr(others[0])[:20]
-        return f"{method.upper()} with {many} bits (localq supports 4)"
+        return f"{name} with {many} bits (localq supports 4)"
     if layout not in INT4_LAYOUTS[method]:
-        return f"{method.upper()} in the layout {layout[:40]!r} (localq supports {' and '.join(INT4_LAYOUTS[method])})"
+        return f"{name} in the layout {layout[:40]!r} (localq supports {' and '.join(INT4_LAYOUTS[method])})"
     return ""
+
+
+def _layers(quantization: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """What config.json says of single layers."""
+    stated = quantization.get(key)
+    return [each for each in stated.values() if isinstance(each, dict)] if isinstance(stated, dict) else []
+
+
+def _auto_round_variant(quantization: Mapping[str, Any], layers: list[dict[str, Any]]) -> str:
+    """What AutoRound does that no tensor of GPTQ or AWQ shows, in a few words; empty for plain integers."""
+    if quantization.get("rotation_config"):
+        return "AutoRound with rotated inputs"
+    quantized = [quantization, *(each for each in layers if each.get("bits") not in PLAIN_BITS)]
+    types = [str(each.get("data_type") or "int") for each in quantized]
+    others = [each for each in types if each != "int"]
+    return f"AutoRound with weights of type {others[0][:20]!r} (localq supports integers)" if others else ""

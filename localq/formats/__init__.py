@@ -17,7 +17,7 @@ from typing import Any
 
 from localq.formats import bcq, gguf, mxfp4, nf4, squeezellm, vptq
 from localq.formats.codebooks import aqlm, vq2
-from localq.formats.int4 import awq, gptq
+from localq.formats.int4 import awq, compressed, gptq
 from localq.formats.mxfp4 import experts as mxfp4_experts
 
 # The contract. P is the name of a Linear in a checkpoint, `tensors` what its headers say.
@@ -55,6 +55,7 @@ FORMATS: dict[str, ModuleType] = {
     "squeezellm": squeezellm,  # before those that have tensors of the same name
     "awq": awq,
     "gptq": gptq,
+    "compressed-tensors": compressed,
     "gguf": gguf,
 }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from localq.files.gguf.block_types import by_name
 from localq.formats import FORMATS
 
 Shape = tuple[int, int]
@@ -92,6 +93,7 @@ VARIANTS = {name: tuple(Case(name, scheme) for scheme in module.VARIANTS) for na
 (NF4,), (MXFP4,), (ROWLUT,) = VARIANTS["nf4"], VARIANTS["mxfp4"], VARIANTS["squeezellm"]
 INT4, BCQ, VPTQ, GGUF = (VARIANTS[name] for name in ("gptq", "bcq", "vptq", "gguf"))
 G128 = INT4[0]
+GGUF_32 = tuple(case for case in GGUF if by_name(case.scheme).values == 32)  # whose rows may end within an item
 BCQ_KINDS = tuple(Case("bcq", scheme, (83, 1312)) for scheme in ("q1row", "q2g32z", "q3g128", "q5g64z"))
 GATHERED = tuple(case for case in VARIANTS["aqlm"] if case.scheme.startswith("1x16"))  # codebooks too large for tables
 LOOKUP = (VARIANTS["vq2"][0], *(case for case in VARIANTS["aqlm"] if case not in GATHERED))
@@ -135,12 +137,15 @@ KERNELS: tuple[Kernel, ...] = (
         INT4_SHAPES[:6], (), (True,), FLOATS, (Timed(G128, 0, label="{scheme}"),), "dequantized",
     ),
     Kernel(
-        "gguf_gemv", "gguf", tuple(Case("gguf", case.scheme, (80, 1280)) for case in GGUF), GGUF, GGUF_SHAPES, (1, 8),
+        "gguf_gemv", "gguf", tuple(Case("gguf", case.scheme, (80, columns))
+                                   for case in GGUF for columns in (1280, *((864,) if case in GGUF_32 else ()))),
+        GGUF, GGUF_SHAPES, (1, 8),
         timed=(*_steps(GGUF[0], "{scheme}"), *(Timed(case, label="{scheme}", fused=case.scheme == "Q6_K")
                                                for case in GGUF[1:])),
     ),
     Kernel(
-        "gguf_dequantize", "gguf", tuple(Case("gguf", case.scheme, (80, 768)) for case in GGUF), GGUF, GGUF_SHAPES[:5],
+        "gguf_dequantize", "gguf",
+        tuple(Case("gguf", case.scheme, (80, 864 if case in GGUF_32 else 768)) for case in GGUF), GGUF, GGUF_SHAPES[:5],
         (), (True,), FLOATS, tuple(Timed(case, 0, label="{scheme}") for case in GGUF), "dequantized",
     ),
     Kernel(

@@ -81,11 +81,11 @@ class Checkpoint:
 
     @property
     def converts(self) -> bool:
-        """Whether reading a tensor dequantizes it (GGUF, FP8)."""
+        """Whether reading a tensor may dequantize it (GGUF, FP8)."""
         return isinstance(self._source, GgufSource | Fp8Source)
 
     def read(self, name: str) -> Tensor:
-        """The tensor `name`; GGUF tensors come dequantized, as float32, and FP8 ones as bfloat16.
+        """The tensor `name`; GGUF tensors outside blocks come as float32, and FP8 ones as bfloat16.
 
         Raises LocalqError (exit 8) without such a tensor. It may be a view of the mapped file: do not write to it.
         """
@@ -269,5 +269,5 @@ def in_memory(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
 def _open_gguf(files: ModelFiles, *, packed: bool) -> Checkpoint:
     model = reader.read_header(files.path)
     source = GgufSource(model, packed=packed)
-    tensors = {name: info(dtype, shape) for name, (dtype, shape) in source.described().items()}
+    tensors = {name: info(dtype, shape) for name, (dtype, shape) in source.describe().items()}
     return Checkpoint(tensors, source, config=files.config, extra=model.extra)

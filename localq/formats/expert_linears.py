@@ -1,7 +1,7 @@
-"""Experts as Linears of their own, where each has codebooks: AQLM and vq2.
+"""Experts as Linears of their own, where each has codebooks (AQLM, vq2) or types that may differ (GGUF).
 
-The other formats have the experts of a layer as rows of one matrix (`slabs.SlabStack`). These lie where the loader puts
-them, matrix by matrix, and `stack` says where, for the kernels that choose among them on the device.
+Formats that `join` have the experts of a layer as rows of one matrix (`linear.SlabStack`). These lie where the loader
+puts them, matrix by matrix, and `stack` says where, for the kernels that choose among them on the device.
 """
 
 from __future__ import annotations

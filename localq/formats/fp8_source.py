@@ -1,4 +1,4 @@
-"""FP8 weights as a source: e4m3 values with one scale per block of a matrix, or per matrix; read in 16 or 32 bit.
+"""FP8 weights as a source: e4m3 values with a scale per block, row or matrix; read in 16 or 32 bit.
 
 Layout (transformers, integrations/finegrained_fp8.py), for a matrix `P.weight` [..., out, in]:
 
@@ -6,6 +6,8 @@ Layout (transformers, integrations/finegrained_fp8.py), for a matrix `P.weight` 
     P.weight_scale_inv  f32, bf16 or e8m0 [..., ceil(out / block rows), ceil(in / block columns)], or one value per
                         matrix: multiplies the weights, in spite of its name
     P.activation_scale  of a static scheme for activations; not needed for weights
+
+That of compressed-tensors (`float-quantized`) has P.weight_scale, also [out, 1], and P.input_scale in their places.
 
 Stacks of experts, `experts.gate_up_proj`, have `experts.gate_up_proj_scale_inv`. Products in f32, rounded last.
 """
@@ -22,9 +24,10 @@ from localq.errors import bad_file
 from localq.files.json_files import DAMAGED
 
 METHOD = "fp8"
-SCALE, ACTIVATION = "_scale_inv", "activation_scale"
+SCALES_OF = ("_scale_inv", "_scale")  # behind the name of the values; both multiply
+ACTIVATION = ("activation_scale", "input_scale")
 STORED = torch.float8_e4m3fn
-SCALES = (torch.float32, torch.bfloat16, torch.float8_e8m0fnu)
+SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 BLOCK = (128, 128)
 PIECE_WEIGHTS = 2**21  # that are in f32 at a time
 
@@ -63,10 +66,11 @@ def find(tensors: Mapping[str, Described], quantization: Mapping[str, Any], name
     for key, info in tensors.items():
         if info.dtype != "float8_e4m3fn":
             continue
-        scales = tensors.get(f"{key}{SCALE}")
+        scale = next((key + each for each in SCALES_OF if key + each in tensors), "")
+        scales = tensors.get(scale)
         if scales is None or f"torch.{scales.dtype}" not in map(str, SCALES):
             raise bad_file(name, f"{key[:80]!r} has FP8 values but no scales", DAMAGED)
-        found[key] = Fp8Matrix(f"{key}{SCALE}", _block(info.shape, scales.shape, sides, f"{name}: {key[:80]}"))
+        found[key] = Fp8Matrix(scale, _block(info.shape, scales.shape, sides, f"{name}: {key[:80]}"))
     return found
 
 
@@ -77,6 +81,8 @@ def _block(shape: tuple[int, ...], scales: tuple[int, ...], sides: tuple[int, ..
     *stack, rows, columns = shape
     if scales in ((), (1,), (*stack,), (*stack, 1), (*stack, 1, 1)):
         return rows, columns
+    if scales == (*stack, rows, 1):
+        return 1, columns
     if scales == (*stack, -(-rows // sides[0]), -(-columns // sides[1])):
         return sides[0], sides[1]
     why = f"its scales have the shape {list(scales)}, which does not match {list(shape)} in blocks of {list(sides)}"
@@ -85,7 +91,7 @@ def _block(shape: tuple[int, ...], scales: tuple[int, ...], sides: tuple[int, ..
 
 def is_extra(key: str) -> bool:
     """Whether the tensor `key` serves FP8 values only, and is no weight itself."""
-    return key.endswith(SCALE) or key.rpartition(".")[2].endswith(ACTIVATION)
+    return key.endswith(("_scale_inv", ".weight_scale")) or key.rpartition(".")[2].endswith(ACTIVATION)
 
 
 def dequantize(codes: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:

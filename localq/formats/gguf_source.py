@@ -24,7 +24,7 @@ class GgufSource:
         self._file: Any = None
         self._packed = packing.packed_matrices(model) if packed else {}
 
-    def described(self) -> dict[str, Description]:
+    def describe(self) -> dict[str, Description]:
         """Name -> dtype and shape, of all tensors."""
         found: dict[str, Description] = {
             name: (torch.float32, tensor.shape)

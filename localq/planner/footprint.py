@@ -44,7 +44,7 @@ def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str
     """Bytes of the weights: {"weights": of the blocks, "embedding": of the table, "head": 0 if tied}.
 
     "weights" includes norms, biases and routers, which take 16 bit, as do embedding and head. `scheme` as in
-    `catalog.Source`; imported GGUF weights take 16 bit.
+    `catalog.Source`.
     """
     return {
         "weights": _stored_bytes(arch, format, scheme) + 2 * arch.other_parameters,

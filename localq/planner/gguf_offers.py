@@ -21,6 +21,7 @@ from localq.files.schemes import MIX
 from localq.planner import footprint, uncatalogued
 from localq.planner.offers import Offer
 
+_WITHOUT_KERNELS = ("IQ1", "IQ2", "IQ3", "TQ", "UD-IQ1", "UD-IQ2", "UD-IQ3")  # first letters of tags
 MOST_BITS = 15.0  # of a file in blocks; one of more is in 16 or 32 bit, of which a load makes 16-bit weights
 
 
@@ -64,7 +65,7 @@ def _listed(target: Target, listing: Listing, revision: str | None) -> list[Gguf
     found = []
     for each, size in zip(known, sizes, strict=True):
         name = each.name(listing.repo, revision)
-        derived = offer if each == usual else _derived(offer, name, size)
+        derived = offer if each == usual else _derived(offer, name, size, each.tag)
         extra = size - sizes[known.index(usual)]
         assert offer.source is not None, "it is on the hub"
         source = replace(offer.source, bytes=offer.source.bytes + extra, choice=each.label)
@@ -72,7 +73,7 @@ def _listed(target: Target, listing: Listing, revision: str | None) -> list[Gguf
     return found
 
 
-def _derived(offer: Offer, name: str, size: int) -> Offer:
+def _derived(offer: Offer, name: str, size: int, tag: str = "") -> Offer:
     """The offer of a model in a file of `size` bytes by that of another one in the same repository."""
     arch, file_bits = offer.arch, 8 * size / offer.arch.parameters
     derived = replace(offer, name=name, file_bits=file_bits)
@@ -83,7 +84,8 @@ def _derived(offer: Offer, name: str, size: int) -> Offer:
     bits = footprint.bits_per_weight(arch, offer.format, offer.scheme) * share
     arch = replace(arch, stored_head=round(arch.stored_head * share))
     block_bytes = None if offer.block_bytes is None else round(offer.block_bytes * share)
-    return replace(derived, arch=arch, scheme=f"{MIX}{bits:.2f}", block_bytes=block_bytes)
+    slow = f", {tag}" if tag.startswith(_WITHOUT_KERNELS) else ""
+    return replace(derived, arch=arch, scheme=f"{MIX}{bits:.2f}{slow}", block_bytes=block_bytes)
 
 
 def _local(target: Target, revision: str | None) -> list[GgufOffer]:

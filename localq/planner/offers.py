@@ -73,7 +73,12 @@ class Offer:
     def last(self) -> bool:
         """Whether it is offered after all others: `Format.offered_last`, or experts one by one."""
         one_by_one = format_facts.one_by_one(self.arch, self.format)
-        return one_by_one or bool(format_facts.of(self.format).offered_last)
+        return one_by_one or bool(self._no_kernel) or bool(format_facts.of(self.format).offered_last)
+
+    @property
+    def _no_kernel(self) -> str:
+        """The types of blocks that no kernel reads."""
+        return format_facts.without_kernels(self.scheme) if self.format == "gguf" else ""
 
     @property
     def is_calibrated(self) -> bool:
@@ -117,6 +122,8 @@ class Offer:
             made = self.scheme
         gated = "gated" if self.source is not None and self.source.gated else ""
         slow = "slow: experts run one at a time" if format_facts.one_by_one(self.arch, self.format) else ""
+        if self._no_kernel:
+            return f"slow: no kernel for {self._no_kernel}"
         return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))
 
 

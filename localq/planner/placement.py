@@ -72,9 +72,7 @@ class Wishes:
         With a new step, what earlier steps reduced is tried again unreduced, so that nothing is reduced in vain.
         """
         head = self._first_head(arch)
-        # A tied model with a stored head needs the table for the rows of its tokens alone.
-        embed = "host" if arch.tied and head == STORED else "device"
-        last = Placement(self.kv_bits or 16, embed if self.embed == "auto" else self.embed, head)
+        last = Placement(self.kv_bits or 16, "device" if self.embed == "auto" else self.embed, head)
         found, caches, ends = [last], [last.kv_bits], [last]  # ends: where embedding and head are
         for step in STEPS:
             tried = replace(last, **self._open(step, arch))

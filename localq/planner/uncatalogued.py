@@ -73,8 +73,8 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
         why, step = f"the weights are {variant}", "Use a different repository for this model."
         raise LocalqError(name, why, step, ExitCode.FAILURE)
     unsupported = format_facts.why_unsupported(arch, format)
-    size = sum(part.stat().st_size for part in gguf_choice.parts_of(path)) if format == "gguf" else 0
-    bits = 8 * size / arch.parameters if format == "gguf" else None
+    size = sum(part.stat().st_size for part in gguf_choice.parts_of(path)) if files.kind == "gguf" else 0
+    bits = 8 * size / arch.parameters if files.kind == "gguf" else None
     if stored == "fp32":
         bits = 32.0
     return Offer(

@@ -46,7 +46,7 @@ def folder_of(path: Path, tensor: str = "a.qweight", config: object = BASE, **fi
         ("quantize_config__json", AWQ, "awq"),
         ("quant_config__json", AWQ, "awq"),
         ("quant_config__json", {"wbits": 4}, "squeezellm"),
-        ("quantization_config__json", {"quant_method": "auto-round", "bits": 4}, "auto-round"),
+        ("quantization_config__json", {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}, "awq"),
         ("hf_quant_config__json", MODELOPT, "modelopt"),
     ],
 )

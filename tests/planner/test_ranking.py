@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.gguf import packing, reader
 from localq.planner import offers, ranking, uncatalogued
 from localq.planner.offers import Offer
@@ -89,5 +89,16 @@ def test_a_gguf_file_of_one_type_takes_its_bytes_on_a_gpu(tmp_path):
     found, header = uncatalogued.offer(catalog.resolve(str(path)), offline=True), reader.read_header(path)
     assert (found.scheme, found.bits, found.remark) == ("Q8_0", 8.5, "Q8_0")
     assert found.block_bytes == packing.device_bytes(header)
-    assert found.arch.stored_head == packing.head_bytes(header) > 0
+    assert found.arch.stored_head == packing.head_bytes(header)
+
+
+def test_types_that_no_kernel_reads_are_offered_last():
+    arch = catalog.find("llama-3.1-8b").arch
+    for scheme, why in (("IQ2_XXS", "IQ2_XXS"), ("mix2.31, IQ2_XXS, IQ3_S", "IQ2_XXS, IQ3_S")):
+        found = Offer("m.gguf", arch, "gguf", scheme)
+        assert found.last
+        assert found.remark == f"slow: no kernel for {why}"
+        assert format_facts.of("gguf").speed_key(scheme) is None
+    for scheme in ("Q4_K", "mix4.85"):
+        assert not Offer("m.gguf", arch, "gguf", scheme).last
     assert offer("smollm2-135m").stored_bits == 5.0  # Q4_1

@@ -83,10 +83,9 @@ def _ram(dtype: torch.dtype, block_bytes: int) -> ram.Ram:
 def _wishes(options: LoadOptions, assignment: weights.Assignment, name: str) -> placement.Wishes:
     """Return the user's wishes, with what the files decide: a quantized head stays as stored."""
     wishes = options.wishes
-    if (head := assignment.quantized.get(HEAD)) is not None:
+    head = assignment.quantized.get(HEAD)
+    if head is not None and assignment.head is None:  # a stored head can be made anew (`placement.STORED`)
         kept = head.format if head.format in weights.HEAD_FORMATS else "16"
-        if assignment.head is not None:
-            kept = "auto"  # which is `placement.STORED`
         if wishes.head not in ("auto", kept):
             why = f"the files store the head as {head.format.upper()}, not as {placement.HEAD_NAMES[wishes.head]}"
             raise usage_error("--head", why, "Remove --head.")

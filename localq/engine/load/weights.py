@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -221,14 +222,10 @@ def fill(
     A GPU never holds more than the plan: quantizing and tiling work on some rows at a time, and embedding and head come
     first. Returns the names of tensors with NaN or infinity.
     """
-    sources, linears, stacks_ = dict(assignment.dense), assignment.quantized, assignment.stacks
-    made_head = None
-    if places.placement.head == STORED and assignment.head is not None:
-        linears = {**linears, HEAD: assignment.head}  # of a tied model too
-    elif places.placement.head != "16" and HEAD not in linears:
-        made_head = sources.pop(f"{HEAD}.weight", sources[TABLE])
+    sources, stacks_ = dict(assignment.dense), assignment.stacks
+    linears, made_head = _head_sources(assignment, sources, checkpoint, places)
     sizes = {key: checkpoint.tensors[key].nbytes for key in checkpoint.tensors}
-    total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
+    total = sum(sizes[key] for key in sources.values()) + (0 if made_head is None else made_head.nbytes)
     total += sum(sizes[key] for entry in linears.values() for key in entry.keys)
     total += sum(sizes[key] for stack in stacks_.values() for key in stack.keys)
     shared = SharedTensors(
@@ -238,7 +235,7 @@ def fill(
     non_finite: list[str] = []
     if made_head is not None:
         _make_head(model, checkpoint, made_head, places, non_finite)
-        done += sizes[made_head]
+        done += made_head.nbytes
         on_progress(done, total)
     for target, key in sorted(sources.items(), key=lambda each: each[0] not in LARGE):
         tensor = _dense(checkpoint, key, target, model, places)
@@ -269,6 +266,39 @@ def fill(
     return list(dict.fromkeys(non_finite))
 
 
+class _HeadSource(NamedTuple):
+    """The weights from which a head in fewer bits is made: a tensor, or a stored matrix of another format."""
+
+    key: str
+    nbytes: int
+    stored: QuantizedSource | None = None
+
+    def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
+        """[vocab, hidden] on the CPU."""
+        if self.stored is None:
+            return checkpoint.read(self.key).to(dtype)
+        weight: Tensor = self.stored.module.dequantize(
+            self.stored.module.from_checkpoint(checkpoint, self.stored.prefix), dtype
+        )
+        return weight
+
+
+def _head_sources(
+    assignment: Assignment, sources: dict[str, str], checkpoint: Checkpoint, places: Destinations
+) -> tuple[dict[str, QuantizedSource], _HeadSource | None]:
+    """Quantized Linears with the head as it is placed, and the source of a head in fewer bits, taken from `sources`."""
+    linears, stored, head = assignment.quantized, assignment.head, places.placement.head
+    if head == STORED and stored is not None:
+        return {**linears, HEAD: stored}, None  # of a tied model too
+    if head == "16" or (HEAD in linears and stored is None):
+        return linears, None
+    if HEAD in linears and stored is not None:
+        others = {path: entry for path, entry in linears.items() if path != HEAD}
+        return others, _HeadSource(stored.prefix, assignment.head_bytes, stored)
+    key = sources.pop(f"{HEAD}.weight", sources[TABLE])
+    return linears, _HeadSource(key, checkpoint.tensors[key].nbytes)
+
+
 def _dense(checkpoint: Checkpoint, key: str, target: str, model: Decoder, places: Destinations) -> Tensor:
     """Read a dense weight into its place."""
     dtype = dtype_of(model, target, places.dtype)
@@ -280,14 +310,16 @@ def _dense(checkpoint: Checkpoint, key: str, target: str, model: Decoder, places
     return places.dense(target, stored, dtype)
 
 
-def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Destinations, non_finite: list[str]) -> None:
-    """Set a head in fewer bits than `key`; the source weights stay on the host."""
-    weight = checkpoint.read(key).to(places.dtype)
-    _note_non_finite(weight, key, non_finite)
+def _make_head(
+    model: Decoder, checkpoint: Checkpoint, source: _HeadSource, places: Destinations, non_finite: list[str]
+) -> None:
+    """Set a head in fewer bits than `source`; the source weights stay on the host."""
+    weight = source.read(checkpoint, places.dtype)
+    _note_non_finite(weight, source.key, non_finite)
     try:
         model.lm_head = heads.quantize_head(weight, places.placement.head, places.dtype, places.device)
     except LocalqError as error:
-        raise bad_file(key, error.why, "Check the weights with `localq verify`.") from error
+        raise bad_file(source.key, error.why, "Check the weights with `localq verify`.") from error
 
 
 def _note_non_finite(tensor: Tensor, key: str, names: list[str]) -> None:
@@ -320,7 +352,8 @@ def _put_quantized(
     plain = getattr(model, HEAD) if path == HEAD else model.get_submodule(path)
     assert plain is None or isinstance(plain, nn.Linear)  # checked by `assign`; None: the head of a tied model
     packed = entry.module.from_checkpoint(shared.checkpoint, entry.prefix)
-    if not places.packed or (path == HEAD and entry.format not in HEAD_FORMATS):
+    is_wide = entry.format not in HEAD_FORMATS or (entry.module in STORED_HEADS and places.placement.head == "16")
+    if not places.packed or (path == HEAD and is_wide):
         _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype).to(places.device))
         return
     if isinstance(plain, PlainLinear):

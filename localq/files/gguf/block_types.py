@@ -71,3 +71,15 @@ def by_name(name: str) -> BlockType:
     if name not in _BY_NAME:
         raise ValueError(f"{name!r} is not a block type of GGUF")
     return _BY_NAME[name]
+
+
+# Types that kernels multiply from their blocks (`formats.gguf.tiles`); torch dequantizes the others for every product.
+KERNEL_TYPES = frozenset(
+    {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
+)
+TILE_ROWS = 16  # kernels read matrices of a multiple of so many rows
+
+
+def has_kernel(name: str, rows: int) -> bool:
+    """Whether kernels read a matrix of so many rows in blocks of the type `name`."""
+    return name in KERNEL_TYPES and rows % TILE_ROWS == 0

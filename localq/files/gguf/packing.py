@@ -1,15 +1,15 @@
 """The matrices of a .gguf model that a GPU keeps in their blocks, and what the model takes there. Torch-free.
 
-All matrices in blocks stay as they are, except the embedding table, of which a token reads one row, and stacks whose
-entries are stored in parts. The table of a model without an output head of its own is its head as well, which stays in
-blocks beside it.
+All matrices in blocks stay as they are, except the embedding table, of which a token reads one row, stacks whose
+entries are stored in parts, and a head that no kernel reads. The table of a model without an output head of its own is
+its head as well, which stays in blocks beside it.
 """
 
 from __future__ import annotations
 
 import math
 
-from localq.files.gguf.block_types import BLOCK_TYPES, BlockType
+from localq.files.gguf.block_types import BLOCK_TYPES, KERNEL_TYPES, BlockType, has_kernel
 from localq.files.gguf.directory import GgufTensor
 from localq.files.gguf.layout import StoredLayout
 from localq.files.gguf.reader import GgufModel
@@ -17,17 +17,20 @@ from localq.files.schemes import MIX
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Small, and read by kernels that take 16 bit: routers and gates, the convolution and the heads' rates of a delta net.
-_IN_16_BIT = ("mlp.gate.weight", "router.weight", "shared_expert_gate.weight", "conv1d.weight", "in_proj_a.weight",
-              "in_proj_b.weight")  # fmt: skip
+_IN_16_BIT = (
+    "mlp.gate.weight", "block_sparse_moe.gate.weight", "router.weight", "shared_expert_gate.weight", "conv1d.weight",
+    "in_proj_a.weight", "in_proj_b.weight",
+)  # fmt: skip
 WORD = 8  # columns that move together: the least run of columns in another order
 
 
 def packed_matrices(model: GgufModel) -> dict[str, GgufTensor]:
     """Hugging Face name of each matrix that stays in blocks -> its tensor; the head is there for a tied model too."""
-    found = {name: each for name, each in model.tensors.items() if name != TABLE and _stays_packed(name, each)}
-    table = model.tensors.get(TABLE)
-    if table is not None and HEAD not in model.tensors and _stays_packed(TABLE, table):
-        found[HEAD] = table
+    outside = (TABLE, HEAD)
+    found = {name: each for name, each in model.tensors.items() if name not in outside and _stays_packed(name, each)}
+    head = model.tensors.get(HEAD, model.tensors.get(TABLE))
+    if head is not None and _stays_packed(HEAD, head) and has_kernel(BLOCK_TYPES[head.type].name, head.shape[0]):
+        found[HEAD] = head
     return found
 
 
@@ -60,13 +63,17 @@ def head_bytes(model: GgufModel) -> int:
 
 
 def scheme(model: GgufModel) -> str:
-    """The type of all matrices in blocks but the head, "mix" and their bits per weight for several, "" for none."""
+    """The type of all matrices in blocks but the head, "mix" and their bits per weight for several, "" for none.
+
+    Types without kernels follow a mixture: "mix2.06, IQ2_XXS".
+    """
     blocks = [each for name, each in packed_matrices(model).items() if name != HEAD]
     names = {BLOCK_TYPES[each.type].name for each in blocks}
     if len(names) < 2:
         return names.pop() if names else ""
     weights = sum(math.prod(each.shape) for each in blocks)
-    return f"{MIX}{8 * sum(_packed_bytes(each) for each in blocks) / weights:.2f}"
+    slow = sorted(names - KERNEL_TYPES)
+    return ", ".join((f"{MIX}{8 * sum(_packed_bytes(each) for each in blocks) / weights:.2f}", *slow))
 
 
 def _packed_bytes(tensor: GgufTensor) -> int:

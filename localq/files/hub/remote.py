@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import re
 import resource
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -173,11 +174,18 @@ def download_bytes(listing: Listing, outlined: Path, choice: str = "") -> int:
     return sum(listing.files[name].size for name in small | {each.name for each in outlined.iterdir()})
 
 
+def _unstored_zeros(tensors: Container[str], name: str, shape: Sequence[int]) -> int:
+    """Bytes of 4-bit zero points that symmetric compressed-tensors files leave out: one per scale."""
+    prefix = name.removesuffix("_scale")
+    is_symmetric = prefix != name and f"{prefix}_packed" in tensors and f"{prefix}_zero_point" not in tensors
+    return math.prod(shape) // 2 if is_symmetric else 0
+
+
 def block_bytes(folder: Path, layers: object = None) -> int:
     """Bytes in memory of the text model without embedding and head, from the headers in `folder`.
 
-    Scales of NF4 experts are f32 in memory (`Format.placed_bytes`). `layers` as for `extra_tensors`, which do not
-    count. Raises LocalqError.
+    Scales of NF4 experts are f32 in memory (`Format.placed_bytes`), and symmetric 4-bit weights have zero points.
+    `layers` as for `extra_tensors`, which do not count. Raises LocalqError.
     """
     total = 0
     for path in shard_paths(folder).values():
@@ -186,4 +194,5 @@ def block_bytes(folder: Path, layers: object = None) -> int:
         for name, tensor in tensors.items():
             if not _ENDS.search(name) and not _NOT_TEXT.search(name) and name not in extra:
                 total += tensor.nbytes * (4 if tensor.dtype == "U8" and _EXPERT_SCALES.search(name) else 1)
+                total += _unstored_zeros(tensors, name, tensor.shape)
     return total

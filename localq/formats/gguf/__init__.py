@@ -1,4 +1,4 @@
-"""Blocks of GGUF files, kept as llama.cpp stores them: 23 types of 1 to 8 bits, mixed in one model.
+"""Blocks of GGUF files, kept as llama.cpp stores them: 24 types of 1 to 8 bits, mixed in one model.
 
 A weight matrix [out, in] is rows of blocks of one type, each of 32 or 256 neighbouring weights of a row with its scales
 (`codec`; sizes: `files.gguf.block_types`). `dequantize` is `gguf.quants.dequantize`, bit for bit, in float32. A Linear
@@ -36,7 +36,7 @@ __all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "fits
            "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip
 
 quant_method = "gguf"
-BLOCK = 256  # columns are a multiple of it in what `sample` makes
+BLOCK = 256  # columns are a multiple of it in what `sample` makes in every type
 VARIANTS = ("Q4_K", *(type for type in TILED_TYPES if type != "Q4_K"))
 suffixes = (".blocks", ".block_type", ".places")
 

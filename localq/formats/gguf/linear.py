@@ -37,7 +37,7 @@ class Linear(SlabLinear):
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
         super().__init__(packed.shape, bias)
-        self.kind, self.tiled = packed.type, False
+        self.kind, self.tiled, self.format = packed.type, False, f"GGUF {packed.type}"
         self.register_buffer("blocks", packed.blocks)
         self.register_buffer("places", packed.places)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.files.gguf.block_types import by_name
+from localq.files.gguf.block_types import TILE_ROWS, by_name, has_kernel
 
-ROWS = 16  # of a tile
-TILED_AT_A_TIME = 2**23  # bytes, of which 1-bit fields take 8 times as many for a moment
+ROWS = TILE_ROWS
+TILED_AT_A_TIME = 2**23  # bytes, of which the temporaries of 1-bit fields take 17 times as many
 
 # Order of the eight fields of a word of nibbles: offset of the column, and whether the row is g + 8.
 _NIBBLE_COLUMN = torch.tensor([0, 0, 2, 2, 1, 1, 3, 3])
@@ -41,7 +41,7 @@ class Section:
 
 def has_tiles(type: str, shape: tuple[int, int]) -> bool:
     """Whether a matrix [out, in] of this block type has the tiled order, which the kernels need."""
-    return type in _SECTIONS and shape[0] % ROWS == 0
+    return has_kernel(type, shape[0])
 
 
 def tile(blocks: Tensor, type: str) -> Tensor:

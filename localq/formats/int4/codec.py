@@ -1,19 +1,20 @@
-"""AWQ and GPTQ in memory: weights of 4 bits, a scale and a zero point for each group of columns; and their arithmetic.
+"""4-bit weights in memory: codes, a scale and a zero point for each group of columns; and their arithmetic.
 
-`formats.int4.awq` and `gptq` specify files. A matrix [out, in] in groups of `group` columns, groups = ceil(in /
-group). Column k of the packed form belongs to group k // group and is column order[k] of the matrix (k itself without
-an order):
+`formats.int4.awq`, `gptq` and `compressed` specify files. A matrix [out, in] in groups of `group` columns, groups =
+ceil(in / group). Column k of the packed form belongs to group k // group and is column order[k] of the matrix (k itself
+without an order):
 
 codes   u8 [out, in / 2]        byte j of a row: column 2j in the low nibble, column 2j + 1 in the high one
 scales  f  [groups, out]        float16, bfloat16 or float32, as stored
 zeros   u8 [groups, out / 2]    zero points, byte j: row 2j in the low nibble, row 2j + 1 in the high one
-order   int16 [in] or None      the bits of a u16; GPTQ only
+order   int16 [in] or None      the bits of a u16; not of AWQ
 
 weight[r, order[k]] = (code[r, k] - zero[k // group, r]) * scale[k // group, r]
 
 The difference is an exact integer from -15 to 15; the product is rounded once, to the type of the scales, and then to
 the wanted dtype. That is what the plain torch paths of AutoAWQ (`dequantize_gemm` of awq/utils/packing_utils.py) and of
-GPTQModel (`dequantize_weight` of nn_modules/qlinear) compute, which stand behind transformers, bit for bit.
+GPTQModel (`dequantize_weight` of nn_modules/qlinear) compute, which stand behind transformers, and what
+compressed-tensors computes (`dequantize` of quantization/lifecycle/forward.py), bit for bit. Scales may be negative.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations on 4-bit weights of AWQ and GPTQ: checks of the tensors, then the kernel on torch's stream.
+"""Operations on 4-bit weights: checks of the tensors, then the kernel on torch's stream.
 
 All work under CUDA graph capture and allocate nothing but their result. A matrix is in tiled order
 (csrc/int4/layout.cuh; `localq.formats.int4.tiles` makes it).
@@ -25,7 +25,7 @@ GROUP_COLUMNS = 32  # groups of `int4_gemv` have a multiple of so many columns; 
 
 @dataclass(frozen=True)
 class Int4Operand(NibbleRows, Operand):
-    """A matrix [out, in] of AWQ or GPTQ in tiled order; groups = ceil(in / group).
+    """A matrix [out, in] of 4 bits in tiled order; groups = ceil(in / group).
 
     codes    u8 [out, in/2]
     scales   float16, bfloat16 or float32 [groups, out]; `int4_gemv` takes the first two

@@ -1,4 +1,4 @@
-"""The Linear of AWQ and of GPTQ: `int4_gemv` multiplies few rows of x; for more, slabs are dequantized for cuBLAS.
+"""The Linear of 4-bit weights: `int4_gemv` multiplies few rows of x; for more, slabs are dequantized for cuBLAS.
 
 At load codes, scales and zero points are put into the order that the kernels read (`formats.int4.tiles`), in place.
 """

@@ -1,13 +1,13 @@
 """Reading AWQ and GPTQ from a checkpoint: what the tensors are, what config.json says, and that the two agree.
 
-Both have P.qweight, P.qzeros and P.scales, packed along different sides (`awq`, `gptq`). Whatever differs from
-the one that config.json names is a LocalqError (exit 8) that names it.
+AWQ and GPTQ have P.qweight, P.qzeros and P.scales, packed along different sides (`awq`, `gptq`). Whatever differs from
+the one that config.json names is a LocalqError (exit 8) that names it. `compressed` uses the checks of single tensors.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from localq.errors import bad_file
 from localq.files import quantization_files
 from localq.files.json_files import DAMAGED
-from localq.formats.checkpoint import Checkpoint
+from localq.formats.checkpoint import Checkpoint, TensorInfo
 from localq.formats.int4.codec import ROWS
 
 WORD = 8  # codes of an int32
@@ -26,6 +26,8 @@ DEFAULT_SIZE = 128  # where config.json says nothing: that of transformers
 SUFFIXES = (".qweight", ".qzeros", ".scales")
 FLOATS = ("float16", "bfloat16", "float32")
 CHUNK_WEIGHTS = 2**22  # weights that are repacked together
+LABELS = {"awq": "AWQ", "gptq": "GPTQ", "compressed-tensors": "compressed-tensors"}  # in errors
+Sure = Callable[[bool, str], None]  # raises LocalqError (exit 8) with this reason unless the condition holds
 
 
 @dataclass(frozen=True)
@@ -50,24 +52,11 @@ def layout(checkpoint: Checkpoint, prefix: str, method: str) -> Layout:
     """Sizes of the Linear `prefix` in `method` ("awq", "gptq"), by headers and config.json alone."""
     sure = functools.partial(require, prefix, method)
     said, tensors = checkpoint.quantization, checkpoint.tensors
-    for suffix in SUFFIXES:
-        if prefix + suffix not in tensors:
-            raise bad_file(prefix, f"the checkpoint lacks {prefix + suffix}", DAMAGED)
-    named = said.get("quant_method")
-    if not said:
-        files = " or ".join(("config.json", *quantization_files.NAMES[:2]))
-        why = f"the weights are packed as {method.upper()}, but no file describes the quantization ({files})"
-        raise bad_file(prefix, why, "Download the model with all of its .json files.")
-    sure(
-        named == method,
-        f"config.json specifies quant_method {repr(named)[:40]}, but the tensors are packed for {method}",
-    )
+    check_named(checkpoint, prefix, method, SUFFIXES)
     qweight, qzeros, scales = (tensors[prefix + suffix] for suffix in SUFFIXES)
     for name, tensor, types in (("qweight", qweight, ("int32",)), ("qzeros", qzeros, ("int32",)),
                                 ("scales", scales, FLOATS)):  # fmt: skip
-        sure(tensor.dtype in types, f"{name} has dtype {tensor.dtype}, expected {' or '.join(types)}")
-        sound = len(tensor.shape) == 2 and min(tensor.shape) > 0
-        sure(sound, f"{name} has shape {list(tensor.shape)}, expected two dimensions")
+        check_matrix(sure, name, tensor, types)
     rows, width = qweight.shape
     out, columns = (width * WORD, rows) if method == "awq" else (width, rows * WORD)
     whole = out % WORD == 0 and columns % WORD == 0
@@ -76,17 +65,44 @@ def layout(checkpoint: Checkpoint, prefix: str, method: str) -> Layout:
     for name, tensor, expected in (("scales", scales, (groups, out)), ("qzeros", qzeros, (groups, out // WORD))):
         sure(tuple(tensor.shape) == expected, f"{name} has shape {list(tensor.shape)}, expected {list(expected)}")
     if prefix + ".g_idx" in tensors:
-        g_idx = tensors[prefix + ".g_idx"]
-        sure(g_idx.dtype in ("int32", "int64"), f"g_idx has dtype {g_idx.dtype}, expected int32")
-        sure(tuple(g_idx.shape) == (columns,), f"g_idx has shape {list(g_idx.shape)}, expected {[columns]}")
-        sure(columns <= 2**16, f"g_idx orders {columns} columns, but at most {2**16} are supported")
+        check_groups(sure, "g_idx", tensors[prefix + ".g_idx"], columns)
     return Layout(out, columns, groups, _group(said, columns, groups, sure))
 
 
-def scales(checkpoint: Checkpoint, prefix: str, method: str) -> Tensor:
+def check_named(checkpoint: Checkpoint, prefix: str, method: str, suffixes: Sequence[str]) -> None:
+    """The Linear `prefix` has tensors of these suffixes, and config.json names `method`; else LocalqError (exit 8)."""
+    for suffix in suffixes:
+        if prefix + suffix not in checkpoint.tensors:
+            raise bad_file(prefix, f"the checkpoint lacks {prefix + suffix}", DAMAGED)
+    said, label = checkpoint.quantization, LABELS[method]
+    if not said:
+        files = " or ".join(("config.json", *quantization_files.NAMES[:2]))
+        why = f"the weights are packed as {label}, but no file describes the quantization ({files})"
+        raise bad_file(prefix, why, "Download the model with all of its .json files.")
+    named = said.get("quant_method")
+    why = f"config.json specifies quant_method {repr(named)[:40]}, but the tensors are packed for {method}"
+    require(prefix, method, named == method, why)
+
+
+def check_matrix(sure: Sure, name: str, tensor: TensorInfo, types: Sequence[str]) -> None:
+    """A tensor of one of `types` with two dimensions."""
+    sure(tensor.dtype in types, f"{name} has dtype {tensor.dtype}, expected {' or '.join(types)}")
+    sound = len(tensor.shape) == 2 and min(tensor.shape) > 0
+    sure(sound, f"{name} has shape {list(tensor.shape)}, expected two dimensions")
+
+
+def check_groups(sure: Sure, name: str, tensor: TensorInfo, columns: int) -> None:
+    """A group for each column, of few enough columns for `Packed.order`."""
+    sure(tensor.dtype in ("int32", "int64"), f"{name} has dtype {tensor.dtype}, expected int32")
+    sure(tuple(tensor.shape) == (columns,), f"{name} has shape {list(tensor.shape)}, expected {[columns]}")
+    sure(columns <= 2**16, f"{name} orders {columns} columns, but at most {2**16} are supported")
+
+
+def scales(checkpoint: Checkpoint, prefix: str, method: str, suffix: str = ".scales") -> Tensor:
     """P.scales, all of them numbers."""
-    stored = checkpoint.read(prefix + ".scales")
-    require(prefix, method, bool(torch.isfinite(stored).all()), "scales contain NaN or infinity")
+    stored = checkpoint.read(prefix + suffix)
+    name = suffix.removeprefix(".")
+    require(prefix, method, bool(torch.isfinite(stored).all()), f"{name} contain NaN or infinity")
     return stored
 
 
@@ -96,15 +112,19 @@ def grouped_order(checkpoint: Checkpoint, prefix: str, of: Layout) -> Tensor | N
     if key not in checkpoint.tensors:
         sure(checkpoint.quantization.get("desc_act") is not True, "desc_act is true, but g_idx is missing")
         return None
-    groups = checkpoint.read(key).long()
+    return columns_by_group(checkpoint.read(key).long(), of, sure, "g_idx")
+
+
+def columns_by_group(groups: Tensor, of: Layout, sure: Sure, name: str) -> Tensor:
+    """int64 [in], the group of each column -> the columns in the order of their groups, int64 [in]."""
     least, greatest = int(groups.min()), int(groups.max())
     sure(
         least >= 0 and greatest < of.groups,
-        f"g_idx contains values from {least} to {greatest}, but there are {of.groups} groups",
+        f"{name} contains values from {least} to {greatest}, but there are {of.groups} groups",
     )
     counts, full = torch.bincount(groups, minlength=of.groups), torch.full((of.groups,), of.group)
     full[-1] = of.columns - (of.groups - 1) * of.group
-    sure(torch.equal(counts, full), f"g_idx does not assign {of.group} columns to every full group")
+    sure(torch.equal(counts, full), f"{name} does not assign {of.group} columns to every full group")
     return torch.argsort(groups, stable=True)
 
 
@@ -118,12 +138,12 @@ def repacked(of: Layout, part: Callable[[slice], Tensor]) -> Tensor:
     return codes
 
 
-def _group(said: Mapping[str, Any], columns: int, groups: int, sure: Callable[[bool, str], None]) -> int:
-    """Columns of a group. Where config.json gives layers sizes of their own ("dynamic"), by the number of groups."""
+def _group(said: Mapping[str, Any], columns: int, groups: int, sure: Sure) -> int:
+    """Columns of a group; by the number of groups where config.json has sizes of layers ("dynamic", "extra_config")."""
     stated = said.get("group_size", said.get("q_group_size", DEFAULT_SIZE))
     known = type(stated) is int and stated in (-1, *SIZES)
     sure(known, f"config.json specifies groups of {repr(stated)[:40]} columns; -1 and {SIZES} are supported")
-    possible = (stated, -1, *SIZES) if said.get("dynamic") else (stated,)
+    possible = (stated, -1, *SIZES) if said.get("dynamic") or said.get("extra_config") else (stated,)
     sizes = [columns if each == -1 else min(each, columns) for each in possible]
     found = next((size for size in sizes if -(-columns // size) == groups), 0)
     sure(found > 0, f"{groups} groups for {columns} columns do not match the group size of {stated} in config.json")
@@ -133,4 +153,4 @@ def _group(said: Mapping[str, Any], columns: int, groups: int, sure: Callable[[b
 def require(prefix: str, method: str, holds: bool, why: str) -> None:
     """Raises LocalqError (exit 8) for `prefix` unless it `holds`."""
     if not holds:
-        raise bad_file(prefix, f"damaged {method.upper()} weights: {why}", DAMAGED)
+        raise bad_file(prefix, f"damaged {LABELS[method]} weights: {why}", DAMAGED)

@@ -1,4 +1,4 @@
-"""The tiled order of AWQ and GPTQ: the bytes of a matrix as the kernels read them (csrc/int4/layout.cuh).
+"""The tiled order of 4-bit weights: the bytes of a matrix as the kernels read them (csrc/int4/layout.cuh).
 
 Codes, scales and zero points move within 16 rows, so `untile` undoes `tile` bit for bit and both take as much memory as
 before. For matrices of whole tiles: see `tiles`. Works on any device.

@@ -21,6 +21,7 @@ from localq.sanitize import sanitize
 from localq.tui.chat.composer import Composer
 from localq.tui.chat.composer_area import ComposerArea
 from localq.tui.chat.conversation_view import ConversationView
+from localq.tui.chat.part_cache import PartCache
 from localq.tui.chat.sidebar import Sidebar
 from localq.tui.chat.status_line import StatusLine
 from localq.tui.instruments.instrument_panel import InstrumentPanel, Mode
@@ -36,7 +37,7 @@ WIDE = 120  # columns from which the instruments are at the side
 LOW = 16  # rows below which the prompt has no border
 
 
-class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
+class ChatLayout(InputPriorityScreen, TerminalScreen, PartCache, Screen[None]):
     """Conversation, prompt, instruments, status line and sidebar."""
 
     AUTO_FOCUS = "Composer"
@@ -103,7 +104,7 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
     @property
     def conversation(self) -> ConversationView:
         """The conversation view."""
-        return self.query_one(ConversationView)
+        return self.part(ConversationView)
 
     @property
     def busy(self) -> bool:
@@ -113,12 +114,12 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, Screen[None]):
     @property
     def composer(self) -> Composer:
         """The prompt."""
-        return self.query_one(Composer)
+        return self.part(Composer)
 
     @property
     def instruments(self) -> InstrumentPanel:
         """The instrument panel."""
-        return self.query_one(InstrumentPanel)
+        return self.part(InstrumentPanel)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Ignore keys before the parts exist."""

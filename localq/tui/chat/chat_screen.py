@@ -65,12 +65,12 @@ class ChatScreen(ChatLayout):
 
     def status(self, **changes: object) -> None:
         """Change fields of the status line (`status_line.Status`)."""
-        shown = self.query_one(StatusLine)
+        shown = self.part(StatusLine)
         shown.status = dataclasses.replace(shown.status, **changes)  # type: ignore[arg-type]
 
     def _draw_status(self) -> None:
         """Draw the status line at once, before anything else."""
-        self.draw_alone(self.query_one(StatusLine))
+        self.draw_alone(self.part(StatusLine))
 
     @on(ConversationView.Doing)
     def _doing(self, message: ConversationView.Doing) -> None:
@@ -87,7 +87,7 @@ class ChatScreen(ChatLayout):
         self.instruments.end_reply()
         self._show_model()
         self._show_stats()
-        self.query_one(Sidebar).reload(self.conversation.number, self._unsaved)
+        self.part(Sidebar).reload(self.conversation.number, self._unsaved)
 
     @on(InstrumentPanel.ProfileRequested)
     def _profile(self) -> None:
@@ -139,7 +139,7 @@ class ChatScreen(ChatLayout):
             talk, loaded = model.session.conversation, model.session.loaded
             last = talk.last_reply()
             stats = None if last is None else talk.turns[last].stats
-            if stats is not None and stats != self.query_one(StatusLine).status.stats:
+            if stats is not None and stats != self.part(StatusLine).status.stats:
                 is_read = (
                     talk.model_context()[0] is None and loaded is not None and loaded.context_size == stats.context_size
                 )
@@ -188,7 +188,7 @@ class ChatScreen(ChatLayout):
 
     def _note_work(self) -> None:
         """Show that a command still runs; a short one would only flicker."""
-        if self.conversation.busy and self.query_one(StatusLine).status.doing == READY:
+        if self.conversation.busy and self.part(StatusLine).status.doing == READY:
             self.status(doing=WORKING)
 
     def take_command(self, name: str, whole: bool) -> None:
@@ -233,7 +233,7 @@ class ChatScreen(ChatLayout):
         if selected := self.get_selected_text():
             self.conversation.run_aside(lambda: TuiHost(self.app).copy(selected))
             self.clear_selection()
-        elif self.query_one(ComposerArea).close_list():
+        elif self.part(ComposerArea).close_list():
             pass
         elif self.conversation.busy:
             self.conversation.stop_job()
@@ -279,7 +279,7 @@ class ChatScreen(ChatLayout):
 
     async def _open_sidebar(self, search: bool = False) -> None:
         store, number = self.app.start_with.search_store, self.conversation.number
-        await self.query_one(Sidebar).open(store, number, self._unsaved, search)
+        await self.part(Sidebar).open(store, number, self._unsaved, search)
 
     @property
     def _unsaved(self) -> str:

@@ -11,9 +11,10 @@ from localq.chat.terminal.input_history import InputHistory
 from localq.tui.chat import completions
 from localq.tui.chat.completions import Completions
 from localq.tui.chat.composer import Composer
+from localq.tui.chat.part_cache import PartCache
 
 
-class ComposerArea(Vertical):
+class ComposerArea(PartCache, Vertical):
     """A `Composer` and its `Completions`; handles the messages about completions."""
 
     class Offered(Message):
@@ -34,7 +35,7 @@ class ComposerArea(Vertical):
 
     def close_list(self) -> bool:
         """Close the list; return whether it was open."""
-        was_open = self.query_one(Completions).display
+        was_open = self.part(Completions).display
         self._offer([])
         return was_open
 
@@ -54,22 +55,22 @@ class ComposerArea(Vertical):
 
     def on_composer_area_offered(self, message: Offered) -> None:
         """Show found names, unless the word has changed."""
-        if message.word == self.query_one(Composer).word():
+        if message.word == self.part(Composer).word():
             self._offer(message.found)
 
     def _offer(self, found: list[tuple[str, str]]) -> None:
-        self.query_one(Completions).offer(found)
-        self.query_one(Composer).completing = bool(found)
+        self.part(Completions).offer(found)
+        self.part(Composer).completing = bool(found)
 
     @on(Composer.CompletionMoved)
     def _move(self, message: Composer.CompletionMoved) -> None:
         message.stop()
-        self.query_one(Completions).move(message.by)
+        self.part(Completions).move(message.by)
 
     @on(Composer.CompletionTaken)
     def _take(self, message: Composer.CompletionTaken) -> None:
         message.stop()
-        text = self.query_one(Completions).highlighted_text()
+        text = self.part(Completions).highlighted_text()
         if text is not None:
             self._complete(text)
 
@@ -79,7 +80,7 @@ class ComposerArea(Vertical):
         self._complete(message.text)
 
     def _complete(self, text: str) -> None:
-        composer = self.query_one(Composer)
+        composer = self.part(Composer)
         composer.replace_word(text if text.endswith("/") else f"{text} ")
         self._offer([])
         composer.focus()

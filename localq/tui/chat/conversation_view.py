@@ -16,6 +16,7 @@ from textual.timer import Timer
 from localq.errors import LocalqError
 from localq.tui.chat import session_job
 from localq.tui.chat.conversation_jobs import ConversationJobs
+from localq.tui.chat.part_cache import PartCache
 from localq.tui.chat.reply_buffer import EVERY_S
 from localq.tui.chat.status_line import SENDING
 from localq.tui.chat.transcript_view import TranscriptView
@@ -35,7 +36,7 @@ RESTS = 4  # pause before drawing the next piece, in times of drawing the last
 REST_S = 0.5  # at most
 
 
-class ConversationView(ConversationJobs):
+class ConversationView(PartCache, ConversationJobs):
     """Turns, with messages, commands and actions on them."""
 
     app: TerminalApp
@@ -69,7 +70,7 @@ class ConversationView(ConversationJobs):
     @property
     def transcript(self) -> TranscriptView:
         """The turns."""
-        return self.query_one(TranscriptView)
+        return self.part(TranscriptView)
 
     @property
     def number(self) -> int | None:

@@ -26,10 +26,11 @@ from tests.support.files import tiny_gguf_families as families
 from tests.support.files.tiny_gguf import Case
 
 CPU = LoadOptions(device="cpu", dtype="float32")
-WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
+WIDE = {"vocab_size": 144, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 CASES = {
-    "llama": Case("llama", "llama", {**WIDE, "rope_theta": 1e4, "vocab_size": 144}),
+    "llama": Case("llama", "llama", {**WIDE, "rope_theta": 1e4}),
+    "llama, odd vocabulary": Case("llama", "llama", {**WIDE, "rope_theta": 1e4, "vocab_size": 131}),
     "qwen35, tied": Case("qwen35", "qwen3_5_text", {**families.HYBRID, **WIDE, **DELTA, "tie_word_embeddings": True}),
     "qwen35": Case("qwen35", "qwen3_5_text", {**families.HYBRID, **WIDE, **DELTA, "tie_word_embeddings": False}),
     "qwen3moe": Case("qwen3moe", "qwen3_moe", {
@@ -73,14 +74,19 @@ def test_the_plan_knows_the_bytes_from_the_header(path):
         if name.endswith((".blocks", ".places")) and "lm_head" not in name
     )
     assert packing.device_bytes(header) == blocks + (sum(sizes) - blocks) // 2
-    assert packing.head_bytes(header) == model.lm_head.blocks.nbytes
+    head = getattr(model.lm_head, "blocks", None)
+    assert packing.head_bytes(header) == (0 if head is None else head.nbytes)
+    assert (head is None) == (model.config.vocab_size % 16 != 0)  # no kernel would read it
 
 
 def test_the_head_stays_as_stored(path):
     header, files = reader.read_header(path), open_model(path)
     arch = replace(Architecture.from_config(files.config), stored_head=packing.head_bytes(header))
+    if not arch.stored_head:
+        assert Wishes().placements(arch)[0].head == "16"
+        return
     first = Wishes().placements(arch)[0]
-    assert first == Placement(16, "host" if arch.tied else "device", STORED)
+    assert first == Placement(16, "device", STORED)
     assert footprint.head_bytes(arch, STORED) == packing.head_bytes(header)
     assert all(each.head == STORED for each in Wishes().placements(arch))
     assert Wishes().choice(first) == ""
@@ -96,3 +102,14 @@ def test_tensors_of_the_checkpoint(path):
             assert gguf_format.stored_shape(packed, prefix) == tensor.shape
             source = name if name in dense.tensors else packing.TABLE
             assert torch.equal(gguf_format.dequantize(matrix, torch.float32), dense.read(source))
+
+
+@pytest.mark.parametrize("head", ["8", "nf4", "16"])
+def test_another_head_is_made_of_the_stored_one(path, head):
+    files = open_model(path)
+    model, _, _ = packed_model(files, head)  # a head in fewer bits is dequantized again on the CPU
+    assert not isinstance(model.lm_head, gguf_format.Linear)
+    plain = load(files, CPU)
+    expected = logits_of(plain.model, plain, IDS)
+    found = logits_of(model, replace(plain, model=model), IDS)
+    assert (found - expected).norm() < {"8": 0.02, "nf4": 0.2, "16": 1e-5}[head] * expected.norm()

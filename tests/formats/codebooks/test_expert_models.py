@@ -200,7 +200,8 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Formats without kernels for experts."""
     place = tmp_path_factory.mktemp("others")
     plain = source(place / "plain", "qwen3_moe")
-    made = {format: quantized(place / format, plain, format)[0] for format in ("awq", "gptq")}
+    published = ("awq", "gptq", "compressed-tensors", "gguf")
+    made = {format: quantized(place / format, plain, format)[0] for format in published}
     return made | {
         each: by_tensor.convert(TensorwiseRequest(open_model(plain), each, place / each))
         for each in ("bcq", "squeezellm")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from localq.files.gguf.block_types import by_name
 from localq.formats.cases import BY_OP
 from localq.formats.gguf import codec, tiles
 from localq.formats.gguf.kernel import (
@@ -27,7 +28,9 @@ from tests.support.kernels.row_operands import biased, normed
 
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 SHAPES = BY_OP["gguf_gemv"].shapes
+UNEVEN = ((80, 864), (48, 896), (80, 29_568))  # rows that end within an item, of types of 32 columns
 TYPES = tiles.TILED_TYPES
+TYPES_32 = tuple(type for type in TYPES if by_name(type).values == 32)
 X, MATRIX = inputs(3, 512, BF16), make((32, 512), "Q4_K").matrix
 REFUSED = {
     "nine rows": ({"x": inputs(9, 512, HALF)}, r"x has shape \(9, 512\)"),
@@ -84,6 +87,14 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_it_is_as_good_as_a_16_bit_product(self, shape, dtype, type):
+        self.as_good_as_naive(shape, dtype, type)
+
+    @pytest.mark.parametrize("type", TYPES_32)
+    @pytest.mark.parametrize("shape", UNEVEN, ids=str)
+    def test_rows_that_end_within_an_item(self, shape, type):
+        self.as_good_as_naive(shape, BF16, type)
+
+    def as_good_as_naive(self, shape, dtype, type):
         sample = make(shape, type, seed=shape[0])
         matrix, dense = on_device(sample), sample.dense.float().cuda()
         x = inputs(24, shape[1], dtype, "cuda")
@@ -103,6 +114,21 @@ class TestOnTheDevice:
                     for each, part in zip(samples, bias.split(320), strict=True))  # fmt: skip
         torch.testing.assert_close(got.double(), torch.nn.functional.silu(gate) * up, rtol=2e-3, atol=2e-3)
 
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_three_matrices_with_a_residual_and_columns_in_another_order(self, rows):
+        outs, columns = (320, 64, 64), 1536
+        samples = [make((out, columns), "Q5_K", seed) for seed, out in enumerate(outs)]
+        places = torch.randperm(columns // 8, generator=torch.Generator().manual_seed(1)).to(torch.int16)
+        matrices = [replace(on_device(each), places=places.cuda()) for each in samples]
+        matrices = [replace(each, places=matrices[0].places) for each in matrices]
+        x, residual = inputs(rows, columns, BF16, "cuda"), torch.randn(rows, sum(outs), device="cuda").bfloat16()
+        got = gguf_gemv(x, matrices, residual=residual, out=torch.empty(rows, sum(outs), device="cuda"))
+        stored = torch.empty_like(x).view(rows, -1, 8)
+        stored[:, places.long().cuda()] = x.view(rows, -1, 8)
+        dense = torch.cat([each.dense for each in samples]).cuda()
+        exact = stored.view(rows, -1).double() @ dense.T + residual.double()
+        torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-3)
+
     @pytest.mark.parametrize("type", TYPES)
     def test_the_same_bits_every_time_in_a_graph_too(self, type):
         sample = make((1008, 2304), type, 3)
@@ -120,7 +146,7 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("dtype", [HALF, BF16, F32], ids=str)
     @pytest.mark.parametrize("type", TYPES)
     def test_dequantize_is_the_definition_bit_for_bit(self, type, dtype):
-        for shape in BY_OP["gguf_dequantize"].shapes:
+        for shape in (*BY_OP["gguf_dequantize"].shapes, *(UNEVEN if type in TYPES_32 else ())):
             sample = make(shape, type, 7)
             got = gguf_dequantize(on_device(sample), 0, torch.empty(shape, dtype=dtype, device="cuda"))
             assert torch.equal(bits(got.cpu()), bits(codec.dequantize(sample.packed, dtype)))

@@ -1,4 +1,4 @@
-"""AWQ and GPTQ: layouts worked by hand, dequantize against the projects' formula bit for bit, the packed form."""
+"""4-bit formats: layouts worked by hand, dequantize against the projects' formula bit for bit, the packed form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from localq.files.architecture import Linears
 from localq.formats import FORMATS, owner
 from localq.formats.int4 import awq, gptq
 from localq.formats.int4 import codec as int4_codec
-from tests.support.formats.int4_checkpoints import Int4, checkpoint_of, reference, tensors, words
+from tests.support.formats.int4_checkpoints import COMPRESSED, Int4, checkpoint_of, reference, tensors, words
 
 KINDS = [
     *(Int4("awq", group) for group in (16, 32, 64, 128, -1)),
     *(Int4("gptq", group, act_order) for group in (32, 64, 128, -1) for act_order in (False, True)),
     Int4("gptq", 64, True, "gptq_v2"),
     Int4("gptq", 128, g_idx=False),
+    *(Int4(COMPRESSED, group, symmetric=symmetric) for group in (32, 64, 128, -1) for symmetric in (False, True)),
+    *(Int4(COMPRESSED, 64, act_order=True, symmetric=symmetric) for symmetric in (False, True)),
 ]  # fmt: skip
+SOME = [Int4("awq", 64), *(Int4(method, 64, order) for method in ("gptq", COMPRESSED) for order in (True, False))]
 
 
 def packed_of(made: Mapping[str, Tensor], of: Int4) -> int4_codec.Packed:
@@ -96,7 +99,7 @@ def test_a_last_group_of_fewer_columns():
     assert torch.equal(gptq.dequantize(packed_of(made, of), torch.float16), reference(made, of))
 
 
-@pytest.mark.parametrize("of", [Int4("awq", 64), Int4("gptq", 64, True), Int4("gptq", 64)], ids=str)
+@pytest.mark.parametrize("of", SOME, ids=str)
 def test_rows_in_parts_are_those_of_the_whole(of, monkeypatch):
     made = tensors((48, 128), of)
     packed, expected = packed_of(made, of), reference(made, of).float()
@@ -108,7 +111,7 @@ def test_rows_in_parts_are_those_of_the_whole(of, monkeypatch):
     assert torch.equal(int4_codec.dequantize_rows(packed, 8, out), expected[8:21])
 
 
-@pytest.mark.parametrize("of", [Int4("awq", 64), Int4("gptq", 64, True), Int4("gptq", 64)], ids=str)
+@pytest.mark.parametrize("of", SOME, ids=str)
 def test_the_linear_multiplies_in_slabs(of, monkeypatch):
     made = tensors((48, 128), of)
     weight, bias, x = reference(made, of).float(), torch.randn(48), torch.randn(5, 128)
@@ -151,14 +154,14 @@ def test_bytes(of):
     module, shape = FORMATS[of.method], (48, 256)
     made = tensors(shape, of)
     checkpoint, packed = checkpoint_of(made, of.config), packed_of(made, of)
-    assert owner(checkpoint.tensors, "P.qweight") == (of.method, "P")
+    assert owner(checkpoint.tensors, f"P{module.suffixes[0]}") == (of.method, "P")
     assert module.stored_shape(checkpoint, "P") == packed.shape == shape
     assert module.stored_bytes(checkpoint.tensors, "P") == sum(each.nbytes for each in made.values())
     placed: list[int] = []
     packed.placed(lambda tensor: placed.append(tensor.nbytes) or tensor, torch.device("cpu"))
     assert module.placed_bytes(checkpoint.tensors, "P") == placed
     assert sum(placed) == packed.nbytes == packed.to("cpu").nbytes
-    if of.g_idx or of.method == "awq":
+    if of.g_idx and not (of.method == COMPRESSED and of.act_order):  # bytes are without an order
         scheme = "row" if of.group == -1 else f"g{of.group}"
         assert module.bytes(*shape, of.group) == packed.nbytes
         assert format_facts.matrix_bytes(Linears("P", *shape, 1), of.method, scheme) == packed.nbytes

@@ -1,7 +1,7 @@
-"""Models whose Linears are in AWQ or GPTQ: against plain models of the projects' weights, as on a GPU, hostile files.
+"""Models in AWQ, GPTQ, compressed-tensors: against plain models of their weights, as on a GPU, hostile files.
 
-transformers reads both by gptqmodel only, which is no part of the tests: its model here has plain Linears that hold
-what the formula of the projects gives (`int4_checkpoints.reference`).
+transformers reads the first two by gptqmodel only, which is no part of the tests: its model here has plain Linears that
+hold what the formula of the projects gives (`int4_checkpoints.reference`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from localq.planner.load_options import LoadOptions
 from tests.support.engine import fused_models
 from tests.support.engine.engine_runs import GREEDY, ids_of, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
-from tests.support.formats.int4_checkpoints import Int4, reference, tensors, write
+from tests.support.formats.int4_checkpoints import COMPRESSED, Int4, reference, tensors, write
 
 CPU = LoadOptions(device="cpu", dtype="float32")
-AWQ, ORDERED = Int4("awq", 64), Int4("gptq", 64, True)
+AWQ, ORDERED, SYMMETRIC = Int4("awq", 64), Int4("gptq", 64, True), Int4(COMPRESSED, 64, symmetric=True)
+METHODS = ("awq", "gptq", COMPRESSED)
 Q, O_BIAS = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj.bias"
 
 
@@ -77,6 +78,10 @@ def transformers_logits(folder: Path, ids: list[int]) -> Tensor:
         (ORDERED, "qwen2", torch.float16),
         (Int4("gptq", 32, True, "gptq_v2"), "qwen2", torch.bfloat16),
         (Int4("gptq", 64, g_idx=False), "llama", torch.float16),
+        (SYMMETRIC, "llama", torch.bfloat16),
+        (Int4(COMPRESSED, 32), "qwen2", torch.bfloat16),
+        (Int4(COMPRESSED, -1), "llama", torch.float16),
+        (Int4(COMPRESSED, 64, act_order=True), "llama", torch.float16),
     ],
     ids=str,
 )
@@ -128,13 +133,13 @@ def test_a_quantized_head_is_dequantized(tmp_path):
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model of each method."""
     made = {}
-    for of in (AWQ, ORDERED):
+    for of in (AWQ, ORDERED, SYMMETRIC):
         made[of.method] = tmp_path_factory.mktemp(of.method)
         write(made[of.method], of, num_hidden_layers=2)
     return made
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("method", METHODS)
 def test_packed_linears_give_the_same_logits(folders, method, monkeypatch):
     """What a GPU holds, on the CPU: tensors in one arena and in tiles, slabs in the shared scratch."""
     files = open_model(folders[method])
@@ -154,12 +159,13 @@ def test_packed_linears_give_the_same_logits(folders, method, monkeypatch):
     assert (logits - expected).norm() / expected.norm() < 3e-5
     found = [operand(linear) for linear in linears]
     assert all(each.codes.shape == (each.out_features, each.in_features // 2) for each in found)
-    assert [(each.order is None) for each in found] == [method == "awq"] * 14
+    assert [(each.order is None) for each in found] == [method != "gptq"] * 14
     assert not any(each.readable() for each in found)  # on a CPU
-    assert fused._format_of(linears[0]) == f" in {method.upper()}"  # what a note about slow decoding names
+    name = method if method == COMPRESSED else method.upper()
+    assert fused._format_of(linears[0]) == f" in {name}"  # what a note about slow decoding names
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("method", METHODS)
 def test_sizes_before_a_download_are_those_of_the_files(folders, method):
     """`fit` and `show`: format, scheme, bits per weight and the plan's bytes."""
     files = open_model(folders[method])
@@ -171,15 +177,17 @@ def test_sizes_before_a_download_are_those_of_the_files(folders, method):
     exact = bits.per_weight(files)
     per_column = 16 if method == "gptq" else 0  # g_idx has 32 bits in files, 16 in memory
     columns = sum(each.count * each.columns for each in arch.linears)
+    more = per_column * columns // 8 + (16 * 14 if method == COMPRESSED else 0)  # weight_shape is in files only
+    zeros = arch.linear_parameters // 64 // 2 if method == COMPRESSED else 0  # and zero points of 8 in memory only
     computed = footprint.bits_per_weight(arch, method, scheme)
-    assert computed == pytest.approx(exact - per_column * columns / arch.linear_parameters, rel=1e-9)
+    assert computed == pytest.approx(exact - 8 * (more - zeros) / arch.linear_parameters, rel=1e-9)
     in_memory = footprint.weights_bytes(arch, method, scheme)["weights"]
-    assert offer.block_bytes == in_memory + per_column * columns // 8
+    assert offer.block_bytes == in_memory + more
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_reply_on_the_gpu(folders, method):
     """By the kernels: every token is the CPU's, but where that has another within roundings of 16 bit."""
     files = open_model(folders[method])
@@ -199,7 +207,7 @@ def test_a_reply_on_the_gpu(folders, method):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("method", METHODS)
 @torch.inference_mode()
 def test_graph_equals_eager_bit_for_bit(folders, method):
     loaded = load(open_model(folders[method]), LoadOptions(device="cuda"))

@@ -14,8 +14,11 @@ from localq.models import architecture
 from localq.planner.placement import STORED, Placement
 
 
-def packed_model(files: ModelFiles) -> tuple[Any, list[int], Destinations]:
-    """The model in float32 with tables for 512 positions, the bytes of each of its tensors, and the filled arena."""
+def packed_model(files: ModelFiles, head: str = "") -> tuple[Any, list[int], Destinations]:
+    """The model in float32 with tables for 512 positions, the bytes of each of its tensors, and the filled arena.
+
+    head: as of `Placement`; as stored where the files have it so.
+    """
     cpu, family = torch.device("cpu"), architecture(files.config)
     with torch.device("meta"):
         model = family.Model(family.Config.from_dict(files.config))
@@ -23,7 +26,7 @@ def packed_model(files: ModelFiles) -> tuple[Any, list[int], Destinations]:
         assignment = weights.assign(checkpoint, model, family.rename, "tiny")
         assignment = shared_experts.append(model, assignment, checkpoint)
         sizes = weights.block_sizes(assignment, checkpoint, model, torch.float32, packed=True)
-        head = STORED if assignment.head is not None else "16"
+        head = head or (STORED if assignment.head is not None else "16")
         places = Destinations(cpu, torch.float32, Placement(head=head), sizes)
         places.packed = True
         done: list[tuple[int, int]] = []

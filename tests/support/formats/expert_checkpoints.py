@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from localq.formats import mxfp4
+from localq.formats import gguf, mxfp4
 from localq.formats.codebooks import vq2
 from tests.support.formats import int4_checkpoints, vq2_checkpoints
 from tests.support.formats.aqlm_checkpoints import LAYOUTS, tensors
-from tests.support.formats.int4_checkpoints import Int4
+from tests.support.formats.int4_checkpoints import COMPRESSED, Int4
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 LINEAR = re.compile(r".*\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj|experts\.\d+\.\w+)\.weight")
@@ -83,19 +83,35 @@ def gptq(prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], T
     }, plain
 
 
+def compressed(prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Random codes of compressed-tensors, without zero points, and what its package makes of them."""
+    made = int4_checkpoints.tensors((weight.shape[0], weight.shape[1]), SYMMETRIC, torch.bfloat16, number)
+    return {prefix + name: each for name, each in made.items()}, int4_checkpoints.reference(made, SYMMETRIC)
+
+
 def of_vq2(scheme: str, prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], Tensor]:
     """Random codes, each matrix with a codebook of its own and every third with signs, and what they stand for."""
     packed = vq2_checkpoints.packed_of((weight.shape[0], weight.shape[1]), scheme, number % 3 == 0, number)
     return vq2.to_tensors(packed, prefix), vq2.dequantize(packed, torch.float32)
 
 
-GPTQ, AWQ = Int4("gptq", 32, act_order=True), Int4("awq", 64)
+def of_gguf(prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Random blocks of two types in turn, and what they stand for."""
+    packed = gguf.sample((weight.shape[0], weight.shape[1]), number, scheme=("Q8_0", "Q5_1")[number % 2])
+    return {prefix + suffix: each for suffix, each in gguf.stored(packed).items()}, gguf.dequantize(
+        packed, torch.float32
+    )
+
+
+GPTQ, AWQ, SYMMETRIC = Int4("gptq", 32, act_order=True), Int4("awq", 64), Int4(COMPRESSED, 32, symmetric=True)
 CONFIGS: dict[str, dict[str, Any]] = {
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "aqlm": {"quant_method": "aqlm", "in_group_size": 8, "linear_weights_not_to_quantize": []},
     "gptq": GPTQ.config,
     "awq": AWQ.config,
+    COMPRESSED: SYMMETRIC.config,
     "vq2": vq2.quantization_config("bfloat16", []),
+    "gguf": gguf.quantization_config("bfloat16", []),
 }
 FORMATS: dict[str, Quantize] = {
     "nf4": nf4,
@@ -104,6 +120,8 @@ FORMATS: dict[str, Quantize] = {
     "aqlm 1x16g8": functools.partial(aqlm, "1x16g8"),
     "gptq": gptq,
     "awq": awq,
+    COMPRESSED: compressed,
+    "gguf": of_gguf,
     "vq2 s4l16": functools.partial(of_vq2, "s4l16"),
 }
 

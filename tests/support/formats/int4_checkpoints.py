@@ -1,8 +1,9 @@
-"""AWQ and GPTQ checkpoints of tiny random models: packed word by word with plain integers, as the formats' pages say.
+"""4-bit checkpoints of tiny random models: packed word by word with plain integers, as the formats' pages say.
 
 No quantizer is involved: codes, zero points and scales are random. `reference` is the documented formula of the
 projects (AutoAWQ's `dequantize_gemm`, GPTQModel's `dequantize_weight`) on the stored tensors, in words of its own:
 element by element of the words, and not the way of `localq.formats`. transformers itself needs gptqmodel for both.
+That of compressed-tensors is its package, but for the order of columns, which versions from 0.20 on do not have.
 """
 
 from __future__ import annotations
@@ -20,26 +21,54 @@ from localq.formats.checkpoint import Checkpoint
 from tests.support.formats.memory_checkpoint import Held
 from tests.support.models.tiny_checkpoints import make_model, write_tokenizer
 
+COMPRESSED = "compressed-tensors"
 OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word of AWQ, the lowest first
 
 
 @dataclass(frozen=True)
 class Int4:
-    """What the Linears of a checkpoint share. act_order: g_idx mixes the groups; g_idx False: there is none."""
+    """What the Linears of a checkpoint share. act_order: g_idx mixes the groups; g_idx False: there is none.
+
+    symmetric: without zero points; of compressed-tensors, of which half the scales are negative.
+    """
 
     method: str = "awq"
     group: int = 64
     act_order: bool = False
     version: str = "gptq"
     g_idx: bool = True
+    symmetric: bool = False
 
     @property
     def config(self) -> dict[str, Any]:
         """quantization_config."""
+        if self.method == COMPRESSED:
+            return compressed_config(compressed_group(self))
         shared = {"quant_method": self.method, "bits": 4, "group_size": self.group}
         if self.method == "awq":
             return {**shared, "version": "gemm", "zero_point": True, "modules_to_not_convert": None}
         return {**shared, "desc_act": self.act_order, "sym": False, "checkpoint_format": self.version}
+
+
+def compressed_group(of: Int4, targets: tuple[str, ...] = ("Linear",)) -> dict[str, Any]:
+    """An entry of `config_groups`, with the fields that the package writes."""
+    strategy = {"strategy": "channel", "group_size": None} if of.group == -1 else {
+        "strategy": "group", "group_size": of.group,
+    }  # fmt: skip
+    weights = {
+        "num_bits": 4, "type": "int", "symmetric": of.symmetric, **strategy, "block_structure": None, "dynamic": False,
+        "actorder": "group" if of.act_order else None, "observer": "mse", "observer_kwargs": {},
+    }  # fmt: skip
+    return {"targets": [*targets], "weights": weights, "input_activations": None, "output_activations": None}
+
+
+def compressed_config(*groups: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The quantization_config of compressed-tensors with these entries."""
+    return {
+        "quant_method": COMPRESSED, "format": "pack-quantized", "quantization_status": "compressed",
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)}, "ignore": ["lm_head"],
+        "kv_cache_scheme": None, "global_compression_ratio": None, **fields,
+    }  # fmt: skip
 
 
 def words(nibbles: list[int]) -> int:
@@ -56,6 +85,8 @@ def along_rows(values: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tens
 
 def tensors(shape: tuple[int, int], of: Int4, dtype: torch.dtype = torch.float16, seed: int = 0) -> dict[str, Tensor]:
     """Suffix -> random tensor of a matrix [out, in] whose weights have a deviation of about 0.15."""
+    if of.method == COMPRESSED:
+        return _compressed(shape, of, dtype, seed)
     out, columns = shape
     generator = torch.Generator().manual_seed(seed)
     size = columns if of.group == -1 else of.group
@@ -75,6 +106,42 @@ def tensors(shape: tuple[int, int], of: Int4, dtype: torch.dtype = torch.float16
     return made
 
 
+def _compressed(shape: tuple[int, int], of: Int4, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+    out, columns = shape
+    generator = torch.Generator().manual_seed(seed)
+    size = columns if of.group == -1 else of.group
+    groups = columns // size
+    codes = torch.randint(0, 16, (out, columns), generator=generator)
+    zeros = torch.randint(0, 16, (groups, -(-out // 8) * 8), generator=generator)  # the rest of a word is no zero point
+    signs = 2 * torch.randint(0, 2, (out, groups), generator=generator) - 1
+    scales = (signs * (0.02 + 0.02 * torch.rand(out, groups, generator=generator))).to(dtype)
+    codes[0, 0], codes[-1, -1], zeros[0, 0] = 15, 0, 15
+    made = {".weight_packed": along_rows(codes), ".weight_scale": scales, ".weight_shape": torch.tensor([out, columns])}
+    if not of.symmetric:
+        made[".weight_zero_point"] = along_rows(zeros).T.contiguous()
+    if of.act_order:
+        g_idx = (torch.arange(columns) // size)[torch.randperm(columns, generator=generator)]
+        made[".weight_g_idx"] = g_idx.to(torch.int32)
+    return made
+
+
+def _by_package(made: dict[str, Tensor], of: Int4) -> Tensor:
+    """The weights [out, in] that the package of compressed-tensors decompresses."""
+    from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor, unpack_from_int32
+    from compressed_tensors.quantization import QuantizationScheme
+
+    packed, scales, shape = (made[f".weight_{name}"] for name in ("packed", "scale", "shape"))
+    if ".weight_g_idx" not in made:
+        stated = compressed_group(of)
+        scheme = QuantizationScheme(targets=stated["targets"], weights=stated["weights"])
+        held = {name.removeprefix("."): each for name, each in made.items()}
+        return PackedQuantizationCompressor.decompress(held, scheme)["weight"]
+    g_idx, zeros = made[".weight_g_idx"].long(), torch.zeros(scales.shape, dtype=torch.int8)
+    if ".weight_zero_point" in made:
+        zeros = unpack_from_int32(made[".weight_zero_point"], 4, scales.shape, packed_dim=0)
+    return (unpack_from_int32(packed, 4, shape) - zeros[:, g_idx]).to(scales.dtype) * scales[:, g_idx]
+
+
 def _unpacked(stored: Tensor) -> Tensor:
     """int32 [n, m] -> int64 [n, m, 8], the lowest nibble first."""
     return (stored.long().unsqueeze(-1) >> torch.arange(0, 32, 4)) & 15
@@ -82,6 +149,8 @@ def _unpacked(stored: Tensor) -> Tensor:
 
 def reference(made: dict[str, Tensor], of: Int4) -> Tensor:
     """The weights [out, in] in the type of the scales."""
+    if of.method == COMPRESSED:
+        return _by_package(made, of)
     qweight, qzeros, scales = made[".qweight"], made[".qzeros"], made[".scales"]
     if of.method == "awq":
         inverse = torch.tensor(OUTPUTS).argsort()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,3 +26,13 @@ def quantized(
 ) -> Path:
     request = TensorwiseRequest(open_model(source), "nf4", out, shard_bytes=SHARD, **options)
     return by_tensor.convert(request, on_progress, say)
+
+
+def kill_after(process: int, seconds: float) -> None:
+    """SIGKILL to a child once it has had so much processor time, unless it ends before: whatever else runs here."""
+    clock = ~process << 3 | 2  # Linux: of another process
+    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.clock_gettime(clock) >= seconds:
+            os.kill(process, signal.SIGKILL)
+            return
+        time.sleep(0.001)
