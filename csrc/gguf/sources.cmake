@@ -1,1 +1,4 @@
-set(HOST) set(LONG gemv_256.cu gemv_32.cu) set(SHORT gemv.cu dequantize.cu) set(BINDINGS bind.cpp)
+set(HOST)
+set(LONG gemv_256.cu gemv_32.cu)
+set(SHORT gemv.cu dequantize.cu)
+set(BINDINGS bind.cpp)
