@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+_modules = 0  # how many there were when their objects were last frozen
+
 
 def pytest_configure() -> None:
     _default_signals()
@@ -23,14 +25,24 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """700,000 objects are there now, and stay: to look for garbage among them takes half a second, twice a load."""
-    gc.freeze()
+    _freeze_modules()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _default_signals()
+    _freeze_modules()
     if "torch" in sys.modules:  # random numbers of a test are the same in every run, and its own
         sys.modules["torch"].manual_seed(zlib.crc32(item.nodeid.encode()))
+
+
+def _freeze_modules() -> None:
+    """700,000 objects of modules are there, and stay: to look for garbage among them takes half a second, twice a load
+    and after each reply of a line chat. Tests import more modules on their way, transformers and textual most."""
+    global _modules
+    if len(sys.modules) != _modules:
+        gc.collect()
+        gc.freeze()
+        _modules = len(sys.modules)
 
 
 def _default_signals() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,52 +12,21 @@ import pytest
 from localq import processes
 from localq.errors import ExitCode, LocalqError
 from localq.processes import shortage
-from tests.support.files.hostile_models import write_sound
-
-ROOT = Path(__file__).parents[2]
-LOCALQ = (sys.executable, "-m", "localq")
-QUICK = (
-    ("--help",), ("--version",), ("ls",), ("show", "MODEL"), ("verify",), ("fit", "--vram", "24"), ("config", "path"),
-    ("help",), ("prune", "--yes"), ("doctor",), ("rm", "nobody/nothing", "-y"), ("pull", "nobody/nothing"), ("tui",),
-)  # fmt: skip
-ENGINE = (
-    ("run", "MODEL", "hi", "--max-tokens", "2"), ("chat", "MODEL", "--plain", "--no-save"),
-    ("eval", "MODEL", "--text", "TEXT", "--window", "16", "--max-windows", "1", "--device", "cpu"),
-    ("bench", "MODEL", "-p", "4", "-n", "2", "-r", "1", "--against", "none", "--no-baseline", "--device", "cpu"),
-    ("quantize", "MODEL", "--format", "nf4", "--out", "OUT", "--force", "--yes"),
-)  # fmt: skip
-WORKS = {"rm": 4, "pull": 6, "tui": 2}  # exit codes on a sound machine, besides 0
+from tests.support.cli.degraded_machine import ENGINE, LOCALQ, QUICK, WORKS, environment_in, model_in, run, words
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    folder = write_sound(tmp_path_factory.mktemp("model") / "sound")
-    (folder.parent / "text.txt").write_text("a red boat and a blue boat " * 30)
-    return folder
+    return model_in(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALQ_", "HF_", "XDG_"))}
-    places = {f"LOCALQ_{name}": str(tmp_path / name) for name in ("CONFIG", "DATA", "CACHE", "MODELS")}
-    hub = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "XDG_STATE_HOME": str(tmp_path / "state")}
-    return {**kept, **places, **hub, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LOCALQ_DEVICE": "cpu"}
-
-
-def words(verb: tuple[str, ...], model: Path, out: Path) -> list[str]:
-    meant = {"MODEL": str(model), "TEXT": str(model.parent / "text.txt"), "OUT": str(out)}
-    return [meant.get(word, word) for word in verb]
+    return environment_in(tmp_path)
 
 
 def limit(kind: int, most: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(kind, (most, most))
-
-
-def run(command: list[str], environment: dict[str, str], **options: object) -> subprocess.CompletedProcess[str]:
-    given = {"stderr": subprocess.PIPE, "cwd": ROOT, **options}
-    return subprocess.run(
-        command, env=environment, input="hi\n", stdout=subprocess.PIPE, text=True, timeout=240, check=False, **given
-    )
 
 
 def check(done: subprocess.CompletedProcess[str], verb: tuple[str, ...], codes: set[int]) -> None:
@@ -120,43 +87,6 @@ def test_no_home(model, environment, tmp_path, home):
     environment = {name: value for name, value in environment.items() if name not in kept} | {"HOME": home}
     for verb in (*QUICK[2:10], *ENGINE[:2]):
         check(run([*LOCALQ, *words(verb, model, tmp_path / "out")], environment), verb, codes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "verbs"), [("full", (*QUICK, *ENGINE)), ("closed", ENGINE[:2]), ("broken", ENGINE[:2])]
-)
-def test_stderr_that_cannot_be_written_costs_nothing(model, environment, tmp_path, kind, verbs):
-    for verb in verbs:
-        command = [*LOCALQ, *words(verb, model, tmp_path / "out")]
-        sound = run(command, environment)
-        if kind == "closed":
-            done = run(["sh", "-c", 'exec "$0" "$@" 2>&-', *command], environment, stderr=None)
-        else:
-            reader, stream = os.pipe() if kind == "broken" else (None, os.open("/dev/full", os.O_WRONLY))
-            if reader is not None:
-                os.close(reader)
-            done = run(command, environment, stderr=stream)
-            os.close(stream)
-        assert done.returncode == sound.returncode == WORKS.get(verb[0], 0), (verb, sound.stderr)
-        if verb[0] not in ("bench", "eval", "doctor"):  # which print times and free memory
-            assert done.stdout == sound.stdout, verb
-        assert bool(done.stdout) == bool(sound.stdout)
-
-
-@pytest.mark.parametrize("to", [">/dev/full", ">&-", ">&- <&-", "1</dev/null"])
-def test_output_that_is_lost_is_a_failure(model, environment, to):
-    """A full disk, a closed stdout, and one that is open for reading only: 9, but for commands without output."""
-    lost = [("--version",), ("ls", "--json"), ("config", "path"), ("help", "exit-codes"), ("show", "MODEL")]
-    if to != ">&- <&-":
-        lost.append(("run", "MODEL", "hi", "--max-tokens", "2"))
-    expected = {**dict.fromkeys(lost, 9), ("prune", "--yes"): 0, ("rm", "nobody/nothing", "-y"): 4}
-    for verb, code in expected.items():
-        command = ["sh", "-c", f'exec "$0" "$@" {to}', *LOCALQ, *words(verb, model, model)]
-        done = run(command, environment)
-        assert done.returncode == code, (verb, done.stderr)
-        assert ("stdout: cannot write" in done.stderr) == (code == 9), verb
-        assert "unexpected" not in done.stderr
 
 
 def test_limits_of_torch_are_seen_before_it_is_imported(monkeypatch, tmp_path):

@@ -63,10 +63,10 @@ def trained(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # One process that has loaded everything makes children: each converts and is killed, and another goes on.
 KILLED = """
-import json, os, pathlib, random, signal, sys, time
+import gc, json, os, pathlib, random, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
-from tests.support.quantize.conversions import digests
+from tests.support.quantize.conversions import digests, kill_after
 from tests.support.quantize.vq2_conversions import converted, windows
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
@@ -80,9 +80,11 @@ training = dict(tuning=Tuning(steps=2, sequences=2), joint_tuning=Tuning(steps=2
 settings = dict(windows=windows(3, 32), effort=Effort(2, 32), seed=5, **training)
 
 converted(source, folder / "first", **settings)  # what is imported on the way is imported once
-begun = time.monotonic()
+begun = time.process_time()
 converted(source, folder / "whole", **settings)
-whole = time.monotonic() - begun
+whole = time.process_time() - begun
+gc.collect()
+gc.freeze()  # a child that looks for garbage would copy all that is here
 
 def child(out, die_at=None):
     number = os.fork()
@@ -124,8 +126,7 @@ moments = random.Random(11)
 for number in range(int(sys.argv[4])):
     out = folder / f"moment {number}"
     running = child(out)
-    time.sleep(whole * moments.random())
-    os.kill(running, signal.SIGKILL)
+    kill_after(running, whole * moments.random())
     gone_on(out, ended(running))
 """
 

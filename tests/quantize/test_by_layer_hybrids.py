@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -37,6 +39,15 @@ def folders(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def two_bits(folders, tmp_path_factory):
+    """A 2-bit folder of a kind, made once."""
+    out = tmp_path_factory.mktemp("two-bits")
+    return functools.cache(
+        lambda kind: by_layer.convert(LayerwiseRequest(open_model(folders[kind]), out / kind, WINDOWS, CPU))
+    )
+
+
 def exact(folder):
     loaded = load(open_model(folder), LoadOptions(device="cpu", dtype="float32"))
     return logits_of(loaded.model, loaded, IDS)
@@ -63,10 +74,8 @@ def test_the_rotated_model_is_the_same_function(kind, rotated, folders):
 
 
 @every_kind
-def test_a_2_bit_folder_loads_and_keeps_what_it_must(kind, folders, tmp_path):
-    files = open_model(folders[kind])
-    request = LayerwiseRequest(files, tmp_path / "out", WINDOWS, CPU)
-    out = by_layer.convert(request)
+def test_a_2_bit_folder_loads_and_keeps_what_it_must(kind, folders, two_bits):
+    files, out = open_model(folders[kind]), two_bits(kind)
     made, source = open_checkpoint(open_model(out)), open_checkpoint(files)
     loaded = load(open_model(out), LoadOptions(device="cpu", dtype="float32"))
     assert loaded.format == "vq2"
@@ -91,16 +100,16 @@ def test_a_2_bit_folder_loads_and_keeps_what_it_must(kind, folders, tmp_path):
         ("qwen3_5", "s4l16", 5.0),  # of matrices so small, codebooks are two of these bits
     ],
 )
-def test_more_bits_are_nearer_to_the_source(kind, scheme, bits, folders, tmp_path):
+def test_more_bits_are_nearer_to_the_source(kind, scheme, bits, folders, two_bits, tmp_path):
     """3 bits everywhere, and a mixture of schemes; against 2 bits on the same text."""
-    files = open_model(folders[kind])
+    files, of_source = open_model(folders[kind]), exact(folders[kind])
+    more = by_layer.convert(LayerwiseRequest(files, tmp_path / "more", WINDOWS, CPU, scheme=scheme, bits=bits))
 
-    def difference(name, **changed):
-        out = by_layer.convert(LayerwiseRequest(files, tmp_path / name, WINDOWS, CPU, **changed))
+    def difference(out):
         loaded = load(open_model(out), LoadOptions(device="cpu", dtype="float32"))
-        return float((logits_of(loaded.model, loaded, IDS) - exact(folders[kind])).square().mean())
+        return float((logits_of(loaded.model, loaded, IDS) - of_source).square().mean())
 
-    assert difference("more", scheme=scheme, bits=bits) < 0.95 * difference("two")
+    assert difference(more) < 0.95 * difference(two_bits(kind))
 
 
 def test_a_mixture_of_experts_takes_no_mixture_of_schemes(folders, tmp_path):

@@ -200,7 +200,7 @@ def test_the_name_is_the_one_that_was_asked_for(model, monkeypatch, capsys):
 def test_unknown_names(capsys):
     assert cli.execute(["bench", "nosuchmodel"]) == 4
     assert cli.execute(["bench", "nosuchmodel", "--synthetic"]) == 4
-    assert cli.execute(["bench", "llama-3.1-8b@gguf", "--synthetic"]) == 2
+    assert cli.execute(["bench", "llama-3.1-8b@fp8", "--synthetic"]) == 2
 
 
 def test_help_loads_no_torch():

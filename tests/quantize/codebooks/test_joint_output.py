@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,12 @@ def test_another_training_does_not_go_on(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
 def test_experts_are_trained_too_and_go_on(model_type: str, tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "source", model_type, num_hidden_layers=2)
-    out = tmp_path / "out"
-    _stopped(source, out, by_layer.TRAINING, joint_training.KEPT_EVERY + 1)
-    again = converted(source, out, **SETTINGS)
-    assert digests(again) == digests(converted(source, tmp_path / "finished", **SETTINGS))
+    source = make_checkpoint(tmp_path / "source", model_type, **SHAPE)
+    out, steps = tmp_path / "out", joint_training.KEPT_EVERY + 3
+    settings = {**SETTINGS, "joint_tuning": replace(WHOLE, steps=steps)}
+    _stopped(source, out, by_layer.TRAINING, joint_training.KEPT_EVERY + 1, **settings)
+    again = converted(source, out, **settings)
+    assert digests(again) == digests(converted(source, tmp_path / "finished", **settings))
 
 
 @pytest.mark.cuda
