@@ -91,7 +91,7 @@ void bcq_gemv(const BcqMatrix* matrices, int count, const GemvExtras& extras, co
     total += w.out;
   }
   require(total <= 1 << 24, kOp, "out", total, "is too large");
-  vq::check_extras(kOp, count, first.out, matrices[count - 1].out, extras, rows);
+  check_extras(kOp, count, first.out, matrices[count - 1].out, extras, rows);
   const bcq::Arguments p = bcq::arguments_of(matrices, count, extras);
   const DeviceGuard guard(device, kOp);
   if (type == Type::kFloat16) return bcq::launch_typed<__half>(p, x, y, rows, device, stream);
