@@ -180,7 +180,7 @@ def test_a_cut_keeps_the_pattern_of_its_layers():
 def test_names_that_cannot_be_made_up():
     for name, code in {
         "nosuchmodel": 4,
-        "llama-3.1-8b@gguf": 2,
+        "llama-3.1-8b@fp8": 2,
         "gpt-oss-20b@aqlm": 2,
         "qwen3-30b-a3b@vptq": 2,
     }.items():
