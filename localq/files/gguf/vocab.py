@@ -172,7 +172,7 @@ def _rule_error(container: Container) -> LocalqError:
     step = "Use another file, or the model's safetensors files."
     if stated in (None, "default"):
         value = "is missing" if stated is None else "is 'default'"
-        why = f"it does not specify a pre-tokenizer (the key tokenizer.ggml.pre {value})"
+        why = f"it names no pre-tokenizer (the key tokenizer.ggml.pre {value})"
         step = "Convert the model again with a current llama.cpp, or use its safetensors files."
     return LocalqError(str(container.path), why, step, ExitCode.FAILURE)
 

@@ -158,7 +158,7 @@ def test_a_file_from_before_rules_were_named_has_that_of_its_model(tmp_path, arc
 )
 def test_a_vocabulary_that_leaves_a_doubt_is_refused_with_the_reason(tmp_path, architecture, marks, stated):
     path, _ = unnamed(tmp_path / "m.gguf", architecture, marks, stated, alone=True)
-    with pytest.raises(LocalqError, match="does not specify a pre-tokenizer") as caught:
+    with pytest.raises(LocalqError, match="names no pre-tokenizer") as caught:
         build_tokenizer(path)
     assert caught.value.exit_code == ExitCode.FAILURE
     assert "again with a current llama.cpp" in caught.value.next_step
