@@ -58,7 +58,7 @@ class Format:
 
     Experts of a mixture:
     experts             "together": a decode step runs them with the router on the device; "one by one": the host
-                        waits for every layer; "no": not supported
+                        waits for every layer
     stacks_experts      experts are the rows of one matrix; gate and up of an expert are one product
     experts_only        only experts of a mixture are in this format, the other matrices in 16 bit
     keeps_experts       experts that are published in their own format stay in it
@@ -98,7 +98,7 @@ class Format:
     unpacks_16_bit: bool = True
     copies_inputs: bool = False
 
-    experts: Literal["together", "one by one", "no"] = "one by one"
+    experts: Literal["together", "one by one"] = "one by one"
     stacks_experts: bool = False
     experts_only: bool = False
     keeps_experts: bool = False
@@ -367,8 +367,6 @@ def why_unsupported(arch: Architecture, format: str) -> str | None:
         if own.made_from == "text":
             return f"{NO_SEARCH_OF_EXPERTS} ({format})"
         return f"experts of {arch.model_type.replace('_', '-')} are supported in 16-bit and MXFP4 only, not in {format}"
-    if arch.experts and own.experts == "no":
-        return f"MoE models are not supported in {format.upper()}"
     return None
 
 

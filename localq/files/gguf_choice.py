@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from localq.errors import ExitCode, LocalqError
+from localq.files.gguf.splits import PART_NAME
 
 SUFFIX = ".gguf"
 DEFAULT_TAG = "Q4_K_M"  # what llama.cpp and ollama take where no tag is given
 LATEST = "latest"  # ollama's word for "no tag"
 SHOWN = 40  # names in a message
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.IGNORECASE)
 _TAG = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q[1-9]_[A-Z0-9]{1,4}(?:_[A-Z0-9]{1,4})*|TQ[12]_0|(?:MX|NV)FP4(?:_MOE)?|BF16|FP?(?:16|32))"
     r"(?![A-Za-z0-9_])",
@@ -91,7 +91,7 @@ def tag_of(name: str) -> str:
 
 def stem_of(name: str) -> str:
     """The name of a file without its suffix and the number of its part."""
-    part = _PART.fullmatch(name)
+    part = PART_NAME.fullmatch(name)
     return part["stem"] if part else name[: -len(SUFFIX)] if name.casefold().endswith(SUFFIX) else name
 
 
@@ -100,7 +100,7 @@ def choices(names: Iterable[str], *, incomplete: bool = False) -> list[GgufChoic
     sets: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
         if is_model(name):
-            part = _PART.fullmatch(name)
+            part = PART_NAME.fullmatch(name)
             sets.setdefault((part["stem"], int(part["count"])) if part else (name, 1), []).append(name)
     single = {stem_of(stem) for stem, count in sets if count == 1}  # published whole and in parts: whole
     kept = [files for (stem, count), files in sets.items() if count == 1 or stem not in single]
@@ -111,7 +111,7 @@ def choices(names: Iterable[str], *, incomplete: bool = False) -> list[GgufChoic
 
 def is_whole(files: Iterable[str]) -> bool:
     """Whether the files, sorted, are all parts of a model; a file that is no part is a whole model."""
-    parts = [_PART.fullmatch(name) for name in files]
+    parts = [PART_NAME.fullmatch(name) for name in files]
     if parts == [None]:
         return True
     numbers = [(int(part["number"]), int(part["count"])) for part in parts if part is not None]
@@ -176,7 +176,7 @@ def listed(found: Iterable[GgufChoice]) -> str:
 
 def parts_of(path: Path) -> list[Path]:
     """The files of the model at `path`: itself, and the other parts of a split model that are beside it."""
-    part = _PART.fullmatch(path.name)
+    part = PART_NAME.fullmatch(path.name)
     if part is None:
         return [path]
     count = min(int(part["count"]), 10_000)

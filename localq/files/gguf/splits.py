@@ -14,7 +14,9 @@ from pathlib import Path
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.gguf.binary import Container, RawTensor, read_container, read_part
 
-_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.ASCII | re.IGNORECASE)
+PART_NAME = re.compile(
+    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.ASCII | re.IGNORECASE
+)
 _TOGETHER = "Download all its parts into one folder."
 
 
@@ -23,18 +25,18 @@ def part_paths(path: Path) -> tuple[Path, ...]:
 
     By the name alone: none need exist (`files.gguf_choice.parts_of` has those that do).
     """
-    match = _NAME.fullmatch(path.name)
-    count = int(match[3]) if match else 0
-    if match is None or not 1 <= int(match[2]) <= count:
+    match = PART_NAME.fullmatch(path.name)
+    count = int(match["count"]) if match else 0
+    if match is None or not 1 <= int(match["number"]) <= count:
         return (path,)
-    names = (f"{match[1]}-{number:05}-of-{match[3]}{match[4]}" for number in range(1, count + 1))
+    names = (f"{match['stem']}-{number:05}-of-{match['count']}{match['suffix']}" for number in range(1, count + 1))
     return tuple(path.with_name(name) for name in names)
 
 
 def model_name(path: Path) -> str:
     """The name of the model in the file: without the number of the part, and without the suffix."""
-    match = _NAME.fullmatch(path.name)
-    return path.stem if match is None or len(part_paths(path)) == 1 else match[1]
+    match = PART_NAME.fullmatch(path.name)
+    return path.stem if match is None or len(part_paths(path)) == 1 else match["stem"]
 
 
 def read_first(path: Path) -> Container:
